@@ -64,7 +64,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, conversion: Any = ..., collate_fn: Callable[..., Any] | None = None, *,
         to: Literal["numpy", "torch"] | None = None,
     ) -> IterDataPipe[Any]:
-        """Converts every batch to arrays, or to tensors if PyTorch is imported. Their first dimension is
+        """Converts every batch to arrays, or to tensors if PyTorch is imported, whose first dimension is
         the batch's items.
         """
 
@@ -451,7 +451,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Expands names such as `imagenet-{000..123}.tar` to the names of all shards."""
 
     def sharding_filter(self, sharding_group_filter: Any = None) -> IterDataPipe[T_co]:
-        """Yields this process's share of the items. After `apply_sharding(n, i)`, this is every n-th item,
+        """Yields this process's share of the items: after `apply_sharding(n, i)`, every n-th item,
         starting with item i.
         """
 

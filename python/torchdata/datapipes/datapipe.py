@@ -151,14 +151,14 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """The number of items that the pipe's running iteration has yielded. PyTorch may also set this number."""
+    """The number of items that the pipe's running iteration has yielded, which PyTorch may also set."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded
 
 
 class _PicklingHooks:
-    """Hooks by which graph tools inspect pipes during pickling. They have the same names as in torch.
+    """Hooks, named as in torch, by which graph tools inspect pipes during pickling.
 
     Hooks that a graph tool sets on torch's classes also apply to the pipes of this package.
     """
@@ -271,8 +271,8 @@ class _PicklingHooks:
 
 
 class _PipeMeta(ABCMeta):
-    """The metaclass of pipes. If a user adds a public method to a base class, it is also added to torch's pipes. If
-    `__iter__` is assigned to a class, its iterators are guarded."""
+    """The metaclass of pipes. If a user adds a public method to a base class, the method is also added to torch's
+    pipes. An `__iter__` that is assigned to a class is wrapped by `_hook_iter`."""
 
     counterpart: Counterpart
 
@@ -295,9 +295,9 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
     Subclasses define `__iter__`, usually as a generator over `self.source_datapipe`. Every `iter(pipe)` calls
     `reset()`, returns a guarded iterator and invalidates earlier iterators.
 
-    A subclass that also defines `state_dict()` and `load_state_dict()` is restored by these methods. Without these
-    methods, a resumed pipe is replayed: it starts from the beginning and drops items up to the saved position. Keep the
-    iteration state in attributes that `reset()` initializes, and let `__iter__` continue from these attributes.
+    A subclass that defines `state_dict()` and `load_state_dict()` is restored by these methods. Without `state_dict`, a
+    resumed pipe is replayed: it starts from the beginning and drops items up to the saved position. Keep the iteration
+    state in attributes that `reset()` initializes, and let `__iter__` continue from these attributes.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
@@ -314,7 +314,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
     counterpart: ClassVar[Counterpart] = Counterpart("IterDataPipe")
 
-    #: Torch's function that restores a pipe from a snapshot reads and sets these attributes.
+    #: Torch's function that restores a pipe from a snapshot reads and sets this number and `_snapshot_state`.
     _number_of_samples_yielded: ClassVar[_Yielded] = _Yielded()
     _snapshot_state: Any = None
 

@@ -6,9 +6,9 @@ readers. The key `checksums` contains checksums of the values of `graph` and `pi
 that require pickle are stored as bytes under `"__pickled__"`, and nested containers under `"__nested__"`.
 
 A pipe without a declared state is *replayed*: a resumed run starts it from the beginning and drops the items that it
-had yielded. Its sources begin with the states that they had at the beginning of the iteration. The whole graph is
-replayed if user functions have drawn from the global random generators, or if a replayed pipe and another pipe read the
-same source.
+had yielded. The sources of a replayed pipe begin with their states from the beginning of the iteration. The whole graph
+is replayed if user functions have drawn from the global random generators, or if a replayed pipe and another pipe read
+the same source.
 """
 
 from __future__ import annotations
@@ -110,9 +110,9 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        described: whether the state contains a description of the pipes and checksums; True by default. With these,
-            `load_state` detects another pipeline and damage. Saving is faster with
-            `described=False`, which helps if you save states every second.
+        described: whether the state contains a description of the pipes and checksums, by which `load_state` rejects
+            damaged states and other pipelines; True by default. Saving is faster with `described=False`, which helps if
+            you save states every second.
 
     Returns:
         A dict of plain data.
@@ -155,8 +155,8 @@ def save_entries(datapipe: Any) -> list[PipeEntry]:
 def fingerprint(datapipe: Any) -> Fingerprint:
     """Describes the class, sources and arguments of each pipe of a graph, sources first.
 
-    `save_state` stores this fingerprint in the state under `"graph"`. `load_state` raises an error if the fingerprint
-    of its graph differs.
+    `save_state` stores this fingerprint in the state under `"graph"`, so that `load_state` rejects a state of another
+    graph.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -182,8 +182,8 @@ class _Saving:
         """Returns the ids of the pipes whose running iterations a resumed run must continue.
 
         Args:
-            alone: whether to include pipes that no pipe reads yet, but that may still be read, such as the main pipe of
-                a `fork` with a child that has not begun.
+            alone: whether to include the main pipes of splits such as `fork`, whose next readers may not have begun
+                yet.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources
@@ -223,8 +223,8 @@ class _Saving:
     # -- what must be replayed -----------------------------------------------------------------------------------
 
     def _to_replay(self) -> list[Any]:
-        """Returns the pipes to replay. A direct or indirect source of such a pipe is left out, because it is replayed
-        together with this pipe."""
+        """Returns the pipes to replay. Direct and indirect sources of a replayed pipe are left out, because the pipe
+        replays its sources, too."""
         replayed = [
             pipe
             for pipe in self.pipes
@@ -241,9 +241,9 @@ class _Saving:
         return [pipe for pipe in replayed if id(pipe) not in below]
 
     def _must_replay_all(self, replayed: list[Any]) -> bool:
-        """Returns whether the last pipe of the graph must be replayed. This is so if a replayed pipe and another pipe
-        read the same source (as with children of a `fork`). It is also so if user functions have drawn random numbers,
-        because it is unknown which pipes called these functions."""
+        """Returns whether the last pipe of the graph must be replayed, because a replayed pipe and another pipe read
+        the same source (as with children of a `fork`), or because user functions, which any pipe may have called, have
+        drawn random numbers."""
         beginning = record_of(self.end).beginning
         if beginning is None:
             return False

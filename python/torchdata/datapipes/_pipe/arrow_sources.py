@@ -69,8 +69,8 @@ class ArrowFragments(ArrowSource):
 
 
 def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str], lacks: bool) -> None:
-    """Raises an error for a missing column or a column of another type. Otherwise, pyarrow would silently fill the
-    column with nulls, or convert its values to or from text."""
+    """Raises an error for a missing column or a column of another type, which pyarrow would silently fill with nulls,
+    or convert to or from text."""
     known = _arrow("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
     for column in wanted:
         if column in present.names:
@@ -82,8 +82,8 @@ def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str],
 
 
 def _family(kind: Any) -> str:
-    """Returns the group of a type, such as "integer". The types of a column in two files may differ if both belong to
-    one group."""
+    """Returns the family of an Arrow type, such as "integer". Two files may store a column in different types of the
+    same family."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _family(kind.value_type)

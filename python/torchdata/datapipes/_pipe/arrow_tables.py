@@ -21,8 +21,8 @@ def tables_of(
     Args:
         row: the first row to read in the first part.
         size: the number of rows per table (the last table may have fewer); None makes a table of each part.
-        copy: whether each table has its own memory. Otherwise, a table keeps its whole part in memory, and its pickle
-            contains the whole part.
+        copy: whether to copy the rows of each table, because a slice keeps all rows of its part in memory and in
+            pickles.
     """
     if size is None:
         for part in parts:

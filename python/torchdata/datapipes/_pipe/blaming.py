@@ -18,8 +18,8 @@ def codes_read_by(datapipe: Any) -> list[UsersCode]:
 
 
 def counted_at(datapipe: Any) -> IterationToken:
-    """Returns the token under which the skipped items of a pipe are counted. This is the token of a map-style source if
-    the loader measures the source's time, otherwise the pipe's own token."""
+    """Returns the `IterationToken` that counts the skipped items of a pipe: the token of a map-style source if the
+    loader measures the source's time, or else the pipe's own token."""
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:
             return token
@@ -28,7 +28,7 @@ def counted_at(datapipe: Any) -> IterationToken:
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
     """Returns the name of the dataset whose code has raised `error`, or the name of the only dataset that the pipe
-    reads if `error` is None. If there is no such dataset, returns the pipe's name."""
+    reads if `error` is None. If no dataset matches, returns the name of the pipe."""
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):
         codes = codes_of_dataset(datapipe, ITERATED)

@@ -1,7 +1,6 @@
 """Checks common constructor arguments of pipes.
 
-Role: wrong arguments raise an error when the pipe is constructed. Otherwise, they would cause a confusing error in a
-worker.
+Role: wrong arguments raise an error when the pipe is constructed, instead of a confusing error in a worker.
 """
 
 from __future__ import annotations
@@ -124,8 +123,8 @@ def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe,
 
 
 def _as_pipe(value: Any, kind: type) -> Any:
-    """Wraps a dataset in a pipe; returns None for a value that is neither. PyTorch's classes are recognized by name,
-    because this module does not import torch."""
+    """Wraps a dataset in a pipe; returns None if the value is neither dataset nor pipe. PyTorch's classes are
+    recognized by name, because this module does not import torch."""
     if isinstance(value, kind) or any(cls.__name__ == kind.__name__ for cls in type(value).__mro__):
         return value
     if is_dataset(value) and (kind is IterDataPipe or is_indexed(value)):
@@ -178,7 +177,7 @@ def check_int(
 
 
 def check_size(pipe: str, argument: str, value: Any, words: str = "") -> int:
-    """Checks a size. Raises AssertionError if it is not positive, as torchdata 0.9 does."""
+    """Raises AssertionError if a size is not positive, as torchdata 0.9 does."""
     return check_int(pipe, argument, value, least=1, error=AssertionError, words=words)
 
 
@@ -265,7 +264,7 @@ def length_of(pipe: Any, source: Any) -> int:
 
 
 def no_length(pipe: Any, because: str) -> TypeError:
-    """Returns the error of a pipe without a length. Existing user code compares the end of its message."""
+    """Returns the error of a pipe without a length. Existing user code compares the end of the error message."""
     return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")
 
 

@@ -15,8 +15,8 @@ from pathlib import PurePath
 from types import CodeType, FunctionType, MethodType
 from typing import Any
 
-#: Modules and names of dataset classes. If such a class derives from PyTorch's `IterableDataset`, it splits its items
-#: among PyTorch's workers.
+#: Modules and names of dataset classes that split their items among PyTorch's workers if they derive from PyTorch's
+#: `IterableDataset`.
 _SPLITTING = (
     ("datasets.iterable_dataset", "IterableDataset"),
     ("litdata.streaming.combined", "CombinedStreamingDataset"),
@@ -146,7 +146,7 @@ class UnorderedSet(TypeError):
 
 
 def _name_of_member(member: Any) -> str:
-    """Returns a sort key for a member of a set. The key is unique in the set, and equal in every process."""
+    """Returns a sort key for a member of a set, unique in the set and equal in every process."""
     kind = type(member)
     if kind in _PLAIN:
         return repr(member)

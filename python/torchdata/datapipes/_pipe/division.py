@@ -1,7 +1,6 @@
 """Assigns the items of a sequence to shards, for `sharding_filter`.
 
-Role: the shards receive *units* of the sequence in turn. A unit is a block of one or more consecutive items. A *round*
-consists of one unit per shard.
+Role: the shards receive blocks of items in turn. A *round* consists of one block of consecutive items per shard.
 """
 
 from __future__ import annotations
@@ -74,9 +73,9 @@ def _own_of(source: Iterator[Any], own: list[bool], block: int, place: int, coun
     """Returns the shard's items among the next `count` items of a source.
 
     Args:
-        own: for each item of a round, whether it belongs to the shard.
-        block: the number of items of a round that belong to the shard.
-        place: the index of the next item within its round.
+        own: for the items of one block per shard, whether they belong to this shard.
+        block: the number of consecutive items that a shard receives at once.
+        place: the index of the source's next item in the sequence.
     """
     offset = place % len(own)
     if block == 1:

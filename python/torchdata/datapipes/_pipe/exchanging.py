@@ -1,13 +1,13 @@
 """Switches the global random generators and PyTorch's worker info between shards that take turns in one process.
 
 Role: each shard owns a `ShardGlobals`, used in the process and thread that run the shard. Each shard needs its own
-generators of `random`, NumPy and torch, but a process has only one global generator of each library. Therefore, the
-states of these generators (2.5 KB each) are exchanged whenever another shard runs.
+generators of `random`, NumPy and torch, but a process has only one global generator of each library. The states of the
+global generators (2.5 KB each) are exchanged whenever another shard runs.
 
 The public functions of the three libraries convert a state to tuples and tensors, which takes up to 300 microseconds;
-copying the memory of the states takes 0.3 microseconds. To find the address of this memory, the module experiments with
-other generators of the same classes. If the experiments fail, for example with another version of a library, the module
-uses the public functions.
+copying the memory of the states takes 0.3 microseconds. The address of a state is found by experiments with other
+generators of the same class. Without an address, for example in another version of a library, the public functions are
+used.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _VARIABLES = (
 _WORDS, _PLACE = 624 * 4, 4
 #: Sizes in bytes in PyTorch's generator state: the header before the 624 numbers, and the whole state.
 _BEFORE, _TORCH = 20, 2544
-#: The maximum distance in bytes from the start of PyTorch's object to the 624 numbers.
+#: The maximum offset in bytes of the state's 624 numbers in PyTorch's generator object.
 _HEAD = 256
 #: The size in bytes of the spare normal number that NumPy stores, and of the flag for its presence.
 _GAUSS = 16
@@ -58,7 +58,7 @@ class _Way(NamedTuple):
 
     Args:
         memory: the memory of the generators to copy.
-        variables: variables that are not in this memory, each as a dict and a key in this dict.
+        variables: variables of the generators outside `memory`, each as a dict and a key in the dict.
         others: for each generator whose memory is not copied, the functions that save and load its state.
     """
 
@@ -81,7 +81,7 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Within this context, no other thread exchanges globals. Otherwise, a thread could restore the globals of another
+    """Within this context, no other thread exchanges globals, so that no thread restores the globals of another
     thread's shard."""
     with _turn:
         yield
@@ -95,8 +95,8 @@ class ShardGlobals(SavedGlobals):
     def leave(self, *, is_all: bool = False) -> None:
         """Saves the globals of the shard.
 
-        Pass `is_all=True` if nothing else of the shard must be stopped or saved. `ShardTurns` may then switch to
-        another shard without calling `enter` and `leave`.
+        Pass `is_all=True` if nothing else of the shard must be stopped or saved, so that `ShardTurns` may switch shards
+        without calling `enter` and `leave`.
         """
         global _has_exchanged
         _has_exchanged = True
@@ -106,7 +106,7 @@ class ShardGlobals(SavedGlobals):
         self.is_all = is_all and not self._others
 
     def enter(self) -> bool:
-        """Restores the globals of the shard. Returns whether they include torch's worker info."""
+        """Restores the globals of the shard. Returns whether torch's worker info was restored."""
         module: Any = sys.modules.get(_WORKER)
         if module is not None:
             module._worker_info = None  # no value was saved if another shard has imported the module
@@ -218,9 +218,9 @@ def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Calla
     """Returns whether copying the memory of one random generator to another makes their states equal.
 
     Args:
-        of: returns how to save and load a generator.
-        new: creates a generator from a seed.
-        seen: returns a generator's state through the library's public interface.
+        of: a function from a generator to its `_Way`.
+        new: a function from a seed to a generator.
+        seen: a function from a generator to its state in the library's public interface.
     """
     try:
         for first, second in ((1, 2), (2, 1)):

@@ -16,8 +16,7 @@ from torchdata.datapipes._pipe.state.record import existing_record
 
 E = TypeVar("E", bound=BaseException)
 
-#: The attribute of an exception that stores the dataset index whose access failed. `explain` writes the index to the
-#: note.
+#: The attribute of an exception that stores the dataset index whose access failed, for the note of `explain`.
 _INDEX = "_torchdata_index"
 _ORIGIN = "_torchdata_origin"
 
@@ -34,8 +33,8 @@ def explain(
         iterator: the iterator that the pipe's `__iter__` returned; None if the exception must not be skipped.
 
     Returns:
-        True if the item was skipped, and the caller must request the next item. False if the caller must raise `error`.
-        Otherwise, the exception to raise instead.
+        True if the item was skipped, and the caller must request the next item; False if the caller must raise `error`;
+        or the exception that the caller must raise instead of `error`.
     """
     error.with_traceback(frames)
     if isinstance(error, Exception):
@@ -80,8 +79,7 @@ def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict
 
 
 def _note(error: BaseException, origin: dict[str, Any], last: Any) -> None:
-    """Adds a note with the origin. Replaces the note of an earlier pipe, which numbers only the pipes up to the earlier
-    pipe."""
+    """Adds a note about the origin of an exception, or updates the number of pipes in an existing note."""
     numbers = list(map(id, walk(last)))
     if origin["pipe"] not in numbers:
         return  # the exception was raised in another graph and then stored as an item
@@ -104,7 +102,7 @@ def _ordinal(number: int) -> str:
 
 
 def no_fault_of_an_item(error: E) -> E:
-    """Prevents `on_error` from skipping an error that would be raised again, or that lost items."""
+    """Prevents `on_error` from skipping an error that has lost items, or that the pipe would raise again."""
     attributes_of(error)["never_skipped"] = True
     return error
 

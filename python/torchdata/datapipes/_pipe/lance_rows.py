@@ -18,8 +18,8 @@ from torchdata.datapipes._pipe.checks import explaining
 
 PART_ROWS = 1024
 
-#: Open datasets that a forked child has inherited. They are never freed, because freeing needs threads that exist only
-#: in the parent process.
+#: Open datasets that a forked child has inherited and never frees, because freeing needs threads that exist only in the
+#: parent process.
 _inherited: list[Any] = []
 
 
@@ -37,7 +37,7 @@ def lance_dataset(pipe: str, dataset: Any) -> Any:
 
 
 class _Ranges(Sequence[str]):
-    """The names of the parts. They are created on demand, because there may be one part for each row."""
+    """The names of a dataset's parts, created on demand, because each row may be a part."""
 
     def __init__(self, dataset: str, rows: int, part_rows: int, kind: str) -> None:
         self._dataset, self._rows, self._part_rows, self._kind = dataset, rows, part_rows, kind

@@ -18,11 +18,11 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 
     In loaders, a pipe receives its seed for each epoch from the loader, because replicas with different seeds before a
     `sharding_filter` would lose or duplicate items. If an epoch reads the pipe several times (`cycle`), each further
-    seed is derived from `last`. As a result, the order of the items does not depend on the number of workers or ranks.
+    seed is derived from the previous seed (`last`), so the number of workers or ranks does not change the order.
 
     Args:
         last: the seed of the pipe's previous iteration.
-        follows: whether to derive the seed from `last`. In replicas, the seed is always derived.
+        follows: whether to derive the seed from `last`, as worker processes always do.
     """
     if last is not None and (is_replica or follows):
         return random.Random(f"after {last}").getrandbits(63)
@@ -33,7 +33,7 @@ def draw_seed(last: int | None = None, follows: bool = False) -> int:
 
 
 class PrivateRandomness:
-    """A context manager. Within it, the global random generators of Python, NumPy and torch produce a private sequence
+    """A context manager within which the global random generators of Python, NumPy and torch produce a private sequence
     of numbers.
 
     The first `with` block starts the sequence from the seed, and each later block continues it. After a block, the

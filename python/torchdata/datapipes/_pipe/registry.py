@@ -1,7 +1,7 @@
 """Manages functional forms: the methods of a pipe, such as `map`, that create another pipe on top of it.
 
-Role: IterDataPipe and MapDataPipe each have a registry of forms. `functional_datapipe` adds a form when the module of
-its pipe is imported. `register_late` adds a form before the module is imported.
+Role: IterDataPipe and MapDataPipe each have a registry of functional forms. `functional_datapipe` adds a form when the
+module of its pipe is imported. `register_late` adds a form before the module is imported.
 """
 
 from __future__ import annotations
@@ -150,8 +150,8 @@ def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any
 
 
 def _may_replace(before: Any, now: Any) -> bool:
-    """Returns whether `now` creates a newer version of the class that the form `before` creates. This happens if a
-    notebook cell is rerun, or the module of a `LateForm` is imported."""
+    """Returns whether two functional forms create versions of one class, because a notebook cell was rerun, or the
+    module of a `LateForm` was imported."""
     if isinstance(before, LateForm):
         return getattr(getattr(now, "__wrapped__", now), "__module__", None) == before.module
     classes = [getattr(form, "__wrapped__", None) for form in (before, now)]

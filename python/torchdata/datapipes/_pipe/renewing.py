@@ -1,8 +1,8 @@
 """Replaces the iterator of a pipe of this package after `on_error` has skipped an exception that ended the iterator.
 
 Role: a generator cannot continue after it has raised an exception. However, a new call of the pipe's `__iter__` can
-resume from the declared state, as from a loaded state. Each new iterator resumes at the position of the exception. It
-continues to read the running iterators of the sources, which the `Renewal` stores.
+resume from the declared state, as from a loaded state. Each new iterator resumes at the position of the exception, and
+continues to read the running iterators of the sources, which `Renewal` stores.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Prepares a new iterator. Returns False if it would raise the exception again."""
+        """Prepares a new iterator. Returns False if a new iterator would repeat the exception."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False

@@ -10,7 +10,7 @@ from torchdata._reporting import warn_outside
 
 R = TypeVar("R")
 
-#: The pause before the first repetition of a call, in seconds. Each further pause is twice as long.
+#: The pause in seconds before a call is repeated, doubled for each further repetition.
 PAUSE = 0.5
 #: These errors are permanent, so the call is not repeated.
 _FINAL = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)

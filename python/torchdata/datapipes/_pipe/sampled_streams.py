@@ -1,13 +1,13 @@
 """Reads a stream that can neither seek nor save its state. To resume, the items up to the saved position are reread.
 
-Role: checksums of sampled items are recorded. A resumed run compares them, to detect a stream that yields other items
-than before. No Python code of this module runs for the items between two samples.
+Role: a resumed run compares checksums of sampled items with the original run, to detect a stream that yields other
+items. No Python code of this module runs for the items between two samples.
 
-A stream may draw from the global random generators in order to shuffle or to augment. If it draws for its first or
-second item, its state contains the states of the generators before the first draw. A resumed run rereads the items with
-these states, and raises an error if they differ from the original items. It only warns if the stream drew for its
-second item, or if only floating-point numbers and arrays differ. The reason is that other code may have drawn random
-numbers between two items, which changes augmentation but not the order of the items.
+A stream may draw from the global random generators in order to shuffle or to augment. If a stream draws random numbers
+for its first or second item, its state contains the generators' states before the first draw. A resumed run restores
+the generators, rereads the items, and raises an error if the items have changed. A resumed run only warns if the stream
+draws random numbers for its second item, or if only floating-point numbers and arrays have changed, because random
+numbers that other code drew between two items change augmentation, but not the order of the items.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class SampledStream:
         is_strict: bool = True,
         if_empty: Callable[[], object] | None = None,
     ) -> Iterator[Any]:
-        """Returns an iterator over the items from `position` on. If `is_strict` is True, the samples of the earlier
-        items are compared with the saved samples."""
+        """Returns an iterator over the items from `position` on. If `is_strict` is True, samples of the items before
+        `position` are compared with the saved samples."""
         if position or self._generators is not None:
             return chain.from_iterable(self._resumed(make, position, is_strict))
         before = save_generators()

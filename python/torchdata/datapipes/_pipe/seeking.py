@@ -14,7 +14,7 @@ from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
 
 class _BySubscript:
-    """An object without `__iter__` and `__len__`. Python iterates over such objects by the indices 0, 1, …"""
+    """An object without `__iter__` and `__len__`, over which Python iterates by the indices 0, 1, …"""
 
     def __getitem__(self, index: int) -> int:
         raise IndexError(index)

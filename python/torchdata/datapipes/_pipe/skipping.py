@@ -1,9 +1,8 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
-Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` of the pipeline and
-itself. If the iterator of a claimed pipe raises an exception and can continue, the exception is counted in the pipe's
-record, and the next item is requested. A new iteration counts from zero. A resumed iteration continues the saved
-counts.
+Role: each `on_error` skips exceptions of the pipes after the previous `on_error` of the pipeline, which it *claims*
+when an iteration begins. If a pipe's iterator raises an exception and can continue, the exception is counted, and the
+next item is requested. A new iteration counts from zero. A resumed iteration continues the saved counts.
 
 The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
 an exception. A generator cannot continue, because it ends when it raises an exception.
@@ -155,8 +154,8 @@ def too_many(
 
 def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_the_end: bool = False) -> bool:
     """Returns whether the counts exceed the limit. `counts` contains, for each pipe or dataset, the number of skipped
-    items and the number of items read. A fraction applies to each pipe separately, and to a pipe with fewer than
-    `FEWEST` items only if `at_the_end` is True."""
+    items and the number of items read. A fractional limit applies to each pipe separately, and to a pipe with fewer
+    than `FEWEST` items only if `at_the_end` is True."""
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit
     return any(skipped > limit * seen and (at_the_end or seen >= FEWEST) for skipped, seen in counts)
@@ -177,8 +176,8 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     """Skips a failed item, if this is permitted.
 
     Returns:
-        True if the item was skipped. False if it cannot or must not be skipped. If the limit is exceeded, the error to
-        raise.
+        True if the item was skipped; False if the item must not be skipped; the error to raise if the limit is
+        exceeded.
     """
     record = existing_record(datapipe)
     reference = None if record is None else record.claim
@@ -204,7 +203,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     if (told := limit_error(owner)) is None:
         return True
     told.__cause__ = error
-    # The copied attributes contain the pipe that raised the error. Without them, the note would name a later pipe.
+    # The copied attributes contain the pipe that raised the error, so that the note does not name a later pipe.
     attributes_of(told).update(attributes_of(error))
     return told
 

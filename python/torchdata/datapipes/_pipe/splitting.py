@@ -1,8 +1,8 @@
 """Prevents sources from splitting their items among workers if a `sharding_filter` already splits the items.
 
-Role: some sources call `torch.utils.data.get_worker_info()`, and then yield only a part of the items in each worker. A
-`sharding_filter` that reads such a source would keep only a part of that part. Therefore, while a `sharding_filter`
-requests an item from its sources, `get_worker_info()` reports a single worker to this thread.
+Role: some sources call `torch.utils.data.get_worker_info()` to yield only a part of the items in each worker. To
+prevent a `sharding_filter` from dividing the items a second time, `get_worker_info()` reports a single worker to a
+thread in which a `sharding_filter` requests an item.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
     """Makes pipes yield all their items in the next iteration, instead of splitting them among workers.
 
     Returns:
-        Whether some of the pipes belong to PyTorch. If so, their reader must begin their iterations by `begin_whole`.
+        Whether some pipes belong to PyTorch and must be iterated by `begin_whole`.
     """
     theirs = False
     for datapipe in datapipes:
@@ -80,7 +80,7 @@ def is_read_whole(datapipe: Any) -> bool:
 
 
 def begin_whole(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Begins an iteration. PyTorch reports a single worker to `begin` and to the returned iterator."""
+    """Begins an iteration in which PyTorch's `get_worker_info()` reports a single worker."""
     module: Any = sys.modules.get(_WORKER)
     info = None if module is None else module._worker_info
     if info is not None and not hasattr(type(info), "_truth"):  # this process is a worker of PyTorch

@@ -29,8 +29,8 @@ class _Raising:
 
 
 class Unfolding:
-    """A pipe that yields the parts of items. Its state contains the remaining parts of the current item. If the parts
-    are generated on demand, the state instead contains the item and the number of yielded parts, and a resumed pipe
+    """A pipe that yields the parts of items, and saves the remaining parts of the current item. If the parts are
+    generated on demand, the state instead contains the item and the number of yielded parts, and a resumed pipe
     regenerates the parts."""
 
     _parts: Parts | None = state(items=True, saved=False)  # the parts of the current item; None before the first item
@@ -53,7 +53,7 @@ class Unfolding:
                 try:
                     parts = Parts(self, parts_of, item)
                 except Exception as error:
-                    # Another iterator raises the error, because this generator would end if it raised the error.
+                    # `_Raising` raises the error outside this generator, which would end if it raised the error.
                     yield _Raising(not_the_end(name_of(self), error))
                     continue
                 self._parts = parts

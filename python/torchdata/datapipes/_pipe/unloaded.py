@@ -1,10 +1,10 @@
 """Lets a `sharding_filter` distribute the indices of items, so that each process loads only the items of its share.
 
-Role: if the source is read by index, the pipes before the filter can yield indices instead of items. A pipe supports
-this if it does not inspect items, or if only its function of one item does, as with `map`. For each index of its share,
-the filter loads the item and then calls the functions of these pipes.
+Role: if the source is read by index, the pipes before the filter can yield indices instead of items. A pipe can yield
+indices if it does not inspect items, or if only its function of one item does, as with `map`. For each index of its
+share, the `sharding_filter` loads the item and then calls the functions of earlier pipes.
 
-The indices have the order of the items, so positions, seeds and states are those of an iteration over items. Each
+The indices have the order of the items, so positions, seeds and states are as if the pipes yielded items. Each
 iteration of a filter decides whether the pipes before it yield indices.
 """
 
@@ -89,7 +89,7 @@ class PipeStep:
     """Calls the function of one pipe, and adds a note with the pipe's name to an exception.
 
     Args:
-        before: a function that loads the item of the pipe's source. If it is None, `function` receives the index.
+        before: a function that loads the item of the pipe's source; if `before` is None, `function` receives the index.
     """
 
     __slots__ = ("_before", "_datapipe", "_function", "_made")

@@ -1,11 +1,11 @@
 """Samples the items that a `sharding_filter` reads, to check that all workers read the items in one order.
 
 Role: each worker reads the whole source and keeps the items at the positions of its share. If two workers read the
-items in different orders, some items belong to both shares or to none. To detect this, each worker records the
+items in different orders, the workers keep some items twice or never. To detect different orders, each worker records
 positions and checksums of some items, and the loader compares the checksums.
 
-All workers sample equal positions, with gaps that grow as the square root of the position. If two workers read in
-different orders, both sample about 36 of the same items.
+All workers sample items at equal positions, with gaps that grow as the square root of the position. If two workers read
+in different orders, both sample about 36 of the same items.
 
 `SampleDigest` also checks that a resumed run rereads the items of the original run.
 """
@@ -143,7 +143,7 @@ class SampleDigest:
         self.checksum, self.next = checksum, following  # in one step, which Ctrl-C cannot interrupt
 
     def add_missing(self) -> None:
-        """Skips the next position to sample, because the source has ended before it."""
+        """Skips the next sample, because the source ended before its position."""
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:
@@ -153,7 +153,7 @@ class SampleDigest:
 
     @staticmethod
     def differ_in_numbers_alone(one: int, other: int) -> bool:
-        """Returns whether the upper 32 bits are equal, so that only floating-point numbers or arrays differ."""
+        """Returns whether the upper 32 bits of two checksums are equal, so only floats or arrays differ."""
         return one >> 32 == other >> 32
 
 

@@ -1,6 +1,6 @@
 """The map pipe over the parts of a table: ArrowParts.
 
-Role: the items of `ArrowParts` are the numbers of a table's parts. Other pipes shuffle and shard these numbers before
+Role: the items of `ArrowParts` are the numbers of a table's parts, which other pipes shuffle and shard before
 `ArrowReader` reads the table.
 """
 

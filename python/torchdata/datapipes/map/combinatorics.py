@@ -93,9 +93,9 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
     Functional form of MapDataPipe: `sample_by`.
 
     If a sampler draws numbers from the global generators of Python, NumPy or torch, these numbers depend only on the
-    pipe's seed. Therefore, all workers and ranks read the same order before a `sharding_filter`. The states of the
-    global generators do not change. A sampler may also have its own random generator. A sampler with `set_epoch`, such
-    as torch's `DistributedSampler`, receives the number of each epoch, beginning with its attribute `epoch`.
+    pipe's seed, so all workers and ranks read the same order before a `sharding_filter`. The states of the global
+    generators do not change. A sampler may also have its own random generator. A sampler with `set_epoch`, such as
+    torch's `DistributedSampler`, receives the number of each epoch, beginning with its attribute `epoch`.
 
     Args:
         datapipe: the map pipe to read.

@@ -67,8 +67,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     """A file object that closes itself when the last reference to it is dropped.
 
     All other attributes and methods are those of the wrapped file object. A wrapper is closed by `close()`, at the end
-    of a `with` block, and by garbage collection. After `autoclose()`, it is also closed together with the last of its
-    child streams.
+    of a `with` block, by garbage collection, and, after `autoclose()`, together with the last of its child streams.
 
     Args:
         file_obj: the file object, which the wrapper closes.
@@ -150,8 +149,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         elif isinstance(v, StreamWrapper):
             v.close()
 
-    # A bound method of the wrapper keeps the wrapper and its file alive during a call such as `next(items)[1].read()`.
-    # A method of the file object, which `__getattr__` returns, does not. Therefore, these methods are defined here.
+    # Unlike a method of the file object, which `__getattr__` would return, a bound method of the wrapper keeps the
+    # wrapper and its file alive during a call such as `next(items)[1].read()`.
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
         return self.file_obj.read(*args, **kwargs)
@@ -183,8 +182,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return file_obj
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Closes the file object. If the parent stream waits for this last child, also closes the parent. Further calls
-        do nothing."""
+        """Closes the file object, and the parent stream if it waits only for this child. Further calls do nothing."""
         if self.closed:
             return
         self.closed = True
@@ -204,7 +202,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
             self.close()
 
     def detach_from_parent(self, file_obj: Any) -> None:
-        """Replaces the file object by `file_obj`, which contains the data of the stream. The stream then no longer
+        """Replaces the file object by `file_obj`, which contains the data of the stream, so that the stream no longer
         needs its parent."""
         self.file_obj, self._recipe = file_obj, None
         self._leave_parent()
@@ -332,7 +330,7 @@ def copied(stream: StreamWrapper) -> Any:
 
 
 def validate_pathname_binary_tuple(data: Any) -> None:
-    """Raises an error unless an item is a pair of a path and a binary stream, such as the pipes for archives read.
+    """Raises an error unless an item is a pair of a path and a binary stream, as pipes for archives require.
 
     Args:
         data: the value to check, which must be a pair of a path and an open binary stream.

@@ -35,8 +35,7 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
     floats, and int64 for integers). Strings and bytes become a list, or a tuple if they are members of tuples or lists.
     Dicts, named tuples, tuples and lists are collated member by member, and tuples become lists. If PyTorch is
     imported, the results are tensors, as from `torch.utils.data.default_collate`. If PyTorch is not imported, the
-    results are NumPy arrays. Because a library such as `datasets` may import PyTorch, pass `to` if you need a certain
-    type.
+    results are NumPy arrays. Pass `to="numpy"` or `to="torch"` if a library such as `datasets` may import PyTorch.
 
     Args:
         batch: a non-empty sequence of items that have equal structure, such as dicts with equal keys.
@@ -188,8 +187,8 @@ def _stacked_tensors(torch: Any, batch: Any) -> Any:
 
 
 def is_stackable(torch: Any, batch: Any) -> bool:
-    """Returns whether a batch consists of tensors of one kind. `torch.stack` may still refuse them, for example because
-    their shapes differ."""
+    """Returns whether a batch consists of tensors of one kind, which `torch.stack` may still refuse, for example
+    because of different shapes."""
     first = batch[0]
     if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_quantized or first.is_nested:
         return False
@@ -206,8 +205,8 @@ def stacked_tensors(torch: Any, batch: Any) -> Any:
 def arrays_as_tensor(torch: Any, batch: Any) -> Any:
     """Stacks arrays to a tensor in memory that a worker can send without a copy.
 
-    Returns None if the members are not arrays, have different shapes, or have a type that torch does not support. The
-    caller then converts each member, which raises the error.
+    Returns None if the members are not arrays, have different shapes, or have a type that torch does not support. If
+    the result is None, the caller converts each member.
     """
     import numpy as np
 

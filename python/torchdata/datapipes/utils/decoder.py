@@ -60,7 +60,7 @@ def _decoding(extension: str) -> Iterator[None]:
 
 
 def _pickles_are_allowed(allow_pickle: bool | None) -> bool:
-    """Returns whether pickles are allowed. Both the argument and the environment may forbid them."""
+    """Returns whether neither the argument nor the environment forbids pickles."""
     environment = os.environ.get("TORCHDATA_ALLOW_PICKLE", "1") != "0" and os.environ.get("WDS_SECURE", "0") in (
         "",
         "0",
@@ -86,8 +86,8 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
     Args:
         extension: the extension, without its dot.
         data: the content of the file, as bytes.
-        allow_pickle: whether to read `pyd`, `pickle` and `pt` files. With None (the default) or True, these files are
-            read unless the environment forbids pickles.
+        allow_pickle: whether to read `pyd`, `pickle` and `pt` files, unless the environment forbids pickles; None (the
+            default) means True.
 
     Returns:
         The decoded content; None if the table does not contain the extension.

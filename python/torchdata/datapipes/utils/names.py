@@ -1,6 +1,6 @@
 """Converts names from servers and archives to safe file paths: `file_name`, `path_inside`, `check_target`.
 
-Code that uses such a name as a file name, or joins it to a folder, should call these functions.
+Code that joins names from archives or servers to a folder should call `file_name` or `path_inside`.
 """
 
 from __future__ import annotations

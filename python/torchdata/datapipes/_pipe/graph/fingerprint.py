@@ -1,8 +1,8 @@
 """Describes a pipeline by text that is equal in every process, so that loading a state of another pipeline is detected.
 
 Role: a fingerprint has an entry for each pipe, sources first, with the pipe's class, sources and arguments, but without
-the iteration state. A value that may be a secret is replaced by a few digits of its hash. The digits show whether the
-value has changed.
+the iteration state. A value that may be a secret is replaced by a few digits of its hash, which show whether the value
+has changed.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 
 
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
-    """Returns whether an argument may change between epochs. A name with a dot is a setting of an adapter, which may
+    """Returns whether an argument may change between epochs. Settings of adapters, whose names contain a dot, may
     change."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
@@ -112,8 +112,8 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
             names = signature_of(kind.__init__).parameters  # type: ignore[misc]
         except (TypeError, ValueError):
             names = {}  # type: ignore[assignment]
-        # Arguments that a class lists in `tuning` do not affect the items. Their values may differ from the values in a
-        # loaded state.
+        # Arguments that a class lists in `tuning` do not affect the items, and may differ from the values in a loaded
+        # state.
         tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
         found = [(name, (name, f"_{name}")) for name in names if name not in tuning]
         _arguments[kind] = found
@@ -193,8 +193,8 @@ def _shape(value: Any) -> str:
 
 
 def _name_of(value: Any) -> str:
-    """Returns the qualified name of a class or function. For objects of the main module, its module is `__main__` also
-    in spawned workers."""
+    """Returns the qualified name of a class or function. The main module is called `__main__`, even in spawned
+    workers."""
     module = getattr(value, "__module__", None) or "builtins"
     if module == "__mp_main__":
         module = "__main__"

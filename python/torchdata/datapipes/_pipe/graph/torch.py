@@ -2,8 +2,8 @@
 
 Role: this package never imports torch, so its pipes cannot derive from PyTorch's base classes, as pipes did in
 torchdata 0.9. Once other code has imported torch, `isinstance` checks and functional forms of each package also work
-for the pipes of the other package. PyTorch's `Dataset` is not an ABC, so it becomes a real base class of this package's
-pipes at this time.
+for the pipes of the other package. PyTorch's `Dataset`, which is not an ABC, becomes a real base class of this
+package's pipes when torch is imported.
 
 This module patches four parts of PyTorch:
 
@@ -47,7 +47,7 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Adds a functional form to PyTorch's pipes. Replaces an existing method only if it is the form `before`."""
+        """Adds the functional form `method` to PyTorch's pipes, where it replaces only the earlier form `before`."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):
@@ -125,8 +125,8 @@ def derives_from_twin(ours: type, cls: type) -> Any:
 
 
 def _derive(ours: Any, dataset: Any) -> None:
-    """Makes `dataset` a base class of `ours`. Existing instances stay valid, because their memory layout does not
-    change."""
+    """Makes `dataset` a base class of `ours`. Existing instances of `ours` stay valid, because the memory layout does
+    not change."""
     if isinstance(dataset, type) and not issubclass(ours, dataset):
         try:
             ours.__bases__ = (*ours.__bases__[:-1], dataset, *ours.__bases__[-1:])  # the last base is Generic

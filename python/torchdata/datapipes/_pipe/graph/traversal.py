@@ -63,7 +63,7 @@ def _role(kind: type) -> Role | None:
 
 
 def _is_pipe_class(kind: type) -> bool:
-    """Avoids `issubclass` if possible. It is slow, because it also calls the checks of all subclasses of the pipe
+    """Avoids `issubclass` if possible, because `issubclass` also calls the checks of all subclasses of the pipe
     bases."""
     for base in _pipes:
         if base in kind.__mro__ or base.__subclasshook__(kind) is True:
@@ -97,8 +97,8 @@ def _role_of(value: Any) -> Role | None:
 def pipes_in(value: Any) -> list[Any]:
     """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates.
 
-    Small containers are searched before large containers. Otherwise, large data could use up the allowed number of
-    members before a pipe in a small container is found.
+    Small containers are searched before large containers, because large data could use up the allowed number of members
+    before a pipe in a small container is found.
     """
     _clear_roles()
     role = _role_of(value)
@@ -134,8 +134,8 @@ def pipes_in(value: Any) -> list[Any]:
 
 
 def _is_small_data(container: Any, levels: int = 2) -> bool:
-    """Returns whether a container has few members, all of which are data, or containers of this kind. Most containers
-    in attributes are of this kind, and a complete search takes longer."""
+    """Returns whether a container has few members, all of which are data or small containers of data. This check is
+    faster than a complete search, and suffices for most containers."""
     if levels == 0 or len(container) > OPENING:
         return False
     roles = [(member, role) for member in _members(container) if (role := _role_of(member)) is not None]

@@ -1,7 +1,7 @@
-"""Begins the iteration after an iteration whose end was loaded into a pipe without `reset`.
+"""Begins the next iteration of a pipe without `reset` into which a state from the end of an iteration was loaded.
 
-Role: `load_state_dict` restores a position within an iteration, so a pipe whose position is saved at the end of an
-iteration may have to repeat this end before its next iteration.
+Role: a pipe without `reset` resumes from the loaded position, so its first iterator may end without an item if the
+state was saved at the end of an iteration.
 """
 
 from __future__ import annotations
@@ -15,11 +15,8 @@ from torchdata.datapipes._pipe.state.record import passed
 
 
 class AfterEnd(Iterator[Any]):
-    """The iterator of such an iteration.
-
-    Some pipes prepare their next iteration when an iteration ends. For all other pipes, the first iterator only repeats
-    the end. Then, the pipe and its sources begin a second time.
-    """
+    """If the first iterator ends without an item, the pipe and its sources begin a second time. Pipes that prepare
+    their next iteration at the end of an iteration yield items at once."""
 
     __slots__ = ("_begin", "_datapipe", "_iterator", "_sources")
 

@@ -1,4 +1,4 @@
-"""A list from which items at random positions are removed quickly. Shuffler uses it for its buffer when the source has
+"""A list from which items at random positions are removed quickly, for the buffer of `Shuffler` after its source has
 ended."""
 
 from __future__ import annotations

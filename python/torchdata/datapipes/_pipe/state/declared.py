@@ -28,10 +28,10 @@ def state(
     Args:
         begins: the value when an iteration begins; for a mutable value, a function without arguments that returns it,
             such as `list`.
-        items: whether the value contains items of the pipeline. A pipe in the value is then an item, not a source.
+        items: whether the value contains items of the pipeline, so that a pipe in the value is an item, not a source.
         copied: whether copies and pickles of the pipe include the attribute.
-        lasts: whether the value is kept from one iteration to the next. Saved states contain the value itself, so the
-            pipe must not modify such a value (except a dict) in place, but assign a new value.
+        lasts: whether the value is kept from one iteration to the next. A saved state contains the attribute's object
+            itself, so the pipe must not modify the object in place (except a dict), but assign a new object.
         saved: whether saved states include the attribute.
 
     Raises:
@@ -126,9 +126,9 @@ class DeclaredState:
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
     def check(self, value: Any) -> None:
-        """Checks a loaded value. Raises TypeError if its type differs from the initial value's type, and LookupError if
-        an integer cannot be a number of items. The value is not checked if the initial value is None, a tuple, or the
-        result of a function."""
+        """Raises TypeError if a loaded value has another type than the initial value, and LookupError if an integer is
+        negative or too large. Loaded values are not checked if the initial value is None, a tuple, or the result of a
+        function."""
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
         kind = list if kind in (deque, set) else kind
         if kind in (bool, int, list, dict) and not isinstance(value, kind):

@@ -4,9 +4,9 @@ Role: a saved state of a graph includes the states of these generators, because 
 them.
 
 When an epoch begins, a worker process seeds the generators of the imported libraries. If a user function imports NumPy
-or torch during the epoch, its generator is seeded right after the import, before the importing code continues.
-Otherwise, the system's entropy would seed the generator, and the run could not be reproduced. States contain the seeds
-of libraries that are not imported yet.
+or torch during the epoch, its generator is seeded before the importing code continues. Without this seed, the system's
+entropy would seed the generator, and the run could not be reproduced. States contain the seeds of libraries that are
+not imported yet.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ _SEED: Mapping[str, Callable[[Any, int], object]] = {
     "numpy.random": lambda numpy_random, seed: numpy_random.seed(seed),
 }
 
-#: The seeds of modules that are not imported yet, by full module name. Each shard has its own dict.
+#: The running shard's seeds of modules that are not imported yet, by full module name.
 awaited: dict[str, int] = {}
 
 
@@ -119,8 +119,7 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
     """Seeds the generator of each module once, right after the module is imported.
 
     Args:
-        seeds: the seeds by full module name ("torch", "numpy.random"). This mapping replaces the seeds of the previous
-            epoch, so an empty mapping only removes them.
+        seeds: the seeds by full module name ("torch", "numpy.random"), which replace all seeds of the previous epoch.
     """
     global awaited
     awaited = dict(seeds)
@@ -135,7 +134,7 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Sets `awaited` to the dict of the shard that runs next, and seeds modules that another shard has imported."""
+    """Sets `awaited` to the seeds of the shard that runs next, and seeds modules that another shard has imported."""
     global awaited
     awaited = seeds
     if seeds and not sys.modules.keys().isdisjoint(seeds):

@@ -50,8 +50,8 @@ class Lead(NamedTuple):
     """How far a thread had read ahead when a state was saved.
 
     Args:
-        passes: the number of iterations that the pipe had begun since the beginning of the iteration to replay.
-        items: the number of items that the thread had read in the last of these iterations.
+        passes: the number of this pipe's iterations that the graph's saved iteration had begun.
+        items: the number of items that the thread had read in the pipe's latest iteration.
         is_over: whether the source had ended or failed.
     """
 
@@ -70,12 +70,12 @@ class Halt:
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
-        # If the thread had reached the end of the source, it must also repeat the request that found this end.
+        # The replaying thread must repeat all requests, including the request that found the end of the source.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_continue = Latch(), Latch()
-        #: `_queue` is None before the iteration begins. `_capacity` is the capacity of the queue before `begin`.
+        #: None before the iteration begins.
         self._queue: ReadAheadQueue | None = None
-        self._capacity = 0
+        self._capacity = 0  # the capacity of the queue before `begin`
 
     @property
     def is_over(self) -> bool:
@@ -90,8 +90,8 @@ class Halt:
     def stand(self) -> None:
         """Pauses the calling thread if it has read as many items as `ahead` specifies.
 
-        If the consumer waits for an item, because the replay yields other items than the original iteration, the thread
-        continues.
+        The thread continues if the consumer waits for an item, as when the replayed items differ from the original
+        items.
         """
         if self._taken >= self._items:
             self._reached.set()

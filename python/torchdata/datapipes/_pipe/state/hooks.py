@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 class PipeHooks:
     """The defaults are correct for a pipe that reads its sources in `__iter__`.
 
-    Authors of pipes may override public names.
+    Authors of pipes may override members without a leading underscore.
     """
 
     #: Whether the pipe yields one item for each item of its source, in the source's order, and each item depends only
-    #: on the source's item. Such a pipe needs no state.
+    #: on the source's item, so that the pipe needs no state.
     one_to_one: ClassVar[bool] = False
 
     #: Whether `len` must read items.
     _length_reads_items: ClassVar[bool] = False
 
-    #: Whether an iteration of the pipe begins iterations of its sources. The value is False for the children of a
-    #: split, because their shared pipe begins the iterations of the source.
+    #: Whether an iteration of the pipe begins iterations of its sources; False for the children of a split such as
+    #: `fork`, whose main pipe begins the iterations of the source.
     _begins_sources: ClassVar[bool] = True
 
     def _outlives_epochs(self) -> bool:
@@ -46,17 +46,17 @@ class PipeHooks:
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Returns whether the running iteration of this pipe reads the running iteration of `source`. If None is
-        returned, the caller decides by the order in which the iterations began."""
+        """Returns whether the running iteration of this pipe reads the running iteration of `source`, or None if the
+        caller must compare the beginnings of both iterations."""
         return None
 
     def _goes_on_alone(self) -> bool:
-        """Returns whether a running iteration of this pipe can continue before all pipes that read it have begun."""
+        """Returns whether a reader of this pipe that has not begun can join the running iteration."""
         return False
 
     def _entries_of_sources(self) -> dict[int, PipeEntry]:
-        """If the pipe reads other pipes instead of its sources, returns the entries of its direct and indirect sources,
-        by the ids of the sources. Otherwise, returns an empty dict."""
+        """Returns the entries of all direct and indirect sources, by the ids of the sources, if one process reads the
+        sources for several shards; an empty dict by default."""
         return {}
 
     #: Whether a new call of `__iter__` after a skipped exception resumes from the pipe's declared state.
@@ -83,8 +83,8 @@ class PipeHooks:
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the pipe's thread has read ahead; None if there is no thread, or if the pipe has begun only
-        `passes` iterations."""
+        """Returns how far the pipe's thread has read ahead after the first `passes` iterations of the pipe; None if
+        there is no thread or no later iteration."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:

@@ -3,9 +3,8 @@
 Role: a *pass* is one iteration of one pipe. This module updates the `PassRecord` of each pipe. If resuming requires a
 replay of the pass, the record contains the states of the pipe and of all its sources at the beginning of the pass.
 
-A counter increases whenever a pass begins, so that the starts of two passes can be compared. If the latest pass of a
-source began after the running pass of its reader, the running pass reads the source's pass. Otherwise, an earlier pass
-of the reader has read it.
+A counter increases whenever a pass begins, to show whether a source began before or after its reader. The running
+iteration of a pipe reads only iterations of its sources that began later.
 """
 
 from __future__ import annotations
@@ -51,8 +50,7 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the entry of a pipe that is not being iterated. If the entry lacks the pipe's state, the second value is
-    the state."""
+    """Returns the entry of a pipe that is not being iterated, and the state that the entry lacks, or None."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None:
         return with_pending(pipe, record, record.loaded), None
@@ -80,9 +78,10 @@ def entry_anew(pipe: Any) -> PipeEntry:
 
 
 def _keeps_state_between(pipe: Any) -> bool:
-    """Returns whether a state of a user-defined pipe from between two iterations can be loaded into a copy of the pipe.
+    """Returns whether the state of a user-defined pipe that is not being iterated can be loaded into a copy of the
+    pipe.
 
-    A pipe without `reset` would resume an abandoned iteration from such a state instead of starting a new one.
+    A copy without `reset` would resume an abandoned iteration instead of starting a new iteration.
     """
     kind = type(pipe)
     if not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
@@ -282,8 +281,7 @@ def pending_seed(datapipe: Any) -> Any:
 
 
 def give_later_seeds(datapipe: Any) -> None:
-    """Sets the seeds that loaded states contain for the iterations after a replay. Called when the replay is
-    complete."""
+    """After a replay, sets each pipe's seed for its next iteration to the value in the loaded state."""
     for pipe in Graph(datapipe):
         record: PassRecord | None = existing_record(pipe)
         if record is not None and record.later is not None:
@@ -323,7 +321,7 @@ def _find_replayed(graph: Graph) -> None:
 
 
 def is_restorable(datapipe: Any) -> bool:
-    """Returns whether a pipe can restore its position. This is so if its class declares a state for its `__iter__`.
+    """Returns whether a pipe can restore its position, because its class declares a state for its `__iter__`.
 
     A class declares its state by `iteration_state`, `one_to_one`, or `state_dict` and `load_state_dict`. A subclass
     that overrides `__iter__` must declare its state again.
@@ -350,14 +348,13 @@ def _covers(kind: type) -> bool:
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # If a mixin declares the state, the first class that has the mixin as a direct base counts as the declaring
-        # class.
+        # A state that a mixin declares counts as declared by the first class that directly derives from the mixin.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
 
 def is_torchs(datapipe: Any) -> bool:
-    """Returns whether a pipe is an iterable-style pipe of PyTorch. Only these pipes lack an `IterationToken`."""
+    """Returns whether a pipe is an iterable-style pipe of PyTorch. PyTorch's pipes lack an `IterationToken`."""
     return not isinstance(datapipe, PipeHooks) and is_iter_pipe(datapipe)
 
 
@@ -385,7 +382,7 @@ def forget_state(*datapipes: Any) -> None:
 
 
 def forget_below(datapipe: Any) -> None:
-    """Drops the states that were loaded into the sources of a pipe, if the pipe begins the iterations of these sources.
+    """Drops the states that were loaded into the direct and indirect sources of a pipe.
 
     The source that the children of a `fork` share keeps its loaded state, because another child may resume from it.
     """
@@ -409,7 +406,7 @@ def _forget(pipe: Any) -> None:
             _forget(record.reader)
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The loaded state requires a replay. Instead, the next iteration starts from the entry `left`.
+        # Replaces the loaded state, which requires a replay, by its entry for the next iteration (`left`).
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)

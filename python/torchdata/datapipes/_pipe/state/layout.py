@@ -33,13 +33,13 @@ class PipeEntry(NamedTuple):
         restores: whether the pipe's next iteration resumes; otherwise, it starts from the beginning.
         yielded: the number of items that the iteration to resume has yielded.
         finished: whether the iteration has yielded its last item.
-        state: the pipe's declared state. If `restores` is False, it contains only the values that are kept between
+        state: the pipe's declared state. If `restores` is False, `state` contains only the values that are kept between
             iterations, including the seed for the next iteration.
         seed: the argument for `set_seed` of a user-defined pipe.
         follows: whether the pipe derives each seed from its previous seed, as in a graph that `set_graph_random_seed`
-            has seeded. Otherwise, the pipe draws its seeds from the global random generators.
+            has seeded, instead of drawing seeds from the global random generators.
         skipped: the number of items that `on_error` has skipped after exceptions of this pipe, by class of exception.
-        later: the seed for the iteration after the replay. It is set when the replay is complete.
+        later: the seed for the iteration after the replay, which the pipe receives when the replay is complete.
         drop: the number of items to drop at the beginning of the iteration, if the pipe is *replayed* because it has no
             declared state. In a replay, the pipe and its sources begin with the states that they had at the beginning
             of the saved iteration. The pipe drops items up to the saved position, or all items if `finished` is True.
@@ -47,9 +47,8 @@ class PipeEntry(NamedTuple):
         generators: the states that the global random generators receive for the replay. After the replay, the
             generators are set back to the states that they had before.
         ahead: how far the pipe's thread must read ahead in the replay (see `Lead`).
-        left: the entry for the next iteration if the resumed iteration is abandoned.
-        given: a 1-tuple with the seed for the next iteration when the state was loaded. If the pipe's seed differs from
-            this seed, it was set after loading.
+        left: the entry to load if a new iteration begins instead of the resumed iteration.
+        given: a 1-tuple with the pipe's seed at the time when the state was loaded, to detect seeds that are set later.
     """
 
     type: str

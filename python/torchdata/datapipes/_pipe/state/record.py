@@ -1,7 +1,7 @@
 """Stores two objects in the `__dict__` of each pipe: a token, which distinguishes iterations, and a `PassRecord`, which
 describes the current iteration.
 
-Role: the modules `iteration` and `state` use these objects. They call one iteration of one pipe a *pass*.
+Role: `iteration` and `state` use tokens and records to resume iterations. A *pass* is one iteration of one pipe.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class Beginning:
     """The state of a graph at the beginning of an iteration, from which a replay starts."""
 
     moved: dict[str, Any]
-    #: The states of the global random generators for a replay. They differ from `moved` if the iteration began with a
-    #: replay.
+    #: The states of the global random generators for a replay: those at the beginning (`moved`), unless the iteration
+    #: itself began with a replay.
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
@@ -65,12 +65,12 @@ class PassRecord:
     #: Whether a state was loaded after the last iteration that started from the beginning.
     fed: bool = False
     seed: Any = None
-    #: Whether a loader sets the pipe's seed in each epoch. If so, further iterations in the epoch derive their seeds
-    #: from this seed.
+    #: Whether a loader sets the pipe's seed in each epoch, from which further iterations in the epoch derive their
+    #: seeds.
     seeded: bool = False
     #: The seed for the next iteration according to the loaded state.
     given: Any = None
-    #: The seed for the iteration after the replay. It is set when the replay is complete.
+    #: The seed for the iteration after a replay, which the pipe receives when the replay is complete.
     later: Any = None
     #: Whether resuming requires a replay of this pipe or one of its sources; None if this is not determined yet.
     watches: bool | None = None
@@ -83,9 +83,9 @@ class PassRecord:
     claim: Any = None
     #: Weak references to the pipes whose exceptions this pipe (an `on_error`) skips.
     claimed: list[Any] = field(default_factory=list)
-    #: A weak reference to the `Renewal` of the running iteration. `read_by`: a weak reference to the `Renewal` of the
-    #: pipe's reader.
+    #: A weak reference to the `Renewal` of the running iteration.
     renewal: Any = None
+    #: A weak reference to the `Renewal` of the pipe that reads this pipe.
     read_by: Any = None
     #: The number of items that `on_error` has skipped in the running iteration, by class of exception. The dict must be
     #: replaced, not modified, because a saved state may contain it.

@@ -92,7 +92,7 @@ def refuse_text(pipe: object, path: str, stream: Any) -> None:
 
 
 def seeks_cheaply(file_obj: Any) -> bool:
-    """Returns whether seeking back is fast. It is slow if it requires decompressing the file from the start."""
+    """Returns whether seeking back is fast, because it does not require decompressing the file from the start."""
     return bool(getattr(getattr(file_obj, "raw", None), "seeks_cheaply", True))
 
 
@@ -104,7 +104,7 @@ def bare(stream: Any) -> Any:
 
 
 def is_damage(error: Exception) -> bool:
-    """Returns whether damaged data caused the error. Other causes are the operating system and bugs in code."""
+    """Returns whether damaged data, and not the operating system or a bug in code, caused the error."""
     # errors of damaged gzip and bzip2 files have no `errno`; EINVAL is caused by a wrong offset
     if isinstance(error, OSError):
         return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")
@@ -115,8 +115,8 @@ def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
     """Returns the error to raise instead of `error`: an error that names the archive, or `error` with a note if the
     cause is not damaged data.
 
-    The error is returned, not raised. If this frame raised an error to which its variables refer, both would form a
-    reference cycle, and files would stay open until garbage collection.
+    The error is returned, not raised, because a frame whose variables refer to the raised error forms a reference cycle
+    with the error, which keeps files open until garbage collection.
     """
     if isinstance(error, Refused):
         refusal = kind(f"will not read {what}: {error}")

@@ -1,7 +1,7 @@
 """Pipes that decompress streams: Decompressor, Extractor, Bz2FileLoader, XzFileLoader.
 
 Role: data is decompressed only when a decompressed stream is read. This stream owns and closes the compressed stream.
-After unpickling, it reopens the compressed stream and decompresses it up to the saved position.
+An unpickled stream reopens the compressed stream and decompresses up to the saved position.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class _OpenZip(zipfile.ZipFile):
 
 
 class _Decompressed(LibraryMember):
-    """A decompressed stream. Seeking back decompresses it from the start."""
+    """A decompressed stream. Seeking back decompresses the source from the start."""
 
     mode = "rb"
 
@@ -236,9 +236,8 @@ class Decompressor(_Decompressing):
         ModuleNotFoundError: while iterating, a file has the type zstd, but Python is older than 3.14 and the extra
             `zstd` is not installed.
         RuntimeError: while iterating with `file_type=None`, the suffix is unknown.
-        OSError, EOFError, zlib.error, lzma.LZMAError: while reading, the stream is damaged or truncated. OSError if it
-            exceeds `max_ratio`.
-        tarfile.ReadError, zipfile.BadZipFile: while iterating, an archive is damaged.
+        OSError, EOFError, zlib.error, lzma.LZMAError: while reading, the stream is damaged or truncated. OSError if the
+            ratio exceeds `max_ratio`. tarfile.ReadError, zipfile.BadZipFile: while iterating, an archive is damaged.
 
     Example:
         >>> import gzip, io
@@ -330,7 +329,7 @@ class Bz2FileLoader(_OfOneKind):
 
     Raises:
         ValueError: `max_ratio` is less than 1.
-        OSError, EOFError: while reading, the stream is damaged or truncated. OSError if it exceeds `max_ratio`.
+        OSError, EOFError: while reading, the stream is damaged or truncated, or exceeds `max_ratio` (OSError).
 
     Example:
         >>> import bz2, io

@@ -9,8 +9,8 @@ import os
 import tarfile
 from collections.abc import Callable
 
-#: A function that returns the next bytes of a stream, in pieces that are cheap to read at once. The result is empty at
-#: the end.
+#: A function that returns the next bytes of a stream, in pieces that are cheap to read at once, and empty bytes at the
+#: end of the stream.
 Pieces = Callable[[], bytes]
 
 #: A reader can always seek back by this number of bytes, which suffices to reread the last header.
@@ -18,8 +18,8 @@ _BACK = 1 << 10
 
 
 class Forwards:
-    """A stream of pieces. `rewind` is a function that moves the stream to its start and returns a new `next_piece`. If
-    it is None, only the last piece can be reread."""
+    """A stream of pieces that `next_piece` returns. `rewind` moves the stream to its start and returns a new
+    `next_piece`; without `rewind`, only the last piece can be reread."""
 
     def __init__(self, next_piece: Pieces, rewind: Callable[[], Pieces] | None = None, start: int = 0) -> None:
         self._next_piece, self._rewind = next_piece, rewind

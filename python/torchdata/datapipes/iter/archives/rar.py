@@ -92,7 +92,7 @@ class _RarArchive(IndexedArchive):
 def _mend_bsdtar(rarfile: Any) -> None:
     """Makes `rarfile` (at least up to release 4.5) call `bsdtar` without `--` between `-f` and the path.
 
-    The call is safe without `--`, because `rarfile` chooses the path of the temporary copy.
+    Calling `bsdtar` without `--` is safe, because the path is that of `rarfile`'s temporary copy.
     """
     program = rarfile.tool_setup()
     if program.setup is rarfile.BSDTAR_CONFIG and "get_cmdline" not in vars(program):
@@ -179,7 +179,7 @@ class RarArchiveLoader(IndexedLoader):
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. The
-            limit applies to each member over 1 GiB, and to the sum of all members so far once it exceeds 1 GiB.
+            ratio is checked for each member over 1 GiB, and for all members together once their sum exceeds 1 GiB.
 
     Raises:
         ModuleNotFoundError: `rarfile` is not installed.

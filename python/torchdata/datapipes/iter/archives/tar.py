@@ -1,8 +1,8 @@
 """The pipe that reads tar archives: TarArchiveLoader.
 
 Role: a member is read on demand, so the archive's stream stays open until the last member is closed or dropped. A saved
-member is reopened through its archive object (see `utils/_streams.py`). Members of one archive that were saved together
-therefore open the archive only once.
+member is reopened through its archive object (see `utils/_streams.py`), so members of one archive that were saved
+together open the archive only once.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["TarArchiveLoader", "open_tar"]
 
-#: When the next member of a compressed or streamed archive is requested, an unread member is copied to memory. This is
-#: the maximum size of such a member in bytes.
+#: Maximum size in bytes of an unread member of a compressed or streamed archive, which is copied to memory when the
+#: next member is requested.
 LARGEST_KEPT_MEMBER = 64 << 20
 
 #: The number of bytes to request at a time from a forward-only stream or its decompressor.
@@ -58,7 +58,7 @@ LARGEST_HEADERS = (1 << 20) + (8 << 10)
 
 MOST_HEADERS = 100
 
-#: Maximum number of records in the global headers of an archive. `tarfile` copies these records for each member.
+#: Maximum number of records in the global headers of an archive, which `tarfile` copies for each member.
 MOST_GLOBAL_RECORDS = 1000
 
 _LAST_OFFSET = (1 << 63) - 1
@@ -220,7 +220,7 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
         # `tarfile` reads a header when it opens an archive, so an empty archive is opened and its stream is replaced.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
-            # Reading this byte now makes a buffered stream request the following header, too.
+            # Reading the byte before a header makes a buffered stream request the header, too.
             file_obj.read(BEFORE)
         source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
         tar.fileobj, tar.plain = source, True
@@ -454,8 +454,8 @@ class TarArchiveLoader(ArchiveLoader):
     The path of a member is the archive's path joined with the member's name. Leading slashes in the name are dropped,
     and a name that leads out of the archive's folder is an error. Links are left out.
 
-    Streams that cannot seek are read only forward. In such a stream and in a compressed archive, a member that was not
-    read before the next member is requested is copied to memory (up to 64 MiB).
+    Streams that cannot seek are read only forward. In a forward-only stream or compressed archive, a member that was
+    not read before the next member is requested is copied to memory (up to 64 MiB).
 
     A resumed run continues with the next member. It does not reread earlier members if the archive is not compressed,
     and is a file, an object in a store, or a URL of a server that supports ranges.
@@ -465,7 +465,7 @@ class TarArchiveLoader(ArchiveLoader):
         mode: the mode of `tarfile.open`: `"r:*"` (the default), `"r:gz"`, …, or `"r|*"`, … to read only forward.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest allowed ratio of decompressed to compressed size, for the part of an archive that was
-            read. The limit applies to sizes over 1 GiB, and also to sparse members. 100 by default; None for no limit.
+            read; 100 by default, None for no limit. `max_ratio` applies to sizes over 1 GiB, also of sparse members.
 
     Raises:
         ValueError: the mode is unknown, or `max_ratio` is less than 1.

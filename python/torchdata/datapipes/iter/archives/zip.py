@@ -97,7 +97,7 @@ class ZipArchiveLoader(IndexedLoader):
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. The
-            limit applies to each member over 1 GiB, and to the sum of all members so far once it exceeds 1 GiB.
+            ratio is checked for each member over 1 GiB, and for all members together once their sum exceeds 1 GiB.
 
     Raises:
         ValueError: `max_ratio` is less than 1.

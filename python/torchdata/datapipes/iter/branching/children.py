@@ -3,8 +3,8 @@
 Role: in `fork`, `unzip`, `demux` and `round_robin_demux`, the main pipe reads the source once, and stores the items
 that are buffered for a child.
 
-The children of one main pipe are iterated in *rounds*. When `iter` is called on a child, the child joins the current
-round. If it has already joined, the call begins a new round, which restarts the source and invalidates other iterators.
+The children of one main pipe are iterated in *rounds*: one iteration of the source and of each child. If `iter` is
+called on a child a second time, a new round begins, which restarts the source and invalidates other iterators.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Main(IterDataPipe[Any]):
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, child: Child) -> None:
-        """Adds a child to the current round. If it has already joined this round, begins a new round."""
+        """Adds a child to the current iteration of the source. If the child was already added, restarts the source."""
         if not self._joined or child.instance_id in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(
@@ -90,7 +90,7 @@ class Main(IterDataPipe[Any]):
         self._joined.add(child.instance_id)
 
     def open(self, child: Child) -> None:
-        """Called when a child begins to read. The first call in a round begins the iteration of the source."""
+        """Called when a child begins to read. Begins the iteration of the source, unless it is already running."""
         self._joined.add(child.instance_id)
         if token_of(self).armed:
             start_pass(self)
@@ -104,7 +104,7 @@ class Main(IterDataPipe[Any]):
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Called before a new round drops the buffered items. Subclasses may close the streams in these items."""
+        """Called before a restart drops the buffered items. Subclasses may close the streams in buffered items."""
 
     def length(self, instance: int) -> int:
         return length_of(self, self.main_datapipe)

@@ -1,8 +1,8 @@
 """The pipe that splits its source at random: RandomSplitter.
 
-Role: `random_split` returns *children* that share one main pipe, which owns the random generator. No items are
-buffered: each child reads the whole source, and yields only its own items. Only one child can be read at a time,
-because a new iteration of one child invalidates all earlier iterators of the children.
+Role: `random_split` returns *children* that share one main pipe, which owns the random generator. Each child reads the
+whole source and yields only its own items. Only one child can be read at a time, because a new iteration of one child
+invalidates all earlier iterators of the children.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ class _SplitMain(IterDataPipe[Any]):
         return chosen
 
     def length(self, instance: int) -> int:
-        """Returns the number of items of one child. The weights must be numbers of items."""
+        """Returns the number of items of one child, if the weights are integers whose sum is `total_length`."""
         if all(weight.is_integer() for weight in self.norm_weights) and sum(self.norm_weights) == self.total_length:
             return int(self.norm_weights[instance])
         raise TypeError(

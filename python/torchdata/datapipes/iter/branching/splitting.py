@@ -1,6 +1,6 @@
 """Pipes that split a pipe: Forker, UnZipper, Demultiplexer, RoundRobinDemultiplexer.
 
-Role: the constructor of each of these classes returns *children*, which are pipes that read one main pipe (see
+Role: the constructor of each splitting class returns *children*, which are pipes that read one main pipe (see
 `children`).
 """
 

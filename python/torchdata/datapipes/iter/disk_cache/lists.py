@@ -1,9 +1,8 @@
-"""Writes, reads and checks the list of files that were created for one item. Such a list exists if the paths of the
-files differ from the item's path.
+"""Writes, reads and checks the list of files that were created for one item, if their paths differ from the item's
+path.
 
-Role: archives and servers determine the file names, and other users may be able to write into the folder. Therefore, a
-list must be a regular file, is read through its descriptor, and may refer only to regular files under the cache's
-folder.
+Role: because other users, archives and servers may choose file names, a list must be a regular file, is read through
+its descriptor, and may refer only to regular files under the cache's folder.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.
@@ -62,8 +61,7 @@ class FolderSearch:
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder or os.curdir)
-        #: For each folder that was checked, whether it is inside `folder`. The result is cached because many files
-        #: share few folders.
+        #: For each checked folder, whether it is inside `folder`, cached because many files share few folders.
         self._known: dict[str, bool] = {}
 
     def __call__(self, path: str) -> os.stat_result | None:

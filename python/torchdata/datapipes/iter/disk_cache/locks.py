@@ -1,7 +1,7 @@
 """Locks files that are being created. Only one thread of one process on one machine can hold the lock of a file.
 
-Role: a lock is `flock` on an empty file in the same folder, with a name derived from the file's name. A process removes
-the lock file before it releases the lock. Therefore, a process that has acquired a lock must check whether the locked
+Role: a lock is `flock` on an empty file in the same folder, with a name derived from the file's name. Because a process
+removes the lock file before it releases the lock, another process that acquires the lock must check whether the locked
 file still exists. The kernel releases the locks of a process that is killed.
 """
 
@@ -37,7 +37,7 @@ class Lock:
     """A held lock.
 
     Attributes:
-        excludes_processes: whether the lock excludes other processes. False if the file system does not support locks.
+        excludes_processes: whether the lock excludes other processes, which requires a file system with locks.
         thread: the id of the thread that must release this lock before it waits for another lock; None if it may keep
             the lock.
     """
@@ -49,7 +49,7 @@ class Lock:
         self.excludes_processes = fd is not None
 
     def keep(self) -> bool:
-        """Prevents other threads from releasing the lock. Returns whether it is still held."""
+        """Prevents other threads from releasing the lock. Returns whether the lock is still held."""
         with _mutex:
             self.thread = None
             return _held.get(self._file) is self
@@ -98,8 +98,8 @@ def release_all_of(thread: int | None) -> None:
 def pause(section: int, release: Callable[[], None]) -> None:
     """Makes a thread call `release` after `PAUSE` seconds, and repeatedly afterwards, until `resume` is called.
 
-    A consumer may wait for another process while a section holds locks of items that its pipes have read ahead. If that
-    process waited for one of these locks, the two processes would wait for each other forever.
+    A consumer may wait for another process while a section holds locks of items that its pipes have read ahead. If the
+    other process waited for one of the section's locks, both processes would wait for each other forever.
     """
     global _watcher
     with _mutex:
@@ -188,8 +188,8 @@ def _leads_to(file: str, fd: int) -> bool:
 
 
 def _forget_inherited() -> None:
-    """Closes the lock files that a forked child has inherited. Otherwise, the child would keep the locks after the
-    parent process was killed."""
+    """Closes the lock files that a forked child has inherited, because the child would keep the locks after the parent
+    process was killed."""
     global _mutex, _watcher
     _mutex, _watcher = threading.RLock(), None
     _idle.clear()

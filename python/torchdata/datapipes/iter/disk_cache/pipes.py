@@ -1,7 +1,7 @@
 """Pipes that store the results of other pipes in files: OnDiskCacheHolder, EndOnDiskCacheHolder.
 
-Role: any number of processes may share the cached files. The module `section` decides which items the pipes between
-these two compute, `locks` decides which process writes a file, and `atomic_files` writes the file.
+Role: any number of processes may share the cached files. The module `section` decides which items are computed, `locks`
+decides which process writes a file, and `atomic_files` writes the file.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _MODES = {"wb": "wb", "b": "wb", "wt": "wt", "w": "wt", "t": "wt", "": "wt"}
 class OnDiskCacheHolder(IterDataPipe[Any]):
     """Begins a section of the pipeline that stores its results in files; `end_caching` ends the section.
 
-    If the files of an item exist, the item skips the section, and `end_caching` yields the paths. All other items pass
-    through the section, and `end_caching` writes their files. Any number of processes may share the cached files. Each
-    file is computed by one process, which holds the file's lock. Another process that needs the file first computes the
-    files of later items, and then waits for the locked file. No process sees an incomplete file. If a process is
-    killed, another process computes its file. If the consumer requests no path for one second, the process releases the
-    locks of items that were read ahead, because the consumer may be waiting for another process.
+    If the files of an item exist, the item skips the section, and `end_caching` yields the paths. An item whose files
+    do not exist passes through the section, and `end_caching` writes the files. Any number of processes may share the
+    cached files. Each file is computed by one process, which holds the file's lock. Another process that needs the file
+    first computes the files of later items, and then waits for the locked file. No process sees an incomplete file. If
+    a process is killed, another process computes its file. If the consumer requests no path for one second, the process
+    releases the locks of items that were read ahead, because the consumer may be waiting for another process.
 
     Args:
         source_datapipe: the pipe to read.
@@ -54,11 +54,11 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             file with a wrong checksum is computed again; a computed file with a wrong checksum raises an error.
             `hash_dict` must contain every yielded file, including members of archives.
         hash_type: the kind of checksums, `"sha256"` (the default) or `"md5"`.
-        extra_check_fn: a function from the path of an existing file to a bool. If the result is False, the file is
-            computed again. `extra_check_fn` is called for every cached file.
+        extra_check_fn: a function that is called with the path of every cached file, and returns False if the file must
+            be computed again.
         folder: the folder that must contain the files whose paths `filepath_fn` does not return (such as members of an
-            archive); None (the default) for the folder of the path that `filepath_fn` returns. Other files outside this
-            folder are computed again in each epoch, because another user may have changed the list of paths.
+            archive); None (the default) for the folder of the path that `filepath_fn` returns. Listed files outside
+            `folder` are computed again in each epoch, because another user may have changed the list of paths.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
@@ -142,7 +142,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         return list(paths) if all(self._is_valid(path, _look(path)) for path in paths) else None
 
     def folder_for(self, path: str) -> str:
-        """Returns the folder that must contain the files in the list of the item with the path `path`."""
+        """Returns the folder that must contain all files that are listed for the item at `path`."""
         return os.path.dirname(path) if self.folder is None else self.folder
 
     def _is_valid(self, path: str, found: os.stat_result | None) -> bool:
@@ -194,8 +194,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
             first member is the path.
         same_filepath_fn: whether to use the `filepath_fn` of `on_disk_cache`; False by default.
         skip_read: ignored, because the type of the data is detected.
-        timeout: seconds to wait for a file that another process computes, 300 by default. The pipe waits only if it has
-            nothing else to compute or to yield, and never for a process that was killed.
+        timeout: seconds to wait for a file that another process computes, 300 by default. The pipe waits for a file
+            only if nothing else is left to compute or to yield, and the computing process is alive.
 
     Raises:
         RuntimeError: no `on_disk_cache` precedes this pipe, or another `end_caching` already ends its section; while

@@ -1,6 +1,6 @@
 """Describes an item between `on_disk_cache` and `end_caching`, and the paths that are yielded for it.
 
-Role: `section.Section` has a record for each item that was read, but whose paths were not all yielded.
+Role: `section.Section` has a record for each item that was read, until all its paths are yielded.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Record:
         written: the targets that were written.
         ready: paths of complete files, to be yielded after the paths of all earlier items.
         members: paths of files that were written for the item, but are not in `paths`, such as members of an archive.
-        locks: the held locks, by target.
+        locks: the held locks, by path.
     """
 
     __slots__ = ("item", "kind", "locks", "members", "paths", "ready", "targets", "written")
@@ -58,7 +58,7 @@ class Record:
             create_anew(mark_of(self.paths[0])).close()
 
     def unmark(self) -> None:
-        """Removes the marker. Called when all members exist and are in the list file."""
+        """Removes the marker, when all files of the item exist and are listed."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(mark_of(self.paths[0]))
 

@@ -3,8 +3,8 @@ and in which order.
 
 Role: each iteration of the pipe `end_caching` has one `Section`, which reads the source and determines for each item
 whether its files exist (*ready*), must be created by this process (*missing*, with locks on the paths), or are being
-created by another process (*pending*). The section runs in the thread that iterates `end_caching`. However, if a pipe
-between the two reads ahead in a thread, `items` runs in that thread.
+created by another process (*pending*). The section runs in the thread that iterates `end_caching`, except that `items`
+runs in the thread of a pipe between `on_disk_cache` and `end_caching` that reads ahead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, FolderSearch,
 from torchdata.datapipes.iter.disk_cache.record import Record
 from torchdata.datapipes.iter.streams.atomic_files import write_file
 
-#: Maximum number of items that the section reads ahead while the path to yield next waits for another process.
+#: Maximum number of items that are read ahead while the path to yield next waits for another process.
 _AHEAD = 1000
 
 #: Maximum number of locked items between `on_disk_cache` and `end_caching`. Items beyond this limit have no lock,
@@ -93,8 +93,8 @@ class Section:
 
     @property
     def _may_read(self) -> bool:
-        """Whether to read the source. False if it has ended, or if `_AHEAD` items are queued while another process
-        creates a file."""
+        """Whether to read the source: False at its end, or if `_AHEAD` items are queued while another process creates a
+        file."""
         return not self.ended and not (self._created_elsewhere and len(self._queue) >= _AHEAD)
 
     def read_one(self) -> None:
@@ -139,8 +139,8 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files of the record exist. If so, the record becomes ready, unless it has a list of files
-        and is not the first in the queue."""
+        """Returns whether all files of the record exist. A record whose files exist becomes ready, unless it has a list
+        of files and is not the first in the queue."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -292,8 +292,8 @@ class Section:
         record.unmark()
 
     def begin_round(self) -> None:
-        """Lets the pipes between `on_disk_cache` and `end_caching` begin another iteration. This is necessary if a file
-        must be computed after their previous iteration has ended."""
+        """Lets the pipes between `on_disk_cache` and `end_caching` begin another iteration, if a file must be computed
+        after the previous iteration of these pipes."""
         self.chain_ended = self._input_has_paused = False
 
     def end_round(self) -> None:
@@ -333,7 +333,7 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Restores a saved state. Files of items that no pipe has begun to process are checked again."""
+        """Restores a saved state. For items that no pipe has begun to process, checks again whether the files exist."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._in_pipes = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread = dumped["seen"]

@@ -41,7 +41,7 @@ class BatchMapper(Unfolding, IterDataPipe[T_co]):
     Args:
         datapipe: the pipe to read.
         fn: a function from a list of items to an iterable, which may have more or fewer members.
-        batch_size: the number of items per batch. The last batch may have fewer.
+        batch_size: the number of items per batch (the last batch may have fewer).
         input_col: the parts of the items that `fn` receives: None (the default) for the list of items; an index or key
             for a list of the values in this column; a list or tuple of indices or keys for a list that contains, for
             each item, a list of its values in these columns.
@@ -105,7 +105,7 @@ class BatchAsyncMapper(Unfolding, IterDataPipe[Any]):
     Args:
         source_datapipe: the pipe to read.
         async_fn: the function, defined by `async def`.
-        batch_size: the number of items per batch. The last batch may have fewer.
+        batch_size: the number of items per batch (the last batch may have fewer).
         input_col: the parts of an item that `async_fn` receives, as for `map`.
         output_col: where the result is stored, as for `map`.
         max_concurrency: maximum number of concurrent calls, 32 by default.

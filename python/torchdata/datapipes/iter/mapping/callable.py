@@ -98,7 +98,7 @@ class Mapper(ItemByItem[T_co]):
 
 @functional_datapipe("collate")
 class Collator(Mapper[T_co]):
-    """Converts every batch to arrays, or to tensors if PyTorch is imported. Their first dimension is the batch's items.
+    """Converts every batch to arrays, or to tensors if PyTorch is imported, whose first dimension is the batch's items.
 
     Args:
         datapipe: a pipe of batches.

@@ -90,7 +90,7 @@ class Dropper(ItemByItem[T_co]):
             end), or keys of dicts. A missing column causes a warning.
 
     Raises:
-        TypeError: a column cannot be a key; or, while iterating, an item cannot have such a column.
+        TypeError: a column cannot be a key; or, while iterating, an item cannot have the column.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -126,7 +126,7 @@ class Slicer(ItemByItem[T_co]):
     Raises:
         ValueError: `step` is 0.
         TypeError: `stop` or `step` is not an integer, or a column cannot be a key; or, while iterating, an item cannot
-            have such a column.
+            have the column.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -194,7 +194,7 @@ class Flattener(ItemByItem[T_co]):
             warning.
 
     Raises:
-        TypeError: a column cannot be a key; or, while iterating, an item cannot have such a column, or is not iterable.
+        TypeError: a column cannot be a key; or, while iterating, an item cannot have the column, or is not iterable.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -86,7 +86,7 @@ class EventLoop:
             left = [task for task in tasks if not task.done()]
             for task in left:
                 task.cancel()
-            # Waits for the canceled calls to end. Otherwise, they would continue when the next batch runs the loop.
+            # Waits for the canceled calls to end, because they would continue when the next batch runs the loop.
             await asyncio.gather(*left, return_exceptions=True)
 
     def _cancel(self) -> None:

@@ -1,7 +1,7 @@
 """The pipe that decodes images, or random parts of images: ImageDecoder.
 
-Role: for each image, the random generator is seeded from the seed of the epoch and the number of the image. Therefore,
-a state need not contain the generator.
+Role: for each image, the random generator is seeded from the seed of the epoch and the number of the image, so that a
+state need not contain the generator.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         mode: "RGB" (the default), "L", "RGBA" or "I;16", as for `torchdata.images.decode`.
         layout: "HWC" (the default) or "CHW": channels last or first.
         scale: "exact" (the default), or "fast" to decode JPEG images at a half, a quarter or an eighth of their size,
-            if this is not smaller than the result.
+            but not smaller than the result.
         resample: the filter for resizing, as for `torchdata.images.decode`.
         exif: whether images are rotated according to their EXIF orientation.
         truncated: "keep" returns the available part of truncated images instead of raising an error.
@@ -131,7 +131,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return partial(_explained, call)
 
     def _decoded(self, image: Any) -> Any:
-        """Never called. The constructor checks the columns against this method's signature."""
+        """Never called: the constructor checks `input_col` and `output_col` against this signature."""
 
 
 class _Decoder:

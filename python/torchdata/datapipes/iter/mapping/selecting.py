@@ -97,7 +97,7 @@ class Header(IterDataPipe[T_co]):
     """Yields only the first items.
 
     Args:
-        source_datapipe: the pipe to read. Only its first items are read.
+        source_datapipe: the pipe, of which only the first items are read.
         limit: number of items, 10 by default; None for all.
 
     Raises:

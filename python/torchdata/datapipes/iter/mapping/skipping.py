@@ -25,18 +25,18 @@ T_co = TypeVar("T_co", covariant=True)
 class OnError(IterDataPipe[T_co]):
     """Skips items for which an earlier pipe raises an exception. Pipes before a previous `on_error` are not included.
 
-    An item that causes an exception is left out, and counted by exception type and pipe. This applies to exceptions of
+    An item that causes an exception is left out, and counted by exception type and pipe. `on_error` skips exceptions of
     functions that are passed to pipes such as `map` and `filter`, of pipes that read streams and archives (the rest of
     a broken stream is left out), and of pipes that cannot use an item.
 
     Exceptions from your own generators and iterables are not skipped, because a generator ends when it raises an
-    exception. In this case, a note in the exception explains why it was not skipped. `on_error` never skips errors from
+    exception; a note in the exception explains why the exception was not skipped. `on_error` never skips errors from
     listing a store, errors of `on_disk_cache` and `fullsync`, `KeyboardInterrupt`, `SystemExit`, `MemoryError` and the
     exit of a process.
 
-    A saved state contains the counts. A resumed run continues them, and does not read the skipped items again. At the
-    end of an epoch, a `RuntimeWarning` contains the counts of the process or, with a `DataLoader2`, of all its workers.
-    `DataLoader2.stats()` returns the counts at any time.
+    A saved state contains the counts of skipped items, which a resumed run continues without reading the skipped items
+    again. At the end of an epoch, a `RuntimeWarning` contains the counts of the process or, with a `DataLoader2`, of
+    all its workers. `DataLoader2.stats()` returns the counts at any time.
 
     Args:
         datapipe: the pipe to read.

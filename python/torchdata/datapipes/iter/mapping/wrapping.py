@@ -99,10 +99,10 @@ class IterableWrapper(IterDataPipe[T_co]):
     between two epochs is saved, too.
 
     Any other iterable is reread up to the position, with the states that the global random generators had in the
-    original run. Some of the reread items are compared with the original items. If they differ, for example because of
-    an unseeded random order, resuming raises `RuntimeError` unless the loader's state is loaded with `strict=False`. If
-    the iterable draws from the global generators for each item, a `RuntimeWarning` is issued instead, because other
-    code that draws between two items changes the items.
+    original run. Some reread items are compared with the original items. If the items differ, for example because of an
+    unseeded random order, resuming raises `RuntimeError` unless the loader's state is loaded with `strict=False`. If
+    the iterable draws from the global generators for each item, different items cause only a `RuntimeWarning`, because
+    other code that draws between two items changes the items.
 
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that
@@ -131,8 +131,8 @@ class IterableWrapper(IterDataPipe[T_co]):
     #: next iteration resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
-    #: Whether the current epoch reads the user's one-shot iterator itself, not a copy. `_is_used_up`: whether an
-    #: earlier epoch has read it.
+    #: Whether the current epoch, or (`_is_used_up`) an earlier epoch, reads the user's one-shot iterator itself, not a
+    #: copy.
     _was_read = _is_used_up = False
     _has_warned = False
     _is_strict = True

@@ -1,1 +1,1 @@
-"""Pipes that determine the order, repetition and grouping of items, or the process that receives an item."""
+"""Pipes that reorder, repeat, group or store items, or divide items among processes."""

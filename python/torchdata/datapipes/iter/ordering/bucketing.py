@@ -33,14 +33,14 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
 
     Args:
         datapipe: the pipe to read.
-        batch_size: the number of items per batch. The last batch may have fewer.
+        batch_size: the number of items per batch (the last batch may have fewer).
         drop_last: whether an incomplete last batch is left out; False by default.
         batch_num: number of batches in a bucket, 100 by default.
         bucket_num: number of buckets in a pool of items that are shuffled together, 1 by default.
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
             `functools.partial(sorted, key=len)`. If `sort_key` is None, items are not sorted.
-        use_in_batch_shuffle: how items and batches are shuffled. True (the default) shuffles each pool of items
-            separately, and then each group of `bucket_num` batches. False shuffles items with a buffer as large as a
+        use_in_batch_shuffle: whether each pool of items, and then each group of `bucket_num` batches, is shuffled
+            separately (the default). If `use_in_batch_shuffle` is False, items are shuffled with a buffer as large as a
             pool, and batches with a buffer as large as a bucket.
 
     Raises:

@@ -27,8 +27,8 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """Stores its items in memory, so that all earlier pipes run only in the first epoch.
 
     The first complete epoch fills the cache, and later epochs yield the same objects. If the items need more memory
-    than `size`, the first items are dropped from the cache, and later epochs read them from the source. Therefore, if
-    `size` is given, the source should yield its items in one order in every epoch.
+    than `size`, later epochs read the first items from the source instead of the cache. If `size` is given, the source
+    should yield its items in one order in every epoch.
 
     Every process has its own cache, which is copied and pickled with the pipe. The cache is filled again if a
     `sharding_filter` before this pipe gives the process another share of the data. States contain the cache, so a state
@@ -57,11 +57,10 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     _given_up: int = state(0, copied=True, lasts=True)
     #: The shares that the sharding filters before this pipe had when the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)
-    #: The items that the running epoch has stored. `_bytes` is their total size, and `_filling_given_up` is the number
-    #: of items that were dropped.
+    #: The items that the running epoch has stored.
     _filling: deque[T_co] = state(deque, items=True)
-    _bytes: int = state(0)
-    _filling_given_up: int = state(0)
+    _bytes: int = state(0)  # the total size of the items in `_filling`
+    _filling_given_up: int = state(0)  # the number of items that were dropped from `_filling`
     _serving: bool = state(False)
 
     def __init__(self, source_dp: Iterable[T_co], size: float | None = None) -> None:

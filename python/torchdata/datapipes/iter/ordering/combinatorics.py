@@ -207,8 +207,8 @@ class Sampler(IterDataPipe[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         if self._order is None:
-            # The order may be random, so a saved state must contain it. Therefore, a sampler with a length is read
-            # completely before the first index is yielded.
+            # A sampler with a length is read completely before the first index is yielded, because a saved state must
+            # contain its possibly random order.
             sequential = isinstance(self.sampler, SequentialSampler)
             finite = isinstance(self.sampler, Sized)
             self._order = range(len(self.sampler)) if sequential else list(self.sampler) if finite else self.sampler

@@ -20,8 +20,7 @@ T_co = TypeVar("T_co", covariant=True)
 T = TypeVar("T")
 R = TypeVar("R")
 
-#: Up to this batch size, `zip_longest` collects the batches. It always allocates a tuple of the batch size, even for
-#: fewer items.
+#: Up to this batch size, `zip_longest` collects the batches, although it allocates a full tuple even for fewer items.
 _ZIPPED = 1024
 
 _NOTHING = object()
@@ -33,7 +32,7 @@ class Batcher(IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        batch_size: the number of items per batch. The last batch may have fewer.
+        batch_size: the number of items per batch (the last batch may have fewer).
         drop_last: whether an incomplete last batch is left out; False by default.
         wrapper_class: a function from a list of items to the batch; `DataChunk`, a list, by default.
 
@@ -93,8 +92,8 @@ class Batcher(IterDataPipe[T_co]):
             yield wrap(batch)
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # zip_longest collects a batch without Python code. zip_longest reuses its result tuple if nothing else refers
-        # to it, which would keep the last batch alive. Therefore, `chunk` refers to this tuple.
+        # zip_longest collects a batch without Python code, but reuses its result tuple if nothing else refers to it,
+        # which would keep the last batch alive. `chunk` refers to the result tuple to prevent the reuse.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)
@@ -162,7 +161,7 @@ class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
     When incomplete groups contain `buffer_size` items, the largest group is yielded if it has at least
-    `guaranteed_group_size` items. Otherwise, this group is dropped or an error is raised, depending on
+    `guaranteed_group_size` items. A largest group with fewer items is dropped, or raises an error, depending on
     `drop_remaining`. At the end of the source, all remaining groups are yielded, even if they are smaller.
 
     Args:
@@ -173,8 +172,8 @@ class Grouper(IterDataPipe[Any]):
         group_size: number of items after which a group is yielded; None (the default) for no limit.
         guaranteed_group_size: minimum number of items of a group that is yielded because the buffer is full;
             `group_size` by default.
-        drop_remaining: whether the largest group is dropped if it is too small when the buffer is full. False (the
-            default) raises an error.
+        drop_remaining: whether a largest group that is too small is dropped instead of raising an error; False by
+            default.
 
     Raises:
         TypeError: `group_key_fn` is not a function or a size is not an integer.

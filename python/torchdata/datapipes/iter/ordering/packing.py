@@ -38,8 +38,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
     An item is a sequence of tokens (a list, a tuple, a one-dimensional array or tensor), or a mapping from column to
     such sequences of equal length, such as the output of a tokenizer with `input_ids`, `labels` and `attention_mask`. A
     single sequence becomes the column `"input_ids"`. A row is a dict with the columns of the items (or `"input_ids"`
-    for sequences). Each column contains the sequences in order, as a list, an array or a tensor, like the items. Two
-    columns are added:
+    for sequences). Each column contains the sequences in order, in the type of the items: a list, an array or a tensor.
+    Two columns are added:
 
     - `position_ids` counts from 0 within each sequence (int64).
     - `cu_seqlens` contains the start of each sequence in the row, and the end of the last sequence (int32), as
@@ -54,8 +54,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
       `buffer_size` incomplete rows, the row with the most tokens is yielded. `"first_fit"` changes the order of the
       sequences, but rows need little padding.
     - `"in_order"`: the last row. If the sequence does not fit, the last row is yielded and a new row is begun.
-    - `"cut"`: the last row until it is full, and new rows for the remaining tokens. Sequences are cut at the end of a
-      row, so all rows except the last are full.
+    - `"cut"`: the tokens fill the last row and then new rows. Sequences are cut at the end of a row, so all rows except
+      the last are full.
 
     A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one row.
 
@@ -67,15 +67,15 @@ class Packer(IterDataPipe[dict[str, Any]]):
             default) divides it into parts of at most `max_tokens` that are packed separately; `"truncate"` keeps the
             first part; `"drop"` leaves the sequence out; `"error"` raises.
         buffer_size: maximum number of incomplete rows with `"first_fit"`, 16 by default.
-        pad_value: the value that fills up rows to `max_tokens`. With None (the default), rows may be shorter. If
+        pad_value: the value that fills up rows to `max_tokens`; None (the default) for rows without padding. If
             `pad_value` is a number, it fills `input_ids` (or the only column); `labels` are then filled with -100 and
-            `attention_mask` with 0. To fill other columns, pass a mapping from column to number.
+            `attention_mask` with 0. To fill more columns, pass a mapping from column to fill value.
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
-            Otherwise, a model that shifts labels by one learns to predict the first token of a sequence from the end of
-            the sequence before it.
+            Without `first_value`, a model that shifts labels by one learns to predict the first token of a sequence
+            from the end of the sequence before it.
         columns: the columns of mappings to pack; None for all columns.
-        add: which of the columns `"position_ids"` and `"cu_seqlens"` to add; both by default. Columns of the items with
-            these names are left out.
+        add: which of the columns `"position_ids"` and `"cu_seqlens"` to add; both by default. Items' columns with an
+            added name are left out.
         drop_last: whether `"cut"` leaves out an incomplete last row; False by default.
 
     Raises:

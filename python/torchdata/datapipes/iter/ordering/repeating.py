@@ -88,9 +88,9 @@ class Repeater(IterDataPipe[T_co]):
         [0, 0, 1, 1]
     """
 
-    #: The item that is being repeated. `_left` is the number of remaining repetitions after a resume.
+    #: The item that is being repeated.
     _item: Any = state(items=True)
-    _left: int = state(0)
+    _left: int = state(0)  # the number of remaining repetitions after a resume
 
     def __init__(self, source_datapipe: Iterable[T_co], times: int) -> None:
         source_datapipe = check_source("Repeater", source_datapipe, "source_datapipe")

@@ -46,21 +46,20 @@ class SHARDING_PRIORITIES(IntEnum):
 
 @functional_datapipe("sharding_filter")
 class ShardingFilter(IterDataPipe[T_co]):
-    """Yields this process's share of the items. After `apply_sharding(n, i)`, this is every n-th item, starting with
-    item i.
+    """Yields this process's share of the items: after `apply_sharding(n, i)`, every n-th item, starting with item i.
 
     Every process reads the whole source, in an order that must be the same in all processes. A loader compares the
     orders of its workers and raises an error if they differ.
 
-    Items that are read by index are loaded, and mapped by `map`, only in the process to which they are assigned. This
-    requires that only `shuffle`, `map` and `sharding_filter` follow a map pipe (by `to_iter_datapipe`, `shuffle` or
-    `sample_by`), or an `IterableWrapper` of a dataset without `__iter__`. If the source is an `IterableWrapper` of a
-    range, list, tuple or array, the filter does not read items of other processes.
+    If only `shuffle`, `map` and `sharding_filter` follow a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`),
+    or an `IterableWrapper` of a dataset without `__iter__`, each item is loaded and mapped only in the process to which
+    the item is assigned. If the source is an `IterableWrapper` of a range, list, tuple or array, the filter does not
+    read items of other processes.
 
-    Some sources, such as Hugging Face's `IterableDataset`, yield only a part of their items in a worker, according to
-    `torch.utils.data.get_worker_info()`. If a `sharding_filter` follows a source of this kind, the source yields all
-    items, so that only the filter divides the items. Without a `sharding_filter`, each worker reads only its part of
-    such a source, which is faster.
+    Some sources, such as Hugging Face's `IterableDataset`, divide their items among workers, according to
+    `torch.utils.data.get_worker_info()`. If a `sharding_filter` follows a source that divides its items itself, the
+    source yields all items, and only the filter divides the items. Without a `sharding_filter`, each worker reads only
+    its part of an `IterableDataset`, which is faster.
 
     Args:
         source_datapipe: the pipe to read.
@@ -115,7 +114,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         """Makes the next iterations yield share `instance_id` of `num_of_instances`.
 
         Calls with different groups divide the items at several levels: among ranks (DISTRIBUTED) first, then among
-        workers (MULTIPROCESSING). Another integer is a level of your own.
+        workers (MULTIPROCESSING). Any other integer as `sharding_group` is a level of your own.
 
         Raises:
             TypeError: the group is not an integer.
@@ -215,8 +214,8 @@ class ShardingFilter(IterDataPipe[T_co]):
         )
 
     def _share_of(self, source: Iterator[Any], is_unloaded: bool = False) -> Iterator[Any]:
-        """Returns this shard's items of `source`. If `is_unloaded` is True, `source` yields indices. The end of the
-        iteration is then not recorded by the source's token, because the source pipe itself is not iterated."""
+        """Returns this shard's items of `source`. If `is_unloaded` is True, `source` yields indices, and the source
+        pipe, which is not iterated itself, does not record the end of the iteration."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
         if self._behind:  # the state was saved with a common part

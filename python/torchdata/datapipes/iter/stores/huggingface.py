@@ -45,10 +45,9 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         >>> stars = rows.map(lambda row: row["star"])
     """
 
-    #: The dataset that the running iteration reads. `_loaded` is the position at which the next iteration resumes, or
-    #: None.
+    #: The dataset that the running iteration reads.
     _data: Any = state(saved=False)
-    _loaded: dict[str, Any] | None = state()
+    _loaded: dict[str, Any] | None = state()  # the position at which the next iteration resumes
 
     def __init__(self, dataset: str, **config_kwargs: Any) -> None:
         self._import()
@@ -110,7 +109,7 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
 
 
 def _is_streamed(data: Any) -> bool:
-    """Returns whether the rows are streamed. If not, they are read by index from downloaded files."""
+    """Returns whether the rows are streamed, not read by index from downloaded files."""
     return hasattr(data, "load_state_dict")
 
 

@@ -156,8 +156,8 @@ class IoPathFileOpener(_HasPathManager, OpensFiles):
 class IoPathSaver(_HasPathManager, SavesItems):
     """Saves the data of pairs of metadata and data by iopath: yields the path of each file when it is written.
 
-    An existing local file stays unchanged. A new file has a temporary name until it is complete. Therefore, several
-    processes may save the same files, and no lock files remain. Directories are created. If a handler writes to remote
+    An existing local file stays unchanged. A new file has a temporary name until it is complete, so that several
+    processes may save the same files without lock files. Directories are created. If a handler writes to remote
     storage, an existing file is replaced.
 
     Args:

@@ -1,6 +1,6 @@
 """Shared code of the pipes over file systems and object stores: masks, options, and listings that can be resumed.
 
-Role: pipes store no client, connection or file system. Therefore, they can be pickled, and work after a fork.
+Role: because pipes store no client, connection or file system, they can be pickled, and work after a fork.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
 
 
 class ListsRoots(IterDataPipe[str]):
-    """Lists the entries of roots. The state contains the root that is being listed, and the last yielded entry of this
-    root. A resumed iteration lists this root again."""
+    """Lists the entries of roots. The state contains the root that is being listed, which a resumed iteration lists
+    again, and the root's last yielded entry."""
 
     #: The root that is being listed. `_last` is the position of the last yielded entry of this root, or None.
     _root: str | None = state()
@@ -43,8 +43,8 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` of the source must be called here. Otherwise, a state from before the first item would belong to the
-        # last epoch.
+        # Begins the source before the first item is requested, because a state in between would belong to the last
+        # epoch.
         return self._names_of_all(iter(self._source()))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Pipes that read from S3, Google Cloud Storage and Azure: S3FileLister, S3FileLoader.
 
-Role: a stream fetches data when it is read. Between requests, it keeps no connection open (see `s3_object.py`). Each
+Role: a stream fetches data when it is read, and keeps no connection open between requests (see `s3_object.py`). Each
 process has its own stores (see `s3_client.py`).
 """
 
@@ -80,7 +80,7 @@ class S3FileLister(GivenLength, ListsRoots):
         FileNotFoundError: while iterating, a bucket does not exist.
         PermissionError: while iterating, credentials are missing or refused.
         TimeoutError: while iterating, the server does not answer.
-        OSError: while iterating, the server returned an error of any other kind. All S3 errors are also ValueErrors.
+        OSError: while iterating, the server returned an unexpected error. All S3 errors are also ValueErrors.
         ValueError: while iterating, an item is not a URL of a supported store.
 
     Example:
@@ -191,7 +191,7 @@ class S3FileLoader(LoadsObjects):
         FileNotFoundError: while iterating, a bucket or an object does not exist.
         PermissionError: while iterating or reading, credentials are missing or refused.
         TimeoutError: while iterating or reading, the server does not answer.
-        OSError: while iterating or reading, an error of any other kind occurs. All S3 errors are also ValueErrors.
+        OSError: while iterating or reading, an unexpected error occurs. All S3 errors are also ValueErrors.
         ValueError: while iterating, an item is not a URL of a supported store.
 
     Example:

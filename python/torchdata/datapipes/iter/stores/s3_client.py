@@ -1,8 +1,8 @@
 """Manages obstore for the S3 pipes: the stores of each process, picklable settings, and error messages.
 
-Role: obstore works in its own threads, which do not exist in a forked child. If a child has inherited a loaded obstore,
-each call would wait forever. Such a child therefore loads a second copy of obstore's extension, with its own threads
-(16 ms, 15 MB). The inherited copy is neither used nor freed.
+Role: obstore works in its own threads, which do not exist in a forked child. Because each call to an inherited obstore
+would wait forever, the child loads a second copy of obstore's extension, with its own threads (16 ms, 15 MB). The
+inherited copy of the extension is neither used nor freed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STORES = {
     "az": ("AzureStore", "endpoint", "Azure"),
 }
 _ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "base_url")
-#: Environment variables that provide credentials. If one of them is set, no profile is read.
+#: Environment variables with credentials, any of which replaces the credentials of an AWS profile.
 _OTHER_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SKIP_SIGNATURE",
@@ -66,7 +66,7 @@ class S3TimeoutError(TimeoutError, S3Error):
 
 @dataclass(frozen=True)
 class S3Settings:
-    """The settings of a store. They can be pickled, whereas obstore's stores cannot.
+    """The settings of a store, which can be pickled, whereas obstore's stores cannot.
 
     Args:
         request_timeout_ms: milliseconds without a response after which a request fails; -1 for `DEFAULT_TIMEOUT_MS`.
@@ -125,8 +125,8 @@ class S3Settings:
 
 
 def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Returns the region (as a dict) and the credential provider from the user's AWS profile. A value is left out if
-    `given` or the environment contains it.
+    """Returns the region (as a dict) and the credential provider from the user's AWS profile, without values that the
+    pipe's options (`given`) or the environment contain.
 
     boto3 reads the profile's files, and is imported only if the files exist.
     """
@@ -183,7 +183,7 @@ class _Process:
 
 
 _process = _Process(inherited=False)
-#: Objects of a parent process. They are never freed, because freeing needs threads that this process does not have.
+#: Objects of a parent process, which are never freed, because freeing needs threads that this process does not have.
 _kept: list[Any] = []
 
 
@@ -201,8 +201,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _own_copy() -> Any:
-    """Loads a second copy of the extension. The extension is copied to an anonymous file, because the dynamic loader
-    loads no file twice. The loader also compares paths, so the path contains the process id."""
+    """Loads a second copy of the extension. The extension is copied to an anonymous file, with the process id in its
+    path, because the dynamic loader does not load a file, or a path, twice."""
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
 

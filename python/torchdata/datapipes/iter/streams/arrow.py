@@ -38,14 +38,13 @@ class ArrowReader(IterDataPipe[Any]):
     Args:
         source_datapipe: yields part numbers, or lists of part numbers (for example after `batch`), which are read
             together as one part. The source is usually `ArrowParts(table)`, followed by `to_iter_datapipe` or
-            `shuffle`, and then by pipes such as `sharding_filter`. The source may also be a table that `ArrowParts`
-            accepts, instead of a pipe. Such a table is read in order.
+            `shuffle`, and then by pipes such as `sharding_filter`. Instead of a pipe, the source may also be a table
+            that `ArrowParts` accepts, whose parts are read in order.
         columns: the columns to read, in this order; None (the default) for all.
         parts: the `ArrowParts` whose part numbers the source yields; by default, the only `ArrowParts` in the source.
         rows: whether each item is a row: a dict from column names to Python values. If `rows` is False, items are
             frames.
-        frame_size: the number of rows per frame; the last frame of a part may have fewer. None makes one frame of each
-            part.
+        frame_size: the number of rows per frame (the last frame of a part may have fewer); None for one frame per part.
         library: the library of the frames: `"numpy"`, for dicts from column to array; `"pandas"`, `"polars"` or
             `"pyarrow"` (tables).
         dtype: as for `load_parquet_as_df`.
@@ -262,7 +261,7 @@ class LanceReader(ArrowReader):
 
 def _table_of(pipe: Any) -> ArrowSource:
     """Returns the table of the only `ArrowParts` in a graph. `ArrowReader` stores the table, because `ArrowParts` may
-    run in the dispatching process."""
+    run in another process."""
     if isinstance(pipe, ArrowSource):
         return pipe
     found = [source for each in Graph(pipe) if isinstance(source := getattr(each, "source", None), ArrowSource)]

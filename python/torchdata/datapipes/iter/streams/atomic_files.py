@@ -113,7 +113,7 @@ def write_file(
 
     Args:
         data: bytes or text, an open stream (read in pieces and closed), or an iterable of pieces.
-        alone: whether the caller holds the lock of the path. Without the lock, the temporary file has a unique name.
+        alone: whether the caller holds the lock of the path; if not, the temporary file has a unique name.
         expected: the checksum that the contents must have.
     """
     os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)

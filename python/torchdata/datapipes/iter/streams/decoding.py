@@ -26,8 +26,8 @@ class RoutedDecoder(ItemByItem[tuple[str, Any]]):
     Streams are read completely and closed. Content that no handler can decode stays bytes.
 
     **The default handlers unpickle `.pyd` and `.pickle` files, which runs code that the file contains.** For untrusted
-    files, pass `allow_pickle=False`, or set `TORCHDATA_ALLOW_PICKLE=0` in the environment. The variable has priority
-    over all arguments.
+    files, pass `allow_pickle=False`, or set `TORCHDATA_ALLOW_PICKLE=0` in the environment, which has priority over all
+    arguments.
 
     Args:
         datapipe: yields pairs of path and binary stream, or bytes.
@@ -36,8 +36,8 @@ class RoutedDecoder(ItemByItem[tuple[str, Any]]):
             `imagehandler` returns NumPy arrays if PyTorch is not imported. Handlers of
             `torch.utils.data.datapipes.utils.decoder` also work.
         key_fn: a function from the path to the key that handlers receive; by default the extension without its dot.
-        allow_pickle: whether `basichandlers` reads `.pyd`, `.pickle` and `.pt` files; it does not affect other
-            handlers. With None (the default), `basichandlers` reads these files unless the environment forbids pickles.
+        allow_pickle: whether `basichandlers` (and no other handler) reads `.pyd`, `.pickle` and `.pt` files, unless the
+            environment forbids pickles; None (the default) means True.
 
     Raises:
         TypeError: a handler or `key_fn` is not a function, or `allow_pickle` is not a bool; or, while iterating, an

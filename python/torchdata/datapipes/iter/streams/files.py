@@ -55,9 +55,9 @@ class FileLister(GivenLength, IterDataPipe[str]):
         masks: a shell pattern (`*.jpg`) or a list of patterns for the file names; empty (the default) for all.
         recursive: whether subdirectories are listed; False by default.
         abspath: whether absolute paths are yielded; False by default.
-        non_deterministic: whether files are yielded in the order of the file system; False by default. With True, a
-            state from the middle of a directory is valid only as long as the file system lists the directory in the
-            same order.
+        non_deterministic: whether files are yielded in the order of the file system; False by default. A state from the
+            middle of an unsorted directory is valid only as long as the file system lists the directory in the same
+            order.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
 
     Warns: UserWarning: no file was found.

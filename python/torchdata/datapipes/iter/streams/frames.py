@@ -36,14 +36,13 @@ class DataFrameMaker(IterDataPipe[Any]):
 
     Args:
         source_dp: the pipe of rows.
-        dataframe_size: the number of rows per frame, 1,000 by default. The last frame may have fewer.
+        dataframe_size: the number of rows per frame (the last frame may have fewer), 1,000 by default.
         dtype: None (the default) lets the library infer the types; otherwise a `pyarrow.Schema`, a mapping from column
             to a dtype of `library`, or one such dtype for all columns.
         dtype_generator: a function that returns the dtype at the start of each iteration, for dtypes that cannot be
             pickled. Used if `dtype` is None.
-        columns: the names of the columns. Rows that are mappings must contain all these columns; their other keys are
-            left out. Without column names, a frame of mappings has the keys of all its rows, with nulls for missing
-            values.
+        columns: the names of the columns. Rows that are mappings must contain all columns; other keys are left out.
+            Without column names, a frame of mappings has the keys of all its rows, with nulls for missing values.
         device: `""` or `"cpu"`.
         library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"`. Polars uses threads, so worker
             processes need the start method spawn or forkserver.
@@ -111,7 +110,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     - Dates, timestamps (in UTC, if they have a zone) and durations become datetime64 and timedelta64. A null becomes
       NaT.
     - Lists become arrays of objects with one converted array per row. A null becomes None.
-    - All other types, such as strings, bytes, decimals and structs (dicts), become arrays of Python objects. A null
+    - Strings, bytes, decimals, structs (dicts) and types not in this list become arrays of Python objects. A null
       becomes None.
 
     Args:

@@ -1,6 +1,6 @@
 """The base class of pipes that yield many items from each (path, stream) pair, such as readers of lines and archives.
 
-Role: the state of such a pipe is the pair that is being read, and the position in its stream. When the iterator is
+Role: the state of a reading pipe is the pair that is being read, and the position in its stream. When the iterator is
 abandoned, the pipe closes the stream and stores a placeholder that can reopen it.
 """
 
@@ -56,7 +56,7 @@ class HoldsStream(IterDataPipe[T_co]):
     _held: Any = state(saved=False)
     #: The position in the current stream where `_read` begins.
     _place: Any = state(saved=False)
-    #: Whether an iterator is reading the pair. If not, `_place` is the current position.
+    #: Whether an iterator is reading the current pair, so that `_place` is outdated.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
@@ -82,9 +82,8 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # `iter` of the source must be called here. Otherwise, a state from before the first item would belong to the
-        # last epoch. Each pair is read by a separate generator, so that an exception in one pair does not end the
-        # iteration.
+        # Begins the source before the first item is requested, because a state in between would belong to the last
+        # epoch. Each pair is read by a separate generator, so that an exception in one pair does not end the iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)

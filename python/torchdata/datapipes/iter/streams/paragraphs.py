@@ -60,7 +60,7 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
                 self._path = path
                 self.buffer.append(line)
             elif self.buffer:
-                # A state may be saved at the yield, so the next paragraph's first line is stored before.
+                # The next paragraph's first line is stored before the `yield`, because a state may be saved there.
                 complete = self._path, self.buffer
                 self._path, self.buffer = path, [line] if line else []
                 yield complete[0], self.joiner(complete[1])

@@ -22,8 +22,8 @@ _RANGE = r"\{([0-9]+)\.\.([0-9]+)\}"
 class ShardExpander(Unfolding, IterDataPipe[str]):
     """Expands names such as `imagenet-{000..123}.tar` to the names of all shards.
 
-    `{first..last}` is replaced by each number from the first to the last. If both have equally many digits and the
-    first begins with 0, all numbers are padded with zeros. If a name contains several ranges, the last range changes
+    `{first..last}` is replaced by each number from the first to the last. If `first` begins with 0 and has as many
+    digits as `last`, all numbers are padded with zeros. If a name contains several ranges, the last range changes
     fastest. Names without a range are yielded unchanged.
 
     Args:

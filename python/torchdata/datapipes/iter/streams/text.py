@@ -1,8 +1,8 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
-Role: the position in a file is the value that `tell` returns. For a text file, this value includes the state of its
-decoder. Text files are read by `readline`, because `tell` fails after `next`. For a stream without `tell`,
-the position is the number of lines read so far, and a resumed pipe skips these lines.
+Role: the position in a file is the value that `tell` returns, which for a text file includes the state of its decoder.
+Text files are read by `readline`, because `tell` fails after `next`. For a stream without `tell`, the position is the
+number of lines read so far, and a resumed pipe skips these lines.
 """
 
 from __future__ import annotations
@@ -81,12 +81,12 @@ def _decoded_lines(file_obj: Any, encoding: str, errors: str) -> Iterator[str]:
 class _Text(HoldsStream[Any]):
     source_datapipe: Any
 
-    #: The position of the stream when the pipe received it. `_lines_before` is the number of lines to skip from there.
+    #: The position of the stream when the pipe received it.
     _start: int | None = state(saved=False)
-    _lines_before: int = state(0, saved=False)
+    _lines_before: int = state(0, saved=False)  # the number of lines to skip from `_start`
     #: The decoder of a binary stream whose encoding, such as UTF-16, can be split into lines only after decoding.
     _decoder: io.TextIOWrapper | None = state(saved=False)
-    #: Whether bytes after the current line were read. If so, the stream's `tell` does not return the position.
+    #: Whether bytes after the current line were read, so that the stream's `tell` does not return the position.
     _is_ahead: bool = state(False, saved=False)
 
     def _set_options(

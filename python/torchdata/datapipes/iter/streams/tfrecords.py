@@ -29,7 +29,7 @@ TFRecordExample: TypeAlias = dict[str, Any]
 #: The argument `spec` of the loader: a dict from the name of a feature to a pair of shape and dtype.
 TFRecordExampleSpec: TypeAlias = Mapping[str, tuple[tuple[int, ...] | None, Any] | None]
 
-#: The default limit for the size of a record in bytes. Small values need sixty times as much memory as Python objects.
+#: The default size limit of a record in bytes. As Python objects, small values need sixty times as much memory.
 MAX_LENGTH = 128 << 20
 
 _LONGEST = (1 << 31) - 1
@@ -58,9 +58,9 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             context and as a feature list refers to the context. Without a spec, all features are read unchanged.
         length: the number of records that `len` returns; with -1 (the default), `len` raises TypeError.
         verify_checksums: whether records with wrong checksums (CRC-32C) cause an error; True by default.
-        max_length: maximum size of a record in bytes, 128 MiB by default. A longer record raises an error before it is
-            read. With None, the limit is 2 GiB, as for all protocol buffers. The values of a record may need sixty
-            times as much memory as the record, because they become Python objects.
+        max_length: maximum size of a record in bytes, 128 MiB by default; None for 2 GiB, the limit of protocol
+            buffers. A record over `max_length` raises an error before it is read. As Python objects, the values of a
+            record may need sixty times as much memory as the record.
 
     Raises:
         TypeError: `spec` is not a dict of pairs, or `length` or `max_length` is not an integer; or, while iterating, a

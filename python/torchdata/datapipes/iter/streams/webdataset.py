@@ -1,8 +1,8 @@
 """The pipe that groups the files of an archive into samples: WebDataset.
 
 Role: consecutive files whose paths differ only in the extension form one sample. The state is the incomplete sample,
-including its streams. When an iteration is abandoned, these streams are closed and replaced by placeholders that can
-reopen them.
+including its streams. The streams of an abandoned iteration are closed and replaced by placeholders that can reopen
+them.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         source_datapipe: yields pairs of path and data, such as the streams of `load_from_tar` or decoded data.
         strict: whether to raise an error (the default) if a sample contains a field twice, or if the files of a sample
             are not adjacent (which is detected within tens of thousands of samples). A complete copy of an earlier
-            sample is accepted. With False, as in torchdata 0.9, a second file of a field replaces the first file, and
-            files that are not adjacent become separate samples.
+            sample is accepted. With `strict=False`, as in torchdata 0.9, a second file of a field replaces the first
+            file, and files that are not adjacent become separate samples.
 
     Returns:
         Dicts of the data by field, with the key under `"__key__"`.

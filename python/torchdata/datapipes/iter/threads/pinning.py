@@ -84,7 +84,7 @@ class PinMemory(_PrefetchBase[T_co]):
 
 
 def _require_cuda(device: Any) -> int:
-    """Returns the index of the device for which to pin. If `device` lacks an index, this is the current device."""
+    """Returns the index of the device for which to pin: the current device if `device` lacks an index."""
     remedy = "take pin_memory out of the pipeline here, or give it a pin_memory_fn of your own"
     if importlib.util.find_spec("torch") is None:
         raise RuntimeError(f"PinMemory needs PyTorch with CUDA, but PyTorch is not installed; {remedy}")
@@ -101,8 +101,8 @@ def _require_cuda(device: Any) -> int:
 
 
 def _work_for(device: Any) -> None:
-    """Makes this thread use `device`. Otherwise, a new thread uses the first GPU, and pinning would allocate memory on
-    the GPU of another rank."""
+    """Makes this thread use `device`, because a new thread uses the first GPU, and pinning would allocate memory on the
+    GPU of another rank."""
     torch = sys.modules.get("torch")
     if device is not None and torch is not None and torch.cuda.is_available():
         torch.cuda.set_device(device)

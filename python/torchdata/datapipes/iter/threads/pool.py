@@ -1,7 +1,7 @@
 """The thread pool that calls the function of a `threadpool_map` pipe, and returns results in order.
 
 Role: a pool serves one iteration, and its queue owns the submitted items and the pending results. The threads do not
-refer to the pool. Therefore, the pool is closed when the iterator is dropped.
+refer to the pool, so that the pool is closed when the iterator is dropped.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _PoolWork(ReadAhead):
             if self.queue.closed:
                 result = with_detached_streams(result)
         except BaseException as error:
-            # The error may not be picklable. If the item is immutable, a state contains the item instead.
+            # A state contains an immutable item instead of the error, which may not be picklable.
             kept = (item,) if type(item) in PLAIN_TYPES else None
             self.queue.fail(slot, not_the_end("ThreadPoolMapper", without_own_frame(error)), None, kept)
         else:
@@ -127,10 +127,10 @@ class Pool:
             rest.release()
 
     def entries(self, patience: float) -> list[tuple[str, Any]]:
-        """Returns all pending items and results in the form of a state. Meanwhile, no thread may take or submit items.
+        """Returns all pending items and results in the form of a state, while no thread may take or submit items.
 
         If items are mutable, this method waits for running calls, and delays further calls until the consumer
-        continues. Otherwise, a call could modify an item in the state while the state is being saved.
+        continues, so that no call modifies an item while the state is being saved.
 
         Raises:
             TimeoutError: a call took longer than `patience` seconds.

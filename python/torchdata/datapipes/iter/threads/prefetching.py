@@ -4,7 +4,7 @@ Role: the source's iteration begins in the thread that iterates the pipe. A daem
 a bounded native queue, until the source ends or fails, or the pipe's iterator is closed. The thread does not refer to
 the pipe's iterator, so the thread ends when the iterator is dropped.
 
-A forked child has no such thread, and does not use the inherited queue.
+A forked child has no daemon thread, and does not use the inherited queue.
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ class _PrefetchBase(IterDataPipe[T_co]):
     _data: _PrefetchData | None = state(saved=False)
     #: The buffered items in a loaded state, and the error to raise after these items.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: The number of iterations that have begun. `_halt`: where the thread of a replayed iteration pauses.
+    #: The number of iterations that have begun.
     _passes: int = state(0, saved=False, lasts=True)
-    _halt: Halt | None = state(saved=False, lasts=True)
+    _halt: Halt | None = state(saved=False, lasts=True)  # where the thread pauses in a replay
 
     #: The maximum number of seconds that pausing or restarting waits for the source's current item.
     patience: ClassVar[float] = 60.0
@@ -195,8 +195,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the thread has read ahead; None if the pipe has begun only `passes` iterations. The thread is
-        paused during this call."""
+        """Returns how far the paused thread has read ahead after the first `passes` iterations of the pipe; None if no
+        later iteration has begun."""
         data = self._data
         if data is None or data.is_inherited or self._passes == passes:
             return None
@@ -294,7 +294,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Within this context, the thread is paused. Therefore, the states of the source and of this pipe belong to the
+        """Within this context, the thread is paused, so that the states of the source and of this pipe belong to the
         same position."""
         data = self._data
         if data is None or data.is_inherited:
@@ -335,7 +335,7 @@ def end_threads(datapipe: Any) -> None:
 def stop_reading(datapipe: Any) -> None:
     """Stops the read-ahead threads of an abandoned iteration, before the seeds of the next iteration are set.
 
-    Otherwise, a running thread could begin another iteration of a `cycle` in the graph with the new seeds.
+    A running thread could begin another iteration of a `cycle` in the graph with the new seeds.
     """
     for pipe in pipes_with_threads(datapipe) if are_there_any() else ():
         pipe._stop_reading()
@@ -351,7 +351,7 @@ class Prefetcher(_PrefetchBase[T_co]):
     """Reads its source ahead in a thread, so that waiting for files or a network overlaps with the work of later pipes.
 
     Args:
-        source_datapipe: the pipe to read. It runs in the thread, together with all pipes before it.
+        source_datapipe: the pipe to read, which runs in the thread, together with all pipes before it.
         buffer_size: maximum number of buffered items, 10 by default.
 
     Raises:

@@ -55,9 +55,8 @@ _SHUTDOWN_WAIT = 5.0
 
 
 class _StepData(_PrefetchData):
-    """The data of an iteration. If `again` is positive, this number of items is reread without a vote, because the
-    ranks have already voted on them. If it is negative, `-again` votes are repeated without an item, because other
-    ranks have not taken part in these votes yet."""
+    """If `again` is positive, the first `again` items are reread without a vote, because the ranks have already voted
+    on them. If `again` is negative, this rank votes `-again` times before it reads, because other ranks lag."""
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
@@ -71,13 +70,13 @@ class _StepData(_PrefetchData):
         self.failure: BaseException | None = None
         #: The error of a failed vote, such as a lost rank, until it is raised to the consumer.
         self.untold: BaseException | None = None
-        #: Whether to count the items that this rank does not yield. `rest` contains their number, and whether it is
-        #: exact.
+        #: Whether to count the remaining items that this rank does not yield.
         self.counts_rest = False
-        self.rest = (0, True)
+        self.rest = (0, True)  # the number of remaining items, and whether the number is exact
 
     def read(self, source: Iterator[Any]) -> bool:
-        """Reads the next item, unless the queue is closed. Returns whether the ranks have already voted on it."""
+        """Reads the next item, unless the queue is closed. Returns True for a reread item, on which the ranks have
+        already voted."""
         item: Any = _END
         failure: BaseException | None = None
         self.slot = self.queue.reserve()
@@ -119,7 +118,7 @@ class _StepData(_PrefetchData):
 
 
 def _fill_in_step(data: _StepData, group: RankGroup) -> None:
-    """Reads items and votes, as long as every rank has an item. Runs in the pipe's thread."""
+    """Reads an item and votes with the other ranks, as long as every rank has an item. Runs in the pipe's thread."""
     queue = data.queue
     source: Iterator[Any] | None = data.source
     data.source = None
@@ -135,7 +134,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be computing an item
             data.released.set()
         failure = data.failure
-        # A rank that ends its run votes so even if the source has ended, because stopping the workers also ends the
+        # A closed rank reports the end of its run, not of its source, because stopping the workers also ends the
         # source.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
@@ -182,8 +181,8 @@ class _Hold:
 
 
 class _StepReader(Iterator[Any]):
-    """The iterator that the consumer reads. Dropping it does not notify the other ranks, because the loop may have been
-    interrupted, or left for the next epoch. The next use of the pipe shows which."""
+    """The iterator that the consumer reads. Dropping the iterator does not notify other ranks, because only the next
+    use of the pipe shows whether the loop was interrupted or left for the next epoch."""
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
 
@@ -211,7 +210,7 @@ class _StepReader(Iterator[Any]):
 
 
 def _meaning_of_vote(number: int, group: RankGroup) -> str:
-    """Returns the error message for a rank that ended its run or failed, by the number in its vote."""
+    """Returns the error message for the vote `-(number + 1)` of a rank that ended its run or failed."""
     if number >= group.world_size:
         what = f"rank {number - group.world_size} raised an exception while it read its items"
     else:
@@ -243,8 +242,8 @@ class FullSync(_PrefetchBase[T_co]):
     within the timeout, and the error names this rank. If a rank breaks out of its loop and begins its next epoch, the
     current epoch ends on all ranks. `DistributedReadingService` appends this pipe automatically. The pipe reads one
     item ahead, and always runs in the main process, even if worker processes run the pipes before it. Put pipes that
-    read ahead in a thread (`prefetch`, `pin_memory`) before `fullsync`. The thread of a pipe after `fullsync` could not
-    be paused (for `limit()` or a saved state) without waiting for other ranks.
+    read ahead in a thread (`prefetch`, `pin_memory`) before `fullsync`, because pausing the thread of a pipe after
+    `fullsync` (for `limit()` or a saved state) would have to wait for other ranks.
 
     Args:
         datapipe: the pipe to read. Every rank has its own pipe.
@@ -275,7 +274,7 @@ class FullSync(_PrefetchBase[T_co]):
     _hold: _Hold | None = state(saved=False, lasts=True)
     _untold: BaseException | None = state(saved=False, lasts=True)
     _has_warned: bool = state(False, saved=False, lasts=True)
-    #: The number of items or votes to repeat in the next iteration: the argument `again` of `_StepData`.
+    #: The argument `again` of `_StepData` for the next iteration.
     _again: int = state(0, saved=False, lasts=True)
 
     def __init__(
@@ -314,7 +313,7 @@ class FullSync(_PrefetchBase[T_co]):
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
-        # The ranks vote on the items in a loaded state, as on items that are read from the source.
+        # Like items from the source, an item in a loaded state is yielded only after a vote of all ranks.
         source = chain(items, _begun(self.source_datapipe) if error is None else _failing(error))
         again, self._again = self._again, 0
         if group.world_size == 1 and not items:
@@ -347,7 +346,7 @@ class FullSync(_PrefetchBase[T_co]):
         No rank votes on reread items, so after rereading, all ranks take part in the same vote.
 
         Args:
-            count: the number of items to reread. If negative, `-count` is the number of votes to repeat without items.
+            count: the number of items to reread; a negative count is minus the number of votes before an item is read.
         """
         self._again = count
 
@@ -355,7 +354,7 @@ class FullSync(_PrefetchBase[T_co]):
         """Returns the buffered item, the item that is being voted on, and the exception of this rank's source.
 
         The state does not contain errors of other ranks. If another rank ended or failed during a vote, the state
-        includes this rank's item of the vote, because the item was not yielded.
+        includes the local rank's item, because the item was not yielded.
         """
         items, error = self._restored
         data = self._data
@@ -374,7 +373,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends the iteration. This rank's next vote notifies the other ranks."""
+        """Ends the iteration, and notifies the other ranks by this rank's next vote."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:
@@ -412,12 +411,13 @@ class FullSync(_PrefetchBase[T_co]):
         self._raise_pending_error()
 
     def leave(self, for_good: bool) -> None:
-        """Ends the iteration. Every other rank detects this when it requests an item for which this rank does not vote.
+        """Ends the iteration, which every other rank detects when it requests an item for which this rank does not
+        vote.
 
         This method does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
-            for_good: True ends the run of this rank, so that all other ranks raise an error. False ends only the
+            for_good: whether to end the run of this rank, so that all other ranks raise an error, instead of only the
                 current epoch.
         """
         if self._data is not None and not self._data.is_inherited:

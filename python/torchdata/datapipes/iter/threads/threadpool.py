@@ -75,8 +75,8 @@ class _Results(Iterator[Any]):
         pool.wait()
         if before and before != self._generators():
             warn_outside(_DRAWS, RuntimeWarning)
-        # The threads process these items while the consumer uses the result. They are submitted after the wait for the
-        # result, so that an interruption of this wait loses no item.
+        # Submits the next item after the wait, so that an interruption of the wait loses no item. The threads process
+        # submitted items while the consumer uses the result.
         self._read_ahead(self._ahead + 1)
         take = pool.take
         del self, pool  # a stored error refers to this frame, which would keep these objects alive
@@ -127,7 +127,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     """Applies a function to every item, or to columns of it, in several threads. Results keep the source's order.
 
     Use threads if the function waits (for files or a network) or releases the GIL. An exception is raised at the
-    position of its result. The results after it can still be read. The thread that iterates this pipe reads the source.
+    position of its result, and later results can still be read. The thread that iterates this pipe reads the source.
     Numbers from the global random generators depend on the timing of the threads, so draw them in a later `map`.
 
     A state contains the results that are ready, and the items without a result. Saving a state waits for running calls,

@@ -21,10 +21,8 @@ _FILE_PATH = re.compile(r"(?:/a/[^/]+)?/file/(?:u/\d+/)?d/([^/]+)")
 
 
 def download_url(url: str) -> str:
-    """Returns the download URL of a link such as `…/file/d/ID/view`, `…/open?id=ID` and `…/uc?id=ID`.
-
-    Other URLs, including download URLs, are returned unchanged.
-    """
+    """Returns the download URL of a link such as `…/file/d/ID/view`, `…/open?id=ID` and `…/uc?id=ID`, and other URLs,
+    such as download URLs, unchanged."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     in_path = _FILE_PATH.match(parts.path)
@@ -104,7 +102,7 @@ class DriveClient(Client):
 
 
 def _trusted(target: str, asked: str) -> bool:
-    """Returns whether a form may send the user's settings, including credentials, to its target."""
+    """Returns whether the user's settings, including credentials, may be sent to a form's target URL."""
     there, here = urlsplit(target), urlsplit(asked)
     host = there.hostname or ""
     return there.scheme == here.scheme and (

@@ -43,7 +43,7 @@ class _Version(NamedTuple):
     modified: str | None
     #: The total size in bytes, if known.
     size: int | None
-    #: Whether the body was compressed. If so, an offset in the stream is not an offset in the body.
+    #: Whether the body was compressed, so that an offset in the stream is not an offset in the body.
     encoded: bool
 
     @classmethod
@@ -63,7 +63,7 @@ class _Version(NamedTuple):
         return self.modified if self.etag is None else self.etag if self.etag.startswith('"') else None
 
     def differs(self, other: _Version) -> str | None:
-        """Describes a header that differs, and that both versions contain; None if there is no such header."""
+        """Describes a header whose values differ between two versions of a file; None if no common header differs."""
         if self.etag and other.etag:
             same = self.etag.removeprefix("W/") == other.etag.removeprefix("W/")
             return None if same else f"its ETag was {self.etag} and is {other.etag}"
@@ -136,8 +136,8 @@ class HttpRecipe:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
             # The server answers 416 if the file has no bytes at the offset: it was read to its end, or has become
-            # shorter. If the request contained `If-Range`, this answer proves that the file has not changed. Otherwise,
-            # the headers of the whole file show whether it has changed.
+            # shorter. Status 416 proves that the file has not changed if the request contained `If-Range`; without
+            # `If-Range`, the headers of the whole file must be compared.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
@@ -156,7 +156,7 @@ class _Body(io.RawIOBase):
         #: The number of unread bytes of the response that precede `position` and must be dropped.
         self._early = 0
         self._failure: Exception | None = None
-        #: The remaining retries; None if no request was retried after bytes were last received.
+        #: The remaining retries; None until the first retry after bytes were received.
         self._retry: Any = None
 
     @property
@@ -260,7 +260,7 @@ class _Body(io.RawIOBase):
             response.close()
 
     def close(self) -> None:
-        """Closes the response. If its body was not read to its end, its connection is not reused."""
+        """Closes the response, whose connection is not reused if its body was not read to the end."""
         self._drop_response()
         super().close()
 
@@ -277,7 +277,7 @@ class HttpStream(io.BufferedReader):
     """A binary stream of a file at a URL, as yielded by the pipes over HTTP.
 
     The stream reads forward only. `seekable()` returns False, which makes archive readers read the stream only forward.
-    `seek` can move forward. Before the first read, it sets the offset at which the server begins to send. If the
+    `seek` can move forward. A `seek` before the first read sets the offset at which the server begins to send. If the
     connection breaks, the remaining bytes are requested. The pipe's `max_retries` limits the number of consecutive
     requests without data. After the last failed request, every read raises its error.
 
