@@ -29,7 +29,7 @@ pub struct Clock {
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// How often the item's time limit was doubled, because a hanging process was killed.
+    /// The number of kills in this wait. Each kill doubles the item's time limit.
     tries: u32,
 }
 
