@@ -1,5 +1,5 @@
-//! Tests carriers, which copy units and control words between a link and its copy on another machine. Units (messages)
-//! arrive unchanged and in order, and control words do not wait for units.
+//! Tests carriers, which connect links on two machines. Units (messages) arrive unchanged and in order, and control
+//! words of the link's header do not wait for units.
 
 #![cfg(not(loom))]
 #![allow(missing_docs)]
@@ -19,7 +19,7 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
 
-/// A link between two machines, with the carriers on both machines.
+/// A connection between two machines: a link and a carrier on each machine.
 struct Way {
     producer: Producer,
     consumer: Consumer,
@@ -52,7 +52,7 @@ fn bytes_of(buffer: &Buffer) -> Vec<u8> {
 
 type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
 
-/// Transfers a frame. If the receiving link is full, the consumer takes units from it until the frame fits.
+/// Transfers a frame. While the receiving link is full, its consumer takes units to make room.
 fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let mut frame = Frame::default();
     let words = way.here.take(&mut frame, most).unwrap();

@@ -117,8 +117,7 @@ fn a_killed_producer_leaves_exactly_what_it_had_published() {
                 _ => assert_eq!(unit.inline, b"batch", "{point}"),
             }
         }
-        // The producer was killed, so no process reuses returned blocks. Leased items therefore stay readable without
-        // the receiver.
+        // Received items stay readable without the receiver, because the killed producer reuses no blocks.
         drop(receiver);
         assert!(arrived[0].item() == item(0));
     }
@@ -167,7 +166,7 @@ fn a_child_exits_when_its_parent_is_killed() {
 #[ignore = "played by a child process of another test"]
 fn middle_process() {
     let parent = std::process::id() as i32;
-    // SAFETY: the child runs a thread, sleeps and exits. It takes no lock that another thread might hold.
+    // SAFETY: the child runs a thread, sleeps and exits, and takes no lock that another thread might hold.
     if unsafe { libc::fork() } == 0 {
         exit_with(Watch::open(parent).unwrap()).unwrap();
         println!("ready");

@@ -1,6 +1,6 @@
 //! Tests the guarantees of a link with both kinds of shared memory, between threads and between processes.
 //!
-//! A process can use only one kind, so `everything_holds_on_the_portable_backing` runs this test binary again.
+//! A process uses one kind of shared memory, so `everything_holds_on_the_portable_backing` reruns this binary.
 #![cfg(not(loom))]
 #![allow(missing_docs)]
 
@@ -98,7 +98,7 @@ fn units_of_every_length_wrap_at_every_position_of_the_ring() {
             let (link, bells) = open(SMALL);
             let mut producer = link.producer(bells.bell(CONSUMER).unwrap()).unwrap();
             let mut consumer = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
-            // Moves both cursors to the given index. Each step is at most a quarter of the ring.
+            // Moves both cursors to `place` in steps of at most a quarter ring.
             let mut rest = place;
             while rest > 0 {
                 let step = if rest > 1000 { 800 } else { rest };
@@ -263,7 +263,7 @@ fn a_consumer_is_told_to_copy_before_its_leases_starve_the_producer() {
     let held = receiver.poll().unwrap();
     assert!(!receiver.end.should_copy(12 << 10) && receiver.end.should_copy((12 << 10) + 1));
     drop(held);
-    // The leased items are small, but use half of the entries of the return ring.
+    // The items are small, but their blocks fill half of the ring that returns blocks.
     let (mut sender, mut receiver) = pair(LinkConfig { arena_capacity: 16 << 20, ..SMALL }, 10_000);
     let mut held = Vec::new();
     while !receiver.end.should_copy(1) {
@@ -324,15 +324,15 @@ fn a_block_of_another_link_is_rejected() {
 fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10);
-    // The producer ends the epoch without the item to which the fragments belong. The consumer drops the fragments when
-    // it receives a unit without fragments.
+    // The producer ends the epoch without the item to which the sent fragments belong, so the consumer drops the
+    // fragments.
     sender.stream(&[1; 500]).unwrap();
     sender.send_end().unwrap();
     assert!(receiver.receive().unwrap().is_none());
     let part = sender.stream(&[2; 600]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
     assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [2; 600]);
-    // A new epoch begins after the consumer has taken only some of the fragments.
+    // A new epoch begins after the consumer has taken only some fragments of an item.
     sender.stream(&[3; 500]).unwrap();
     assert!(receiver.poll().unwrap().is_none());
     sender.stream(&[4; 500]).unwrap();

@@ -1,5 +1,5 @@
-//! Explores all interleavings of threads that use one value. Only one thread at a time may access the value. It must
-//! see the changes of the previous thread.
+//! Explores all interleavings of threads that use one value. Only one thread at a time may access the value, and each
+//! thread must see the previous thread's changes.
 #![cfg(loom)]
 #![allow(missing_docs)]
 

@@ -1,5 +1,4 @@
-//! Tests the parser for headers of tar archives: regular headers, headers that need a complete reader, and extended
-//! headers.
+//! Tests the parser for headers of tar archives: headers of regular files, of other members, and extended headers.
 
 use proptest::prelude::*;
 use torchdata_core::formats::tar::{BLOCK, PaxError, file_header, pax_records};
@@ -92,8 +91,7 @@ proptest! {
     fn a_header_with_a_wrong_byte_is_none(at in 0usize..BLOCK, change in 1u8..) {
         let mut block = header(b"name", "0000123\0", b'0');
         block[at] = block[at].wrapping_add(change);
-        // A checksum can be written in several ways. The parser may therefore accept a change that keeps the original
-        // name and size.
+        // The parser may accept a byte change that only writes the checksum in another way.
         prop_assert!(matches!(file_header(&block), None | Some(("name", 0o123))));
     }
 

@@ -1,5 +1,5 @@
-//! Tests how often a waiting thread yields. It must always yield if yielding ends its waits, and rarely if only
-//! unrelated threads use the time.
+//! Tests how often a waiting thread yields. A thread must always yield if yields end its waits, and rarely if only
+//! unrelated threads run meanwhile.
 
 use proptest::prelude::*;
 use torchdata_core::process::turns::Turns;
@@ -129,8 +129,8 @@ fn yields_resume_when_the_unrelated_thread_is_gone() {
 }
 
 proptest! {
-    /// Yields may give unrelated threads at most one eighth of the time, plus a fixed maximum. Yields of up to one
-    /// millisecond do not count, because an unrelated thread uses the core for several milliseconds.
+    /// A thread may yield at most one eighth of its time to unrelated threads, plus a constant. Yields of up to one
+    /// millisecond are ignored, because a yield to an unrelated thread takes several milliseconds.
     #[test]
     fn the_time_of_unrelated_threads_is_bounded(
         waits in prop::collection::vec((0_u64..10, any::<bool>(), 0_u64..2_000, 0_u64..2_000), 1..2_000)

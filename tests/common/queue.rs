@@ -1,4 +1,4 @@
-//! Wraps the ordered queue for tests. Calls wait until a timeout, and a guard prevents workers from starting items.
+//! Wraps the ordered queue for tests. `reserve` and `pop` wait up to a timeout, and `Held` pauses workers.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! Models workers on other machines. Carriers transfer units (messages) and control words between the links of a worker
-//! and their copies on its machine.
+//! Models workers on other machines. Each link of a worker exists on both machines, and carriers transfer its units
+//! (messages) and control words (header fields).
 //!
 //! A frame contains copies of the control words, and all units that are waiting when the frame is created. Received
-//! control words are stored immediately. Units may have to wait for space until their reader has read a control word.
+//! control words are stored immediately, because a full link may only be read after its reader has seen a control word.
 //! The main process may detect the exit of a worker's host before the last frames arrive.
 
 use std::collections::VecDeque;
@@ -34,16 +34,16 @@ pub struct Down {
 
 #[derive(Debug, Clone, Hash)]
 pub struct Carrier {
-    /// The main process's copy of the control link.
+    /// The commands in the control link on the main process's machine.
     commands: VecDeque<Ordered>,
     order: u64,
     up: VecDeque<Up>,
     down: VecDeque<Down>,
-    /// `arrived` contains units for the main process, and `to_tell` contains commands for the worker. Both wait for
-    /// space in the links.
+    /// Received units for the main process, and commands for the worker (`to_tell`), that wait for space in a full
+    /// link.
     arrived: VecDeque<Unit>,
     to_tell: VecDeque<Ordered>,
-    /// The last control words that were sent to the worker: the order word, the grant, and the count of the grant.
+    /// The last control words that were sent to the worker: (order, grant, number of granted items).
     told: (u64, u64, u32),
     said: Said,
     acknowledged: bool,

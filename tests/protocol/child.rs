@@ -21,7 +21,7 @@ impl Setting {
             after.children[index].doing = Doing::Gone;
             return push("ends with main", after);
         }
-        // While a child runs its graph, it reads no commands, and only checks for a new order.
+        // A child that runs its graph reads no commands, and only checks whether its epoch was abandoned.
         if child.doing != Doing::InGraph && !child.control.is_empty() && !self.holds_call(index, child) {
             let mut after = world.clone();
             after.obey(self, index);
@@ -191,7 +191,7 @@ impl World {
         }
     }
 
-    /// Sends a unit, or drops it if its reader wants no more items.
+    /// Sends the departing unit (message), unless the reader wants no more items.
     fn send(&mut self, setting: &Setting, index: usize) -> &'static str {
         let (child, links, first) = self.writer(setting, index);
         let pump = &mut child.pump;

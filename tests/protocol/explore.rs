@@ -58,7 +58,7 @@ impl Hash for Fingerprint {
 /// with a 1 bit that shows how many parts the word contains.
 struct Words {
     halves: Fingerprint,
-    /// A 1 bit before the first byte marks where the collected bytes begin.
+    /// The collected bytes, after a 1 bit that marks their beginning.
     word: u64,
 }
 
@@ -87,7 +87,7 @@ impl Words {
         }
     }
 
-    /// A larger number is added as an escape byte and a separate word.
+    /// Numbers above 254 are added as an escape byte and a separate word.
     #[inline]
     fn number(&mut self, number: u64) {
         match u8::try_from(number) {
@@ -246,7 +246,7 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let states = first.len() - 1;
     let mut reaches = vec![false; states];
     ends.iter().for_each(|&end| reaches[end as usize] = true);
-    // Most steps lead to states with larger numbers, so a descending order needs few rounds.
+    // Most steps lead to states with larger numbers, so visiting these states first needs few rounds.
     let mut goes_on = true;
     while std::mem::take(&mut goes_on) {
         for state in (0..states).rev() {

@@ -76,8 +76,8 @@ impl Place {
 }
 
 impl Setting {
-    /// Returns the number of items that the read-ahead thread has not handed to the user yet, or None if the records do
-    /// not show it.
+    /// Returns how many of `total` items the read-ahead thread has not handed to the user yet, or None if the number is
+    /// unknown.
     pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),
@@ -105,8 +105,8 @@ impl Setting {
         for ago in 0..=u64::from(world.given) {
             let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
-                // If the number of items that the user has received is unknown, the log must also contain the items
-                // that the user has not received.
+                // If nobody counts the items that the user has received, the log of deliveries must also contain items
+                // that have not reached the user.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
                 }
@@ -233,7 +233,7 @@ pub fn account_of(epoch: u32, items: &[u8]) -> Account {
 }
 
 impl World {
-    /// Returns the records of the main process, and complete records, from which nothing is removed.
+    /// Returns the main process's delivery records (`Books`), and copies from which nothing is removed.
     pub fn both_books(&mut self) -> impl Iterator<Item = &mut Books<Graph>> {
         let Kept { books, all, .. } = &mut *self.kept;
         [books, all].into_iter().map(|books| &mut **books)

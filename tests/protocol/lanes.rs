@@ -1,8 +1,8 @@
 //! Models how items are dispatched to workers on other machines: a lane transfers items to a worker, and transfers
 //! grants (permissions) back.
 //!
-//! Frames that have arrived wait for space. Meanwhile no further frames are sent. The lane of an exited worker
-//! transfers nothing, and does not report the exit.
+//! While arrived frames wait for space, no further frames are sent. The lane (connection) of an exited worker transfers
+//! nothing, and does not report the exit.
 
 use std::collections::VecDeque;
 
@@ -17,10 +17,10 @@ use super::world::{Act, Doing, Main, Setting, Take, World};
 #[derive(Debug, Clone, Hash)]
 pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
-    /// Pairs of a grant and its count, in transit to the dispatching process.
+    /// Grants (word, number of items) in transit to the dispatching process.
     up: VecDeque<(u64, u32)>,
     arrived: VecDeque<Unit>,
-    /// The last grant that was sent to the dispatching process, and its count.
+    /// The last grant (word, number of items) that was sent to the dispatching process.
     said: (u64, u32),
 }
 

@@ -329,7 +329,7 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// Returns whether a unit was taken or a worker may send one more item, while the main process waits for answers.
+    /// Takes a unit or permits another item while the main process waits for answers. Returns whether either succeeded.
     fn relieve(&mut self, setting: &Setting) -> bool {
         let arrived = self.arrived().unwrap_or_else(|| {
             self.drop_old();

@@ -33,7 +33,7 @@ impl Unit {
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The word of the reader, and the number of items that it permits.
+    /// The reader's grant word, and the number of items that this grant permits.
     pub grant: u64,
     pub count: u32,
     /// The epoch in which the writer waits for dispatched items, or 0 if it does not wait.
@@ -108,9 +108,9 @@ pub struct Pump {
     pub sending: Vec<Sending>,
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
-    /// The items of each link that were sent in this stream, including items before a resumption.
+    /// For each link, the number and checksum of items sent in this epoch, including items before a resumption.
     pub accounts: Part<Vec<Account>>,
-    /// The checksum that the recomputed items of each link must have.
+    /// The required checksum of each link's recomputed items.
     pub expected: Part<Vec<Option<u64>>>,
 }
 

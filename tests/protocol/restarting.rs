@@ -1,9 +1,8 @@
 //! Models how exited children are replaced within an epoch.
 //!
 //! Without a dispatching process, only the exited worker is replaced, with a new link. With a dispatching process, all
-//! children are replaced, because they do not know which items were lost. The main process first reads all units that
-//! the children have sent. Then the replacements recompute the items that the main process has received since the last
-//! snapshot.
+//! children are replaced, because they do not know which items were lost. After the main process has read all units
+//! that the children have sent, the new children recompute the items that were received since the last snapshot.
 
 use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
 

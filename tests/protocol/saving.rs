@@ -23,8 +23,8 @@ pub fn digest((epoch, item): (u32, u8)) -> u64 {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resumption {
     pub graph: Option<Graph>,
-    /// For each link: the items before the snapshot, the number of items after it that the reader has, and their
-    /// checksum.
+    /// For each link: the items before the snapshot, the number of later items that the reader has, and the later
+    /// items' checksum.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
     /// The dispatched items that the worker had read before the snapshot.
@@ -35,13 +35,13 @@ pub struct Resumption {
 pub struct Ordered {
     pub command: Command,
     /// The number of the epoch in the user's program, which determines the items. A resumed epoch keeps this number,
-    /// but has a new number in its `Stream`.
+    /// but gets another number in the protocol (`Stream`).
     pub epoch: u32,
     pub start: Option<Part<Resumption>>,
 }
 
 impl Pump {
-    /// Counts an item of a link, even if it is dropped.
+    /// Counts an item of a link, even a dropped item.
     pub fn count(&mut self, setting: &Setting, link: usize, digest: u64) {
         if setting.saves() {
             self.accounts[link].count(digest);

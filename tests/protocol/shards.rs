@@ -28,7 +28,7 @@ struct Shards {
     snapshots: u8,
     /// The number of times that an epoch is left, and is resumed in new processes.
     resumes: u8,
-    /// Whether the main process stores units that arrive early. The worker may then send another item.
+    /// Whether the main process stores messages that arrive before their turn, which lets workers continue.
     keeps: bool,
     counts: bool,
 }
@@ -57,7 +57,7 @@ struct Link {
 #[derive(Debug, Clone, Hash, Default)]
 struct Strand {
     account: Account,
-    /// The number of items that the shard must recompute, and the checksum that they must have.
+    /// The number of items that the shard must recompute, and the required checksum of these items.
     owed: u64,
     expected: u64,
     made: u8,
@@ -93,7 +93,7 @@ enum Main {
 struct World {
     main: Main,
     epoch: u32,
-    /// The number of the epoch in the streams. A resumed epoch has a new number.
+    /// The number of the epoch in the protocol, which is new for a resumed epoch.
     number: u32,
     links: Vec<Link>,
     workers: Vec<Worker>,
@@ -101,7 +101,7 @@ struct World {
     collecting: Collecting,
     books: Books<u8>,
     replacing: Replacing,
-    /// For each peer, the units that were received early.
+    /// For each peer, the messages received before their turn.
     held: Vec<VecDeque<Unit>>,
     /// For each peer, the number of items that the user has received.
     given: Vec<u8>,
@@ -257,7 +257,7 @@ impl Shards {
             }
         }
         let expected = self.expected(world.given.iter().map(|&given| usize::from(given)).sum());
-        // The next item may come from a shard after `turn` if the ends of the shards between them are still unread.
+        // A shard after `turn` may provide the next item if the shards in between have ended unnoticed.
         let passes = |from: usize, to: usize| {
             let peers = (0..self.peers()).map(|step| (from + step) % self.peers()).take_while(|&peer| peer != to);
             peers.into_iter().all(|peer| world.given[peer] == self.items[peer])

@@ -1,8 +1,8 @@
 //! Models a small loader: the main process, workers and optionally the dispatching process, with rings of a few units
 //! (messages).
 //!
-//! The model only adds shared memory and processes. The state machines in `torchdata_core::protocol` make all
-//! decisions.
+//! The model simulates shared memory and processes, and leaves all decisions to the state machines in
+//! `torchdata_core::protocol`.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -41,7 +41,7 @@ pub struct Setting {
     pub breaks: bool,
     /// Whether the main process may once pause all children, call a function in them, and resume.
     pub pauses: bool,
-    /// Whether the main process may once call all children, after any item.
+    /// Whether the main process may once call a function in all children, after any item.
     pub calls: bool,
     /// The number of processes that may exit, at any moment.
     pub deaths: u8,
@@ -50,14 +50,13 @@ pub struct Setting {
     pub snapshots: u8,
     /// The number of times that the main process leaves an epoch, and resumes it from a position that can be saved.
     pub resumes: u8,
-    /// The number of deliveries that the log keeps after the user has received them.
+    /// How many deliveries before the user's position the log (`Books`) keeps.
     pub look_back: usize,
     /// Whether the number of items that the user has received is known.
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead.
     pub reads_ahead: bool,
-    /// The source item at which the graph of the dispatching process fails. Without a dispatching process, a worker
-    /// fails.
+    /// The source item at which the dispatching process's graph fails, or, without this process, a worker's graph.
     pub fails_at: Option<u8>,
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
 }
@@ -66,7 +65,7 @@ pub struct Setting {
 pub enum Doing {
     Idle,
     Pumping,
-    /// The graph runs. In a worker, it may be waiting for a dispatched item.
+    /// The graph runs. A worker's graph may be waiting for a dispatched item.
     InGraph,
     /// The dispatching process waits until another pass is requested.
     Between,
@@ -88,7 +87,7 @@ pub struct Child {
     pub share: ReadEnd,
     /// Whether the worker has looked for a snapshot, and has not requested an item since.
     pub looked: bool,
-    /// The source items that the child has read in this pass, and the passes that it has completed.
+    /// The number of source items that the child has read in this pass (iteration), and of completed passes.
     pub read: u8,
     pub pass: u32,
     /// The last source item, and the number of items computed from it that have not been sent yet.
@@ -198,10 +197,10 @@ pub struct Kept {
 
 #[derive(Debug, Clone, Hash)]
 pub struct Elsewhere {
-    /// The copies of the workers' links on the other machines.
+    /// For workers on other machines, the links on these machines.
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
-    /// The dispatching process's copies of its links to the workers, and the connections to the workers' copies.
+    /// The links on the dispatching process's machine, and the lanes (connections) to the workers' machines.
     pub dealing: Links,
     pub lanes: Shared<Lane, WORKERS>,
 }

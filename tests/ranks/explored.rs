@@ -8,7 +8,7 @@ use torchdata_core::ranks::member::Member;
 use torchdata_core::ranks::message::Message;
 use torchdata_core::ranks::{Answer, Fault, WATCH};
 
-/// The number of operations of each rank after the opening.
+/// The number of each rank's operations after operation 0.
 const OPERATIONS: u64 = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -161,7 +161,7 @@ impl Explorer {
         if !job.harmed {
             steps.push(Step::Harm);
         }
-        // The timeout is longer than all other durations. Time therefore passes only if no other step is possible.
+        // Time passes only if no other step is possible, because the timeout is longer than all other durations.
         let wait = job
             .ranks
             .iter()

@@ -14,7 +14,7 @@ pub enum OpenError {
         /// The error that the operating system reported.
         source: io::Error,
     },
-    /// The file system is full that stores the temporary file of a shared region (portable fallback only).
+    /// The file system of a shared region's temporary file is full (portable fallback only).
     #[error(
         "no room for {bytes} bytes of shared memory on the file system of {} ({source}): free some space there, set TMPDIR \
          to a folder with more space, or unset TORCHDATA_PORTABLE if the system has memfd_create",

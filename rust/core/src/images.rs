@@ -45,16 +45,16 @@ pub struct Pixels<'a> {
     pub channels: usize,
 }
 
-/// A part of an image, in fractional pixels. All distances are measured from the left or top edge of the image.
+/// A part of an image, in fractional pixels.
 #[derive(Debug, Clone, Copy)]
 pub struct Region {
-    /// The distance of the left edge of the part.
+    /// The distance from the image's left edge to the part's left edge.
     pub left: f64,
-    /// The distance of the top edge of the part.
+    /// The distance from the image's top edge to the part's top edge.
     pub top: f64,
-    /// The distance of the right edge of the part.
+    /// The distance from the image's left edge to the part's right edge.
     pub right: f64,
-    /// The distance of the bottom edge of the part.
+    /// The distance from the image's top edge to the part's bottom edge.
     pub bottom: f64,
 }
 

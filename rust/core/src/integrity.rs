@@ -3,7 +3,7 @@
 //! The checks detect accidental damage, such as stray writes, but not attacks. Large buffers have no full checksum,
 //! because computing it would cost as much as a copy.
 
-/// The factor of a word's check. It is odd, so every change within one byte of a value changes the check.
+/// An odd factor for check bits, so that every change within one byte of a value changes the check bits.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A constant that is mixed into each check, so that wiped memory (a word of zeros) does not pass as valid.
 const NOT_ZERO: u64 = 0x5bd1;
@@ -52,7 +52,7 @@ pub(crate) fn placed(value: u64, place: u64) -> u64 {
     fold(value ^ KEYS[0], place ^ KEYS[1]) >> 34
 }
 
-/// The checksum of a unit (message): a sum of products of two words. The multiplications do not depend on each other.
+/// The checksum of a unit (message): a sum of independent products of two words each.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Checksum {
     sum: u64,
@@ -75,12 +75,11 @@ impl Checksum {
         }
     }
 
-    /// Copies `len` bytes and adds them to the checksum. The caller must add the number `len` separately. Each byte is
-    /// read only once, so the checksum covers exactly the copied bytes. A separate loop for the checksum would have to
-    /// wait until the copied bytes are stored.
+    /// Copies `len` bytes and adds them to the checksum, but does not add the number `len`. Each byte is read only
+    /// once, so the checksum covers exactly the copied bytes. A separate loop for the checksum would have to wait until
+    /// the copied bytes are stored.
     ///
-    /// Bytes after the end of the copy are also written, up to a multiple of 8. These bytes are zeros unless `PADDED`
-    /// is true.
+    /// Up to a multiple of 8, bytes after the end of the copy are also written, as zeros unless `PADDED` is true.
     ///
     /// # Safety
     /// `to` is writable for `len` bytes rounded up to a multiple of 8. `from` is readable for `len` bytes, and also for
@@ -208,7 +207,7 @@ mod tests {
                 }
             }
         }
-        // A change within one byte changes the product by at least 2^48, and therefore changes the check in the upper
+        // A change within one byte of a value changes the product with `WORD` by at least 2^48, and therefore the check
         // bits.
         for byte in 0..6 {
             for change in 1..=255_u64 {

@@ -73,7 +73,7 @@ impl RoundRobin {
         self.ended.len()
     }
 
-    /// Returns the next peer if it is `ready`. Otherwise, without strict order, makes the first ready peer the next
+    /// Returns the next peer if it is `ready`. Without strict order, the first ready peer replaces an unready next
     /// peer. The caller must call [`advance`](Self::advance) after taking the item.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {

@@ -1,9 +1,9 @@
 //! Creates the seeds for all random operations of a pipeline from one number.
 //!
-//! A generator consists of two streams of random numbers, computed by ChaCha12 (Bernstein 2008, `rand_chacha`). The
-//! *shared* stream is equal on all ranks and workers with the same seed. The *worker* stream is a copy of the shared
-//! stream until `spawn` makes it independent. Pipes before the sharding use the shared stream, so that each worker
-//! produces the order of a single process.
+//! A generator consists of two ChaCha12 streams of random numbers (Bernstein 2008, `rand_chacha`). With one seed, all
+//! ranks and workers have an equal *shared* stream. The *worker* stream is a copy of the shared stream until `spawn`
+//! makes it independent. Pipes before the sharding use the shared stream, so that each worker produces the order of a
+//! single process.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -57,13 +57,13 @@ impl SeedGenerator {
         self.shared.next_u64()
     }
 
-    /// Returns a seed that differs between ranks and workers. Without `spawn`, it equals the result of
+    /// Returns a seed that differs between ranks and workers. Without `spawn`, the seed equals that of
     /// `generate_shared_seed`.
     pub fn generate_seed(&mut self) -> u64 {
         self.worker.next_u64()
     }
 
-    /// Returns the generator of child `id`, which continues the shared stream and has an independent worker stream.
+    /// Returns a generator for child `id` with the parent's shared seeds, but independent other seeds.
     ///
     /// The child's key is computed from the parent's key, position and `id`, so children of different parents are
     /// independent.

@@ -87,14 +87,14 @@ impl Strided {
     /// Copies the elements to `to`.
     ///
     /// # Safety
-    /// `from` points to the first readable element. `to` is writable for `len` bytes, and overlaps no element.
+    /// `from` points to the first readable element. `to` is writable for `len` bytes, and overlaps no source element.
     pub unsafe fn copy(&self, from: *const u8, to: *mut u8) {
         // SAFETY: guaranteed by the caller.
         unsafe { self.copy_around(&self.around, from, to, self.len) }
     }
 
     /// # Safety
-    /// The conditions of `copy` hold for the elements that the axes `around` describe, which have `len` bytes in total.
+    /// The conditions of `copy` hold for the `len` bytes of elements that the axes `around` describe.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
             // SAFETY: without outer axes, the elements are one line.

@@ -64,17 +64,17 @@ impl ArenaBuffer {
     }
 }
 
-/// Creates a `bytes` object whose contents stay where they are. `memory` is a writable buffer with `room` bytes for the
-/// header of the object, then the contents, then a zero. If the buffer is a private mapping, the system only copies the
-/// page of the header. The object and the buffer are never freed.
+/// Creates a `bytes` object inside a buffer, without copying the contents. `memory` is a writable buffer with `room`
+/// bytes for the header of the object, then the contents, then a zero. If the buffer is a private mapping, writing the
+/// header copies only its page. The object and the buffer are never freed.
 #[pyfunction]
 pub fn bytes_in_place<'py>(memory: &Bound<'py, PyAny>, room: usize) -> PyResult<Bound<'py, PyAny>> {
     let buffer = PyBuffer::<u8>::get(memory)?;
     let refusal = || PyBufferError::new_err("the buffer has no room for the header and the final zero of the object");
     let len = buffer.len_bytes().checked_sub(room).and_then(|rest| rest.checked_sub(1)).ok_or_else(refusal)?;
     // The header of a `bytes` object depends on the release of Python, so it is copied from a model, which is an object
-    // of equal length. The contents of the model are never touched, so they take no memory. SAFETY: without data, the
-    // function creates an object with arbitrary contents. A buffer has at most isize::MAX bytes.
+    // of equal length. The contents of this temporary object are never touched, and take no memory. SAFETY: without
+    // data, the function creates an object with arbitrary contents. A buffer has at most isize::MAX bytes.
     let model = unsafe {
         let model = ffi::PyBytes_FromStringAndSize(ptr::null(), len as ffi::Py_ssize_t);
         Bound::from_owned_ptr_or_err(memory.py(), model)?
@@ -89,8 +89,8 @@ pub fn bytes_in_place<'py>(memory: &Bound<'py, PyAny>, room: usize) -> PyResult<
         return Err(refusal());
     }
     mem::forget(buffer); // the memory stays mapped
-    // SAFETY: `header` bytes before the contents are inside the writable buffer. They become the header of an object with
-    // one reference, because the model has one reference.
+    // SAFETY: `header` bytes before the contents are inside the writable buffer. These bytes become the header of an
+    // object with one reference, like `model`.
     let object = unsafe {
         ptr::copy_nonoverlapping(model.as_ptr().cast::<u8>(), object.cast::<u8>(), header);
         Bound::from_owned_ptr(memory.py(), object)

@@ -1,7 +1,7 @@
 //! Waits for events without the GIL, in short slices. Python's signals are handled between two slices.
 //!
 //! If a signal handler raises an exception, the wait ends and returns this exception. No event is lost: an event during
-//! a slice ends the wait before signals are handled, and a later event ends the next wait.
+//! a sleep ends the wait before signals are handled, and a later event ends the next wait.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// The durations of slices. Each slice is twice as long as the preceding slice, up to `longest`.
+/// The durations of sleeps. Each sleep is twice as long as the preceding sleep, up to `longest`.
 #[derive(Clone, Copy)]
 pub struct Slices {
     first: Duration,
@@ -18,10 +18,10 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// The slices for events that always interrupt the sleep.
+    /// The durations of sleeps that the event always interrupts.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// The slices for events that usually interrupt the sleep. The first slice is short, because a fast producer that
-    /// becomes slow may not wake up the consumer (see `torchdata_core::link::wake`).
+    /// The durations of sleeps that the event usually interrupts. The first sleep is short, because a fast producer
+    /// that becomes slow may not wake up the consumer (see `torchdata_core::link::wake`).
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }
@@ -29,8 +29,8 @@ impl Slices {
 /// Waits up to `limit`, and returns whether the event has occurred.
 ///
 /// # Arguments
-/// * `sleep` - sleeps for at most one slice without the GIL, and returns whether the event has occurred.
-/// * `look` - checks for the event with the GIL, after a slice without the event and the handling of signals.
+/// * `sleep` - sleeps without the GIL, at most for the given duration, and returns whether the event has occurred.
+/// * `look` - checks for the awaited event with the GIL, after each sleep, once signals were handled.
 pub fn wait(
     py: Python<'_>,
     limit: Option<Duration>,

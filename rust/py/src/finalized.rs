@@ -1,9 +1,9 @@
 //! Defines a base class whose finalizer always completes, even if Ctrl-C interrupts it.
 //!
-//! If Ctrl-C interrupts a `__del__` method, Python ignores the KeyboardInterrupt, and the object is not finalized.
-//! Therefore the finalizer is implemented in Rust, where no signals are handled, and calls the method `_finalize`. If a
-//! signal interrupts `_finalize`, the finalizer calls it again. The second call must finalize the object, and then
-//! raise the KeyboardInterrupt. If the attribute `_ended` of an object is true, the finalizer runs no Python code.
+//! If Ctrl-C interrupts a `__del__` method, Python ignores the KeyboardInterrupt, and the object is not finalized. Rust
+//! code handles no signals, so the finalizer is implemented in Rust, and calls the method `_finalize`. If a signal
+//! interrupts `_finalize`, the finalizer calls `_finalize` again, which must finalize the object, and then raise the
+//! KeyboardInterrupt. If the attribute `_ended` of an object is true, the finalizer runs no Python code.
 
 use std::ffi::{c_int, c_void};
 
@@ -50,7 +50,7 @@ unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
         }
     };
     let (mut kind, mut value, mut traceback) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the interpreter holds the GIL during the call of a slot, and the three references are restored.
+    // SAFETY: the interpreter holds the GIL during a slot's call, and `kind`, `value` and `traceback` are restored.
     unsafe {
         ffi::PyErr_Fetch(&mut kind, &mut value, &mut traceback);
         caught((), || Python::attach_unchecked(run));

@@ -1,4 +1,4 @@
-//! Delays a fork until the lock of PyTorch's global generator is free. Only a Python function can take this lock.
+//! Delays a fork until the lock of PyTorch's global generator is free, which only a Python function can take.
 //!
 //! The hook is registered in the C library, because it must run after Python's own hooks, which may release the GIL.
 //! The GIL is not released between this hook and the fork, so no thread starts to draw random numbers in between. The
@@ -23,13 +23,13 @@ const PAUSE: Duration = Duration::from_micros(200);
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {
-    /// In a thread that is about to fork, the function that takes and releases PyTorch's lock. `RETURNED` keeps the
-    /// results of this function until after the fork, because dropping a tensor releases the GIL.
+    /// In a thread that is about to fork, the function that takes and releases PyTorch's lock, and returns a tensor.
+    /// `RETURNED` keeps these tensors until after the fork, because dropping a tensor releases the GIL.
     static TAKE: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
     static RETURNED: RefCell<Vec<Py<PyAny>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Makes forks of this thread wait until the lock that `take` takes and releases is free. None disables the wait.
+/// Delays forks by this thread until `take` acquires and releases a lock without waiting. None disables the delay.
 #[pyfunction]
 pub fn fork_waits_for(take: Option<Py<PyAny>>) {
     let before = (TAKE.replace(take), RETURNED.take());

@@ -3,8 +3,8 @@
 //! With a GIL, plain loads and stores suffice. A free-threaded interpreter needs a mutex and atomic operations. A mutex
 //! would take ten times as long as a `RefCell`, which would be several percent of the time of a small item.
 //!
-//! FORK: on a free-threaded interpreter, `os.fork` first stops all attached threads. No thread is stopped during an
-//! access, so a child inherits no locked mutex.
+//! FORK: on a free-threaded interpreter, `os.fork` first stops all attached threads, but never during an access, so a
+//! child inherits no locked mutex.
 
 #[cfg(not(Py_GIL_DISABLED))]
 use std::cell::RefCell as Cell;
@@ -18,7 +18,7 @@ use pyo3::prelude::*;
 pub struct GilCell<T>(Cell<T>);
 
 // SAFETY: `with` requires a token of the interpreter, which only one thread has at a time, and no closure `look`
-// releases the GIL. If one did so, the `RefCell` would refuse access by another thread.
+// releases the GIL. If a closure released the GIL, the `RefCell` would refuse other threads.
 #[cfg(not(Py_GIL_DISABLED))]
 unsafe impl<T: Send> Sync for GilCell<T> {}
 
@@ -38,7 +38,7 @@ impl<T> GilCell<T> {
     }
 }
 
-/// SYNC(gil): pairs with itself, because all operations on a `GilNumber` use this order.
+/// SYNC(gil): pairs with all other operations on a `GilNumber`, which use the same order.
 const ORDER: Ordering = if cfg!(Py_GIL_DISABLED) { Ordering::SeqCst } else { Ordering::Relaxed };
 
 #[derive(Default)]

@@ -63,7 +63,7 @@ fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
     }
 }
 
-/// The package uses Pillow for filters whose results differ from Pillow's by more than one level.
+/// Accepts only filters whose results in Rust and Pillow differ by at most one level.
 fn filter_of(name: &str) -> PyResult<Filter> {
     Ok(match name {
         "bilinear" => Filter::Bilinear,

@@ -34,14 +34,14 @@ fn exit_with_parent(pid: i32) -> PyResult<()> {
     Watch::open(pid).and_then(exit_with).map_err(errors::open)
 }
 
-/// If this process is stopped when its parent exits, makes the kernel continue it. Must be called by the main thread.
+/// Makes the kernel resume this process, if suspended, when the parent exits. Must be called by the main thread.
 #[pyfunction]
 fn continue_with_parent() {
     liveness::continue_with_parent();
 }
 
-/// Makes this process ignore a signal by a handler. Programs that this process executes do not inherit the handler, but
-/// would inherit an ignored signal.
+/// Installs a handler that ignores a signal. Programs that this process executes do not inherit the handler, but would
+/// inherit an ignored signal.
 #[pyfunction]
 fn take_no_notice(number: i32) -> PyResult<()> {
     Ok(signals::take_no_notice(number)?)

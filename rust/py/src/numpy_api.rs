@@ -20,7 +20,7 @@ pub struct NumPy(NonNull<*const c_void>);
 
 static TABLE: AtomicPtr<*const c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Whether NumPy 2 is loaded, whose dtypes have another layout than those of NumPy 1.
+/// Whether NumPy 2 is loaded, whose dtypes have a different memory layout from NumPy 1.
 static SECOND: AtomicBool = AtomicBool::new(false);
 
 /// The feature version of the C API that NumPy 2.0 has.

@@ -18,7 +18,7 @@ fn command(kind: &str, number: u64) -> PyResult<Command> {
     }
 }
 
-/// Returns the value that announces a command in shared memory, or None if the command abandons no epoch.
+/// Returns the value that announces a command in shared memory, or None for `call`, which ends no epoch.
 #[pyfunction]
 pub fn order_of(kind: &str, number: u64) -> PyResult<Option<u64>> {
     command(kind, number).map(Command::order)

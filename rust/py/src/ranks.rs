@@ -154,7 +154,7 @@ impl PyMeeting {
         }
     }
 
-    /// The seconds without a message after the timeout, after which a rank counts as silent.
+    /// The number of seconds after the timeout without a message from a silent rank.
     #[classattr]
     #[pyo3(name = "WATCH")]
     fn watch() -> f64 {

@@ -1,6 +1,6 @@
 //! Exchanges module variables and random number generators when a process switches to another shard.
 //!
-//! The exchange takes microseconds and runs no Python code, so a signal handler never sees variables of two shards.
+//! Signal handlers never see variables of two shards, because an exchange takes microseconds and runs no Python code.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -99,8 +99,8 @@ impl SavedGlobals {
 }
 
 impl SavedGlobals {
-    /// Returns false without any change if a library has been loaded since the shards were saved, or if one shard needs
-    /// more than an exchange of globals.
+    /// Returns false without any change if a library has been loaded since the shards were saved, or if a shard has
+    /// state besides globals.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);

@@ -46,7 +46,7 @@ pytestmark = pytest.mark.alone
 
 SPLITS = 6
 NUMBERS = (0, 1, 2, 3, 5, 8)
-#: Each form saves states with one number of workers, and loads them with another number.
+#: Each pipeline saves states with one number of workers, and loads them with another number.
 PAIRS = [(2, 0), (0, 2), (1, 3), (3, 8), (8, 2)]
 
 
@@ -90,7 +90,7 @@ def of_two_filters() -> DataPipe:
     )
 
 
-#: Pipelines with functions before the filter that draw from the global generators.
+#: Pipelines whose functions before the sharding filter draw from the global random generators.
 FORMS: dict[str, Callable[[], Any]] = {
     "map": lambda: numbers().map(drawn).sharding_filter().map(drawn),
     "filter and shuffle": lambda: (
@@ -420,7 +420,7 @@ def value(item: Any) -> float:
 
 
 def is_even_at_first(item: Any) -> bool:
-    """After 40 items, rejects the items of some shards, so that items of the other shards wait."""
+    """From 40 on, rejects the items of some shards, so that the other shards' items pile up."""
     return value(item) < 40 or value(item) % 6 > 1
 
 
@@ -455,7 +455,7 @@ class SavedCounter(EpochCounter):
 
 
 class Through(IterDataPipe[Any]):
-    """A pipe of the user, so that a filter before it has no common part."""
+    """A user-defined pipe, which prevents shards from sharing the pipes before its sharding filter."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -464,7 +464,7 @@ class Through(IterDataPipe[Any]):
         yield from self.source
 
 
-#: Pipelines with a pipe that counts epochs, in the common part or in the replica of each shard.
+#: Pipelines with a pipe that counts epochs, shared by all shards or copied for each shard.
 COUNTING: dict[str, Callable[[], Any]] = {
     "before the filter": lambda: EpochCounter(numbers(24)).sharding_filter().batch(2),
     "before the filter of each shard": lambda: Through(EpochCounter(numbers(24)).sharding_filter()).batch(2),
@@ -511,7 +511,7 @@ def as_numbers(item: Any) -> Any:
     return int(item[0][0]), item[1]
 
 
-#: Pipelines with a pipe that counts epochs, and shards that change to replicas of their own in the middle of an epoch.
+#: Pipelines with a pipe that counts epochs, and whose shards replace shared pipes by separate copies in an epoch.
 CHANGING: dict[str, Callable[[], Any]] = {
     "reused": lambda: ReusingCounter(numbers(40).map(drawn)).sharding_filter().map(as_numbers).batch(3),
     "late": lambda: PositionCounter(numbers(40)).sharding_filter().filter(is_kept_in_second_epoch),
@@ -674,10 +674,10 @@ def test_a_tensor_over_the_memory_of_a_waiting_item_is_found() -> None:
 
 @contextmanager
 def interrupted_at(moment: int) -> Iterator[list[int]]:
-    """Context in which a signal handler raises KeyboardInterrupt before an instruction of the common part.
+    """Context in which a signal handler raises KeyboardInterrupt before an instruction of `common_parts`.
 
     Args:
-        moment: the number of instructions that precede.
+        moment: the number of instructions that precede the interruption.
 
     Yields:
         a list with the number of instructions that were executed.

@@ -64,7 +64,7 @@ def opened(path: str) -> tuple[str, Any]:
 
 
 class CountedText:
-    """The recipe of the same file, opened as text."""
+    """The recipe for reopening a `CountedFile` as text."""
 
     def open(self) -> io.TextIOWrapper:
         return io.TextIOWrapper(CountedFile(), newline="")

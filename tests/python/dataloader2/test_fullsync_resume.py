@@ -74,7 +74,7 @@ def main(rank):
     return found
 """
 
-#: The number of items before the saved state, by the name of the property in which the two ranks differ.
+#: For each difference between the two ranks, the number of items before the saved state.
 CASES = {"looked at": 5, "replayed on one": 5, "held behind": 6, "workers": 5}
 
 

@@ -71,7 +71,7 @@ class Counting(IterDataPipe[int]):
 
 
 class Silent(IterDataPipe[int]):
-    """A pipe that yields 40 new items. If `ever` is true, the pipe then yields the dispatched items."""
+    """A pipe that yields 40 new items, followed by the dispatched items if `ever` is true."""
 
     def __init__(self, source: Any, ever: bool) -> None:
         self.source, self.ever = source, ever

@@ -70,7 +70,7 @@ def counter() -> Any:
 
 RANKS, WORKERS = SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING
 NO_SHUFFLE = ["no-shuffle-before-sharding"]
-#: Graphs, and the kinds of findings that the linter must report. The service also warns of the kinds with "!".
+#: Graphs, and the findings that the linter must report. With "!", the reading service must also issue a warning.
 GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "shuffled and sharded": (lambda: sharded().map(str).batch(2), []),
     "sharded without shuffle": (lambda: ints().map(str).sharding_filter(), NO_SHUFFLE),

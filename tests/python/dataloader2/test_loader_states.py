@@ -214,7 +214,7 @@ else:
 
 
 class Held:
-    """Events that block a thread at the first item after `begins` is set."""
+    """Events with which the first item after `begins` blocks its thread until `go_on`."""
 
     begins, entered, go_on, has_left = (threading.Event() for _ in range(4))
 

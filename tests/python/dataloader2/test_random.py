@@ -1,4 +1,4 @@
-"""Each kind of random seed is equal in all processes or different in each worker, and is repeated as documented."""
+"""Each kind of random seed is equal in all processes or different in each worker, and is reproducible as documented."""
 
 import copy
 import pickle

@@ -517,7 +517,7 @@ def test_threads_draw_no_numbers_while_the_state_of_another_shard_is_saved(
     save, is_saving = exchanging.save_generators, threading.Event()
 
     def draw(item: int) -> tuple[int, float]:
-        """Draws a number once the main thread waits for this thread, or saves random generators."""
+        """Draws a number once the main thread saves random generators, or waits for this thread."""
         queues = [data.queue for data in reading_ahead() if threading.current_thread() in data.threads]
         until(lambda: is_saving.is_set() or any(queue.held or queue.is_awaited for queue in queues))
         return item, random.random()

@@ -409,7 +409,7 @@ class Large(Views):
 
 
 def is_in_file(array: Any) -> bool:
-    """Returns whether a file contains the memory in the middle of an array."""
+    """Returns whether the middle of an array lies in a memory-mapped file."""
     middle = array.ctypes.data + array.nbytes // 2
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, _, _, inode, *_ = line.split()
@@ -438,7 +438,7 @@ def test_large_bytes_objects_survive_pickling_whatever_they_contain(permanent: b
     like_a_long_frame = b"\x95" + b"\xff" * size
     like_a_header = bytes(size - 5) + b"B" + size.to_bytes(4, "little")
     out_of_band = [like_a_header, like_a_long_frame, bytes(size), bytes(size), b"<" * 65_536, b"=" * 65_537]
-    # The text ends like the header of a `bytes` object, and the frame after the text has the size of the object.
+    # The text ends like the header of a `bytes` object, and the following pickle frame has this object's size.
     before_frame = ["x" * (size - 5) + "B" + size.to_bytes(4, "little").decode(), "a" * 64_000, "b" * 5978]
     texts = [[f"{n:08}" for n in range(20_000)], "x" * size, "ä" * size, *before_frame]
     others = [like_a_frame, b";" * 65_535, like_a_header, *texts, bytearray(size), bytearray(like_a_header), b""]

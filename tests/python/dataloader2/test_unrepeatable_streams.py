@@ -139,7 +139,7 @@ def test_a_stream_that_draws_from_the_global_generators_draws_the_same_again(wor
 
 
 def drawing_between(stream: Any) -> tuple[dict[str, Any], list[Any]]:
-    """Returns the state after seven items and the remaining items. The program draws a number after each item."""
+    """Returns (state after seven items, remaining items). The program draws a number after each item."""
     loader = loader_over(wrapped(stream), 0)
     iterator = iter(loader)
     for _ in range(7):

@@ -39,7 +39,7 @@ def seed(number: int) -> None:
 
 
 def draw(times: int = 1) -> list[float]:
-    """Draws uniform numbers, and normal numbers, of which a generator creates a pair and stores the second one."""
+    """Draws uniform numbers, and normal numbers, which generators create in pairs, storing the second number."""
     drawn: list[float] = []
     for _ in range(times):
         drawn += [random.gauss(0.0, 1.0), random.random(), float(numpy.random.standard_normal()), numpy.random.random()]

@@ -169,7 +169,7 @@ class Noting(IterDataPipe):
 
 
 def held(row: Row, few: int, many: int) -> tuple[int, int]:
-    """Returns the bytes of Python objects before the source yields the int `few`, and after the last int."""
+    """Returns how many bytes Python objects use before the source yields item `few`, and after the last item."""
     sources: list[Noting] = []
 
     def source() -> Noting:
@@ -217,7 +217,7 @@ AT_ONCE = 12
 
 @pytest.mark.parametrize("first", range(0, len(IN_WORKERS), AT_ONCE), ids=lambda first: IN_WORKERS[first].name)
 def test_two_workers_each_process_their_share(first: int) -> None:
-    """To start fewer processes, one loader runs the pipes of several rows, and yields one item of each row in turn."""
+    """To start fewer processes, one loader runs the pipes of several test rows, and yields their items in turn."""
     rows = IN_WORKERS[first : first + AT_ONCE]
     pipes = [row.build(lambda: IterableWrapper(ITEMS).sharding_filter(), **row.example) for row in rows]
     tagged = [pipe.map(partial(named, row.name)) for row, pipe in zip(rows, pipes, strict=True)]

@@ -62,7 +62,7 @@ LINES = b"".join(b"%d,%s\r\n" % (number, b"x" * 50) for number in range(ITEMS))
 
 
 class CountedText:
-    """The recipe of a text file with the bytes `LINES`. The tests count the bytes that the text file reads."""
+    """The recipe of a text file with the bytes `LINES`, whose reads are counted."""
 
     def __init__(self, newline: str | None) -> None:
         self.newline = newline

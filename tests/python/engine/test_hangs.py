@@ -38,8 +38,8 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-#: With fork, each kind of hang is tested in a loader without dispatching, or in a pipe before or after the dispatching.
-#: With spawn and forkserver, only some kinds of hangs are tested, because starting workers takes long.
+#: With the start method fork, each kind of hang is tested without a dispatching process, or before or after
+#: dispatching. With spawn and forkserver, only some kinds of hangs are tested, because starting workers takes long.
 CASES = [("loop", "fork", ""), *zip(WAYS, itertools.repeat("fork"), itertools.cycle(("", "before", "behind")))]
 CASES += [
     ("stop", "spawn", ""),

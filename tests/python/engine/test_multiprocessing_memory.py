@@ -120,12 +120,12 @@ def test_a_child_holds_its_own_and_main_two_descriptors_for_each(method):
         assert next(others) == 0
         assert [next(iterator) for _ in range(5)] == [0, 1, 2, 3, 4]  # each worker has sent an item
         pids = dl.reading_service._children.pids
-        # Each worker needs two pidfds: one for its process, and one for the reader of its items. The loader itself
+        # Each worker has two pidfds: one for managing its process, and one for reading its items. The loader itself
         # needs a few descriptors.
         assert len(os.listdir("/proc/self/fd")) - before <= 2 * 7 + 8
         counts = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
         assert max(counts) - min(counts) <= 1, counts
-        # A worker maps the wake-up words, its control link and its data link.
+        # A worker maps three memory regions: doorbells, control link and data link.
         assert {foreign_mappings(pid) for pid in pids} == {3}
 
 

@@ -5,9 +5,9 @@ import pytest
 from programs import run
 
 #: A program that forks a process for each attempt, because helper objects are created only once per process. In each
-#: process, several threads create loaders with the start method "fork". At the same time, another thread sends items
-#: that use the codec's helpers and NumPy's API for the first time. The engine does not protect the program's own
-#: imports during a fork.
+#: process, several threads create loaders with the start method "fork", while another thread sends items that use the
+#: codec's helpers and NumPy's API for the first time. The engine does not protect the program's own imports during a
+#: fork.
 ROUNDS = """
 import sys, threading, time, traceback
 import torchdata.datapipes.iter, torchdata.dataloader2

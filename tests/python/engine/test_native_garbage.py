@@ -1,5 +1,5 @@
-"""The garbage collector frees reference cycles that contain objects of the extension, even while these objects are in
-use."""
+"""The garbage collector frees reference cycles with objects of the extension, and may run while these objects are
+used."""
 
 import gc
 import gzip

@@ -73,8 +73,8 @@ GRAPHS: dict[str, Callable[[Kind], BaseNode[Any]]] = {
 }
 
 
-#: The plans of the tests. Each pair of a stream and a graph is tested with only one plan, but each graph is tested with
-#: all plans.
+#: For each epoch, the number of items before it is left (None: all). Each graph uses all plans, but only one plan per
+#: stream.
 PLANS: list[Plan] = [[None, None, None, None], [2, None, None, None], [1, 3, None, None]]
 
 

@@ -24,7 +24,7 @@ def mapper(source: Any, function: Any, workers: int = 1, **options: Any) -> Para
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Stops the clock, and returns a list to which each message appends the number of its items."""
+    """Stops the clock, and returns a list of the numbers of items in the messages to workers."""
     counts: list[int] = []
     send = _processes.MapWorker._send
 

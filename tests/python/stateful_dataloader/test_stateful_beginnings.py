@@ -1,4 +1,4 @@
-"""While an epoch begins, a state is the one from before; if beginning the epoch fails, the next loop begins it."""
+"""While an epoch begins, the loader saves the previous state. If beginning it fails, the next loop begins the epoch."""
 
 import pickle
 import sys

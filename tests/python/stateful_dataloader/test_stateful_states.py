@@ -115,7 +115,7 @@ MAKERS: list[Any] = [
 
 
 def of_json(state: dict[str, Any]) -> dict[str, Any]:
-    """Returns a state after a conversion to JSON and back, in which one member becomes a tuple again."""
+    """Converts a state to JSON and back, and restores the tuple that JSON changed to a list."""
     state = json.loads(json.dumps(state))
     return {**state, "_torchdata_rs": tuple(state["_torchdata_rs"])}
 

@@ -26,8 +26,8 @@ def test_streams_give_the_rest_and_then_whole_epochs(stream: Any, options: dict[
         )
 
 
-#: Plans for the epochs before the saved state. Each number is the number of batches after which an epoch is left early,
-#: and None stands for a complete epoch.
+#: For each epoch before the saved state, the number of batches after which the epoch is left early, or None for a
+#: complete epoch.
 BREAKS = [(2,), (1,), (1, 1), (3, 0, 1), (None, 1)]
 
 

@@ -21,7 +21,7 @@ def saved() -> list[dict[str, Any]]:
 
 
 def cases(saved: list[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
-    """Returns the test cases that loaders with `workers` workers have saved, or half of them with workers."""
+    """Returns all saved cases of loaders without workers, or half of the cases with `workers` workers."""
     found = [one for one in saved if one["case"][2] == workers]
     return [one for number, one in enumerate(found) if not workers or (number + number // 4) % 2 == 0]
 

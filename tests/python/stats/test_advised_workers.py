@@ -97,7 +97,7 @@ def test_the_advice_is_more_workers_than_cores_if_the_work_waits(counted):
 
 
 def test_computing_during_the_start_does_not_count_as_work(counted):
-    """The diagnosis gives advice for both cases, because it cannot know whether the workers compute or wait."""
+    """The diagnosis gives advice for computing and for waiting workers, because their behavior is unknown."""
     words = str(diagnose(seen(counted["waits"], cores=2, ran=0.0, beside=0.6)))
     assert words.endswith(
         "With 25 workers the training step (400 µs) would be the limit if the work is waiting; if it computes, "

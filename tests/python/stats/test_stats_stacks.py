@@ -174,7 +174,7 @@ def test_shared_memory_that_the_program_has_closed_is_created_again():
 
 
 def test_no_process_gets_a_signal_without_a_handler_and_faulthandler_has_the_handler():
-    """No signal is sent if the page of a process is damaged, or if its process id now belongs to another process."""
+    """No signal is sent if a process's page of counters is damaged, or if its id now belongs to another process."""
     board, page = answering()
     other = signal.SIGRTMAX - 5
     assert signal.getsignal(other) == signal.SIG_DFL

@@ -71,13 +71,13 @@ class OnRay(Spawned):
 
 
 BACKENDS = ("spawned processes", "carriers", "Ray over two nodes")
-#: Backends with carriers, because other files test spawned processes.
+#: Backends whose links cross machines. Other files test spawned processes.
 WITH_CARRIERS = BACKENDS[1:]
 
 
 @contextmanager
 def on_two_nodes() -> Iterator[OnRay]:
-    """The main process runs on another node than the workers of this Ray backend."""
+    """The main process and this Ray backend's workers run on different nodes."""
     with nodes(2):
         backend = OnRay(ray_remote_args={"scheduling_strategy": "SPREAD"})
         # Opens the connections to the nodes before a test counts descriptors.

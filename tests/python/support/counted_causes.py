@@ -18,8 +18,8 @@ COLLATES = {"StatefulDataLoader": "pad", "DataLoader2": "Mapper(pad)"}
 
 @dataclass
 class Cause:
-    """Times are milliseconds per batch, and sizes are bytes. Per second of work, `computes` is processor time, and
-    `stands` is the wait for a processor per second of processor time."""
+    """Times are milliseconds per batch, and sizes are bytes. `computes` is processor time divided by work time, and
+    `stands` is processor wait time divided by processor time."""
 
     kind: str
     culprit: str | None = None

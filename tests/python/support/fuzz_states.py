@@ -205,7 +205,7 @@ def _of_board(rng: random.Random) -> None:
 
 
 def _of_hub(rng: random.Random) -> None:
-    """An unrelated program or a faulty rank could send such data to rank 0."""
+    """Sends rank 0 data that an unrelated program or faulty rank could send."""
     hello, welcome = b"h" * 16, b"w" * 16
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()

@@ -141,7 +141,7 @@ def check_each_call(build: Callable[[], Any], step: int = 1) -> int:
 
 
 class SavingAtCall(AtCall):
-    """Saves a state of a loader, like a signal handler at this moment."""
+    """Saves a loader's state at call `number`, like a signal handler."""
 
     def __init__(self, loader: Any, number: int) -> None:
         super().__init__(number)

@@ -54,8 +54,8 @@ def with_state(pipe: Any, state: Any, **options: Any) -> Any:
 def check_resumes(make: Callable[[Any], Any], *moments: tuple[int, int], pause: float = 0.0) -> list[list[Any]]:
     """Resumes from states of some moments, and compares the items with those of the uninterrupted loader.
 
-    A moment is an epoch and the number of items before the state is saved. -1 stands for a state after the end of the
-    epoch, and -2 for a state after the last item."""
+    A moment is an epoch and the number of items before the state is saved. -2 stands for a state after the last item,
+    and -1 for a state after StopIteration."""
     whole: list[list[Any]] = []
     states: list[list[Any]] = []
     with make(None) as loader:

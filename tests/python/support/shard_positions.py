@@ -29,7 +29,7 @@ sys.path += [str(FOLDER / "dataloader2"), str(FOLDER / "stateful_dataloader")]
 #: With splits, an epoch has `SPLIT_ITEMS` items in `SPLITS` splits of equal size.
 ITEMS, SPLIT_ITEMS, SPLITS = 11, 24, 12
 WORKERS = (0, 1, 2, 3, 5, 8)
-#: Several ranks need workers, because ranks are threads of one process here.
+#: As threads of one process, several ranks cannot load without workers.
 RANKS = ((1, 0), (1, 3), (2, 1), (2, 2), (3, 1), (3, 2))
 STATEFUL = ("Plain", "WithState", "WithIterator", "shuffled_pipe")
 
@@ -176,7 +176,7 @@ def _keeps(plan: Plan) -> bool:
 
 
 def _left_by_shard(saved: list[Any], position: int) -> list[int]:
-    """Returns the number of remaining items of each shard, without the last item of each rank."""
+    """Returns the number of remaining items of each shard, except items that no later state follows."""
     from torchdata.dataloader2.state.layout import parse
 
     left = [0] * SPLITS

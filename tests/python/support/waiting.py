@@ -1,4 +1,4 @@
-"""Waits with a time limit, for a condition or for a forked child, or computes."""
+"""Functions that wait for conditions or forked children, with time limits, or that compute."""
 
 import os
 import signal

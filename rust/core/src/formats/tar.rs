@@ -1,7 +1,7 @@
 //! Reads the headers of regular files in tar archives, and checks the format of extended headers.
 //!
-//! Python's `tarfile` reads all other headers (see tar(5)). It reads an extended header only after [`pax_records`] has
-//! checked the format.
+//! Python's `tarfile` reads the headers of directories, links and devices (see tar(5)), and extended headers once
+//! [`pax_records`] has checked their format.
 
 /// The size of a header in bytes. The data of a file is padded with zeros to a multiple of this size.
 pub const BLOCK: usize = 512;
@@ -43,8 +43,7 @@ fn octal(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// The maximum number of digits in a pax header. With longer numbers, readers' regular expressions could take quadratic
-/// time.
+/// The maximum number of digits in a pax header, because regular expressions in `tarfile` could take quadratic time.
 const LONGEST_NUMBER: usize = 100;
 const SHORTEST_RECORD: usize = 5;
 

@@ -38,8 +38,7 @@ pub enum RecordError {
     Truncated {
         /// The number of available bytes, including checksums.
         found: u64,
-        /// The expected number of bytes, including checksums. If the file ends within the head of the record, the size
-        /// of the head.
+        /// The size of the record in bytes, including checksums, or of its head if the file ends within the head.
         wanted: u64,
     },
 }

@@ -152,7 +152,7 @@ pub struct Arena {
     allocator: Mutex<Allocator>,
     /// Whether a call of `tidy` may free pages or blocks.
     untidy: AtomicBool,
-    /// The `fork::generation` of the process that created the arena. Only this process may allocate and free blocks.
+    /// The `fork::generation` of the creating process, which alone may allocate and free the arena's blocks.
     generation: u64,
 }
 

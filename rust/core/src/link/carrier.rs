@@ -1,7 +1,7 @@
 //! Transfers units and control words from a link on one machine to the copy of this link on another machine.
 //!
-//! For a worker on another machine, a carrier on each of the two machines is the consumer of one link and the producer
-//! of the other link.
+//! On the main process's machine, a carrier consumes the control link and produces the data link. A carrier on the
+//! worker's machine does the opposite.
 //!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child
@@ -210,8 +210,8 @@ impl Carrier {
         Ok(have_changed.then_some(words))
     }
 
-    /// Stores the control words of the other machine in the headers of both links, where local processes read these
-    /// words.
+    /// Stores control words from the other machine in the headers of the incoming and outgoing link for local
+    /// processes.
     pub fn put_words(&self, [order, starving, granted, acknowledged]: Words) {
         let (incoming, outgoing) = (self.incoming.header(), self.outgoing.header());
         // SYNC(order): pairs with Probe::is_superseded.
@@ -225,8 +225,8 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Writes a frame to the outbound link. Returns false if only a part of the frame fitted. The caller then repeats
-    /// the call with the same frame once [`Carrier::has_room`] returns true.
+    /// Writes a frame to the outbound link. If only a part of the frame fitted, returns false, and the caller must
+    /// repeat the call with the same frame once [`Carrier::has_room`] returns true.
     pub fn put(&mut self, head: &[u8], separate: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
             let (head_left, separate_left) =

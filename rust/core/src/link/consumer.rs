@@ -1,7 +1,7 @@
 //! The end of a link that receives units (messages).
 //!
-//! The consumer does not trust the producer. It copies each unit out of shared memory, and then verifies lengths,
-//! offsets and the checksum before it uses them.
+//! The consumer does not trust the producer, and copies each unit out of shared memory before verifying its lengths,
+//! offsets and checksum.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -73,8 +73,7 @@ pub struct Consumer {
     receiving: Receiving,
     /// The most recent grant (permission to send items) that this consumer has stored for the producer.
     told: Grant,
-    /// Whether the next unit belongs to a stream that this consumer has not begun yet. In this case no unit can be
-    /// read.
+    /// Whether no unit can be read, because the next unit belongs to a stream that this consumer has not begun yet.
     early: bool,
     wanted: bool,
     taken: u64,
@@ -156,8 +155,8 @@ impl Consumer {
         self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
 
-    /// Sets whether items of this link wake up this process while it sleeps. Must be called before this process checks
-    /// for items, because items that were published before do not wake it up. Units other than items always do.
+    /// Sets whether items of this link, and not only other units, wake up this process while it sleeps. Must be called
+    /// before this process checks for items, because items that were published before the call cause no wake-up.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -173,8 +172,7 @@ impl Consumer {
         self.tell(self.receiving.leave());
     }
 
-    /// Ends the epoch `epoch`, even if some items were not read. The producer then sends no further items of this
-    /// epoch.
+    /// Ends the epoch `epoch`, so that the producer sends none of its remaining items.
     pub fn finish(&mut self, epoch: u32) {
         let grant = self.receiving.finish(epoch);
         self.tell(grant);
@@ -226,7 +224,7 @@ impl Consumer {
     }
 
     /// Counts an item that was received before its turn, and allows the producer to send one more item, even if the
-    /// window is 0. This permission is necessary because another process waits for this producer.
+    /// window is 0, because another process waits for this producer.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
@@ -297,7 +295,7 @@ impl Consumer {
     }
 
     /// Returns whether to copy a buffer of `len` bytes, because a lease would leave the producer too little memory.
-    /// Leases may use half of the arena and half of the blocks. The other half is for data in flight.
+    /// Half of the arena and half of the blocks are reserved for data in flight.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
         let leases = self.returns.count();

@@ -68,12 +68,12 @@ impl LinkConfig {
     }
 }
 
-/// A sealed word (see `integrity::seal`) in its own cache line. Processors fetch these lines in pairs.
+/// A sealed word (see `integrity::seal`) in its own cache lines, which processors fetch in pairs.
 type Word = CachePadded<AtomicU64>;
 
 /// The header of a link. A stray write to the header is either detected or harmless.
 ///
-/// Words and the entries of the return ring are sealed, and units have checksums. Damage to `sent` and `received`
+/// Words and the entries of the return ring have check bits, and units have checksums. Damage to `sent` and `received`
 /// falsifies statistics. `producer_taken` and `consumer_taken` only detect misuse. Damage to `blocks_wanted` or
 /// `items_wanted` causes an unnecessary wake-up, or delays a wake-up by at most 100 ms.
 #[derive(Debug)]
@@ -106,7 +106,7 @@ pub(crate) struct Header {
     pub acknowledged: Word,
     /// A flag that the consumer sets if items should wake it up.
     pub items_wanted: CachePadded<Wanted>,
-    /// The maximum number of bytes in blocks that the consumer has not taken yet (see `protocol::Ahead`).
+    /// The byte limit for blocks that the consumer has not taken yet (see `protocol::Ahead`).
     pub ahead: Word,
     /// The counters of the producer, unless it counts on a [`crate::stats::Board`].
     pub sent: CachePadded<Flow>,

@@ -30,7 +30,7 @@ const TIDY_NEAR: Duration = Duration::from_millis(1);
 pub enum Part {
     /// The buffer is in a block of this link's arena.
     Block(Arc<Block>),
-    /// The buffer was sent in fragments before the unit. The number is its length, as returned by [`sampled_len`].
+    /// The buffer has this length (see [`sampled_len`]), and was sent in fragments before the unit.
     Streamed(u64),
 }
 
@@ -76,7 +76,7 @@ pub struct Producer {
     /// For each shard, the items that it has sent, and the number of items to recompute. The entry of the current shard
     /// is outdated, because `account` and `sending` replace it.
     shards: Vec<ShardProgress>,
-    /// Whether fragments were pushed whose unit has not been pushed yet.
+    /// Whether fragments of the next unit have been pushed.
     streaming: bool,
     clock: SampledClock,
     items: u64,
@@ -160,8 +160,8 @@ impl Producer {
         self.layout.header().blocks_wanted.lower();
     }
 
-    /// Continues the current shard after the items that `account` counts. The next `again` items are recomputed and not
-    /// sent.
+    /// Resumes the current shard after the sent items, whose number and checksum are `account`. The next `again` items
+    /// are recomputed and not sent.
     pub fn go_on_from(&mut self, account: Account, again: u64) {
         self.account = account;
         self.sending.repeat(again);
@@ -262,8 +262,8 @@ impl Producer {
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Small items share an entry of `ahead`, which limits the number of entries. The blocks of an entry count as taken
-    /// once the consumer has taken the last item of the entry.
+    /// To limit the number of entries, small items share an entry of `ahead`, which is removed once the consumer has
+    /// taken the entry's last item.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -296,7 +296,7 @@ impl Producer {
         self.sending.reader(word).ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Informs the consumer of an ordered epoch or stop before the command itself is sent (see `Command::order`).
+    /// Announces a command for an epoch or a stop before the command itself is sent (see `Command::order`).
     pub fn order(&self, order: u64) {
         // SYNC(order): pairs with Probe::is_superseded.
         self.layout.header().order.store(seal(order), Ordering::Release);
@@ -327,8 +327,8 @@ impl Producer {
             .is_some_and(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
     }
 
-    /// Returns whether to repeat a failed allocation, because blocks were returned, or because waiting would free no
-    /// memory. If the result is false, each returned block will wake up the producer.
+    /// Returns whether to repeat a failed allocation immediately, because blocks were returned, or because no blocks
+    /// are in flight. If the result is false, each returned block will wake up the producer.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
         self.layout.header().blocks_wanted.raise();
         let worth = self.arena.reclaimable()? || !self.blocks_in_flight()?;
@@ -353,7 +353,7 @@ impl Producer {
     /// Pushes an item, and may delay the wake-up of the consumer. Panics if the unit does not fit (see
     /// [`Producer::fits`]), or if a block belongs to another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        // A busy producer may never wait for a command, so it must return idle memory to the system here.
+        // Idle memory is returned to the system here, because a busy producer possibly never waits for a command.
         if self.arena.is_untidy()
             && let Some(now) = self.clock.sample()
         {

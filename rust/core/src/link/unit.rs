@@ -8,7 +8,7 @@ use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
 
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// The kind of the first fragment of a buffer. Fragments before it belong to an abandoned unit.
+/// The kind of a buffer's first fragment. Earlier fragments belong to an abandoned unit.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
 /// A flag in the kind of an item whose bytes may differ between runs, for example because the item is pickled.
@@ -51,9 +51,9 @@ const PAD: u32 = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum First {
-    /// Padding up to the end of the ring, whose checksum is correct.
+    /// Padding with a correct checksum up to the end of the ring.
     Pad,
-    /// A unit of `total` bytes. Only this length has been verified.
+    /// A unit of `total` bytes, of which only the length has been verified.
     Unit { total: u32, check: u32 },
 }
 
@@ -63,8 +63,8 @@ impl First {
         word(total, pad_check(position, total))
     }
 
-    /// Decodes the first word at `position`. From there, `available` bytes are published, and the ring ends after
-    /// `until_wrap` bytes.
+    /// Decodes the first word at `position`. From `position` on, `available` bytes are published, and the ring ends
+    /// after `until_wrap` bytes.
     #[inline]
     pub fn read(first: u64, position: u64, available: u64, until_wrap: u64) -> Result<Self, Corrupted> {
         let (total, check) = (first as u32, (first >> 32) as u32);

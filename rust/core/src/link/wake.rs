@@ -1,8 +1,8 @@
 //! Decides when a producer wakes up a sleeping consumer.
 //!
 //! Each wake-up costs scheduler time, which would limit the throughput of small items. For a sleeping consumer, a
-//! producer therefore rings the bell for a batch of items, or for an item that has waited for some tens of
-//! microseconds. If items are rare, it rings for each item.
+//! producer therefore rings the bell for a batch of items, for an item that has waited for some tens of microseconds,
+//! or for each item if items are rare.
 //!
 //! If a consumer reads several links in turn, only items of the link for which it waits wake up the consumer.
 

@@ -6,7 +6,7 @@
 //! ringing thread sees the count. If the ringing thread's fence is first, the sleeper sees the change when it checks
 //! for work. If the word changes between the sleeper's check and its sleep, the sleep returns immediately.
 //!
-//! A ringing thread claims all sleepers. Further rings are then cheap until a thread sleeps again.
+//! A ringing thread resets the count of sleepers, so further rings are cheap until a thread sleeps again.
 //!
 //! A stray write to the bell delays a wake-up until the sleeper's timeout, or causes an unnecessary wake-up.
 
@@ -26,9 +26,9 @@ pub trait Parker {
 #[derive(Debug)]
 #[repr(C)]
 pub struct Bell {
-    /// A counter that is incremented whenever the bell is rung while a thread sleeps. The counter may overflow.
+    /// A counter of the rings during which a thread slept, which may overflow.
     word: AtomicU32,
-    /// The number of unclaimed sleepers (lower half), and the number of claims (upper half).
+    /// The number of sleepers (lower half), and how often a ring has reset this number (upper half).
     sleepers: AtomicU64,
 }
 
@@ -49,7 +49,7 @@ impl Bell {
     /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Returns the last result of `ready`,
     /// which is not called again after true.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
-        // SYNC(claim): pairs with `ring`; if the word was read after a claim, this thread is counted after this claim.
+        // SYNC(claim): pairs with `ring`; a thread that reads the word after a ring is counted after the ring's reset.
         let seen = self.word.load(Ordering::Acquire);
         let joined = self.sleepers.fetch_add(SLEEPER, Ordering::Relaxed);
         // SYNC(doorbell): pairs with the fence in `has_sleeper`.
@@ -62,7 +62,7 @@ impl Bell {
         is_ready || ready()
     }
 
-    /// Removes one sleeper from the count, unless a ringing thread has claimed the sleeper after `claims` was read.
+    /// Removes one sleeper from the count, if the number of resets is still `claims`.
     fn leave(&self, claims: u64) {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while sleepers / CLAIM == claims && count(sleepers) > 0 {

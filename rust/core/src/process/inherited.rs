@@ -4,7 +4,7 @@
 //! forked worker drops mappings of other workers and loaders before it starts threads.
 //!
 //! The list of mappings has no lock, because a child could inherit a lock that another thread held during the fork. If
-//! an entry of the list was incomplete at the fork, the child keeps its mapping.
+//! a mapping was being added to the list during the fork, the child keeps the mapping.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
@@ -90,7 +90,7 @@ impl Mapping {
         Self(note(MAPPING, start as usize, len))
     }
 
-    /// Counts a pointer into the mapping. Forked children keep the mapping until `unpin` is called.
+    /// Makes forked children keep the mapping until `unpin` is called.
     #[inline]
     pub fn pin(&self) {
         self.0.pins.fetch_add(1, Ordering::Relaxed);
@@ -130,7 +130,7 @@ impl Descriptor {
     /// Returns the descriptor, or None if this process or `drop_all_but` has closed it.
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let open = self.0.state.load(Ordering::Relaxed) == DESCRIPTOR;
-        // SAFETY: the descriptor is open in this state, which a forked child changes before it starts threads.
+        // SAFETY: the descriptor is open in the state `DESCRIPTOR`, which a child changes before it starts threads.
         open.then(|| unsafe { BorrowedFd::borrow_raw(self.0.start.load(Ordering::Relaxed) as i32) })
     }
 }
@@ -178,8 +178,8 @@ pub fn drop_all_but(keep: &[&Mapping]) {
         }
     }
     for (start, end) in joined(dropped) {
-        // SAFETY: no lease, block or array points into these mappings. Owners may still read words that are atomic and
-        // valid as zeros. Each mapping exists, because its owner frees the entry before it unmaps the memory.
+        // SAFETY: no lease, block or array points into an unpinned mapping. Its owner reads only atomic words that may
+        // be 0. Each mapping exists, because its owner frees the entry before it unmaps the memory.
         unsafe { put_zeros(start, end - start) };
     }
 }

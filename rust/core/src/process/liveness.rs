@@ -133,11 +133,11 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
         .map_err(error::system("cannot start the thread that watches the parent"))
 }
 
-/// Makes the kernel send SIGCONT to this process when its parent exits. A stopped process could not notice the exit
-/// otherwise.
+/// Makes the kernel resume (SIGCONT) this process when its parent exits, because a suspended process would not notice
+/// the exit.
 ///
-/// The kernel also sends the signal if the thread that created this process exits, possibly long before the parent. The
-/// signal is SIGCONT rather than SIGKILL, because SIGCONT has no effect on a running process.
+/// The kernel also sends SIGCONT when the thread that created this process exits, possibly long before the parent.
+/// Unlike SIGKILL, SIGCONT has no effect on a running process.
 pub fn continue_with_parent() {
     #[cfg(target_os = "linux")]
     // SAFETY: the call sets an attribute of this thread, and reads no memory.

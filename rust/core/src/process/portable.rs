@@ -24,8 +24,8 @@ impl System for Portable {
         false
     }
 
-    /// Reserves space in the file system. Without it, a process that writes to a page while the file system is full
-    /// would receive SIGBUS.
+    /// Reserves space in the file system, because a process that writes to a page would receive SIGBUS if the file
+    /// system were full.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
         if len > 0 { reserve_file(file, offset, len) } else { Ok(()) }
     }

@@ -108,7 +108,7 @@ impl Region {
     /// Must not be called while a result of `fd` is in use, or before the last call of `reserve`.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
-        // SAFETY: the region owned the descriptor. After the swap, no other caller can take the descriptor.
+        // SAFETY: the region owned the descriptor, which no other caller can take, because `self.fd` is -1.
         (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
     }
 

@@ -54,7 +54,7 @@ fn is_from_this_process(info: &libc::siginfo_t) -> bool {
 /// reacts to a signal immediately only in the main thread, and the alternate stack of Rust's threads is too small for
 /// Python's signal handlers.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
-    // SAFETY: both sets are initialized before they are read, and the mask of this thread is restored.
+    // SAFETY: `all` and `before` are initialized before they are read, and this thread's mask is restored.
     unsafe {
         let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();

@@ -1,10 +1,9 @@
 //! Determines how often a waiting thread yields the processor (`sched_yield`) before it sleeps.
 //!
 //! If both processes of a link share a core, yielding avoids sleeps, and makes transfers with small windows on 2 cores
-//! 3 to 6 times faster. If the other process is slow, each yield wastes two context switches. Therefore a wait that
-//! yields and still sleeps halves the yields of the next wait. A yield to an unrelated thread takes milliseconds. Once
-//! such yields have taken over one eighth of the time, yielding stops for about 50 times the duration of the last
-//! yield.
+//! 3 to 6 times faster. If the other process is slow, each yield wastes two context switches, so after a wait that
+//! still slept, the next wait yields half as often. Yields to unrelated threads take milliseconds. Once these yields
+//! have taken over one eighth of the time, yielding stops for about 50 times the last yield's duration.
 //!
 //! All threads of a process share one `Turns` without synchronization, because it only contains statistics.
 
@@ -20,7 +19,7 @@ const NEAR: u64 = 50_000;
 /// A yield of at least this many nanoseconds is attributed to an unrelated thread. With up to 64 workers on 2 cores, a
 /// yield to a process of the loader lasts 0.1 to 0.5 ms, and a yield to a busy loop 2 to 8 ms.
 const UNRELATED_YIELD: u64 = 1_500_000;
-/// With more processes than this, yields within a loader are also long, so a long yield does not show an unrelated thread.
+/// With more processes than this, long yields are not attributed to unrelated threads, because all yields are long.
 const MOST_PROCESSES: usize = 32;
 const PRICE: u64 = 8;
 const CREDIT: u64 = 100_000_000;
@@ -32,8 +31,8 @@ pub struct Turns {
     turns: AtomicU32,
     /// The number of waits since yielding was last tested.
     since_tried: AtomicU32,
-    /// A time, which each yield to an unrelated thread moves forward by `PRICE` times the yield's duration. Waits do
-    /// not yield while this time is more than `CREDIT` in the future.
+    /// A point in time that a yield to an unrelated thread postpones by `PRICE` times the yield's duration. Waits do
+    /// not yield while this point is over `CREDIT` nanoseconds away.
     paid: AtomicU64,
 }
 
@@ -44,7 +43,7 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Creates statistics that allow the maximum number of yields.
+    /// Creates empty statistics, with which waits yield as often as possible.
     pub const fn new() -> Self {
         Self { turns: AtomicU32::new(MOST), since_tried: AtomicU32::new(0), paid: AtomicU64::new(0) }
     }

@@ -1,7 +1,7 @@
 //! Detects calls that do not return. Each caller counts its calls in a [`Pulse`] (heartbeat) by plain stores, and one
 //! thread per process regularly reads all heartbeats.
 //!
-//! The thread holds no Python lock. The thread stops before a fork, so that the child does not inherit incomplete
+//! The watching thread holds no Python lock, and stops before a fork, so that the child does not inherit incomplete
 //! state. After a fork, the next watched call in the parent restarts the thread, and a child creates its own [`Watch`].
 
 use std::sync::atomic::{
@@ -167,7 +167,7 @@ pub struct Watch {
 static WATCH: AtomicPtr<Watch> = AtomicPtr::new(std::ptr::null_mut());
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// Returns the watch of this process. Its thread calls `tell` for each stall, without holding a lock.
+/// Returns the watch of this process, which calls `tell` for each stall, without holding a lock.
 pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     let generation = fork::generation();
     loop {
@@ -221,8 +221,8 @@ impl Watch {
         state.wake();
     }
 
-    /// Stops the thread before a fork or at the end of the process. If the thread is blocked in a report, waits for it
-    /// for at most `GIVE_UP`. The caller must not hold a lock that the thread may need.
+    /// Stops the watching thread before a fork or at the end of the process. Waits at most `GIVE_UP` for a thread that
+    /// is blocked in a report. The caller must not hold a lock that the thread may need.
     pub fn stop(&self) {
         let mut state = self.state();
         state.stop = true;

@@ -1,8 +1,8 @@
 //! Records which items of an epoch a reader has received from each peer, and the snapshots for resuming a later run.
 //!
 //! A writer sends snapshots of its graph between items. The reader keeps each snapshot until the user has received all
-//! items before the next one. The user may be behind the reader, because pipes in the main process read ahead.
-//! Therefore a log of the latest deliveries provides earlier positions.
+//! items before the next one. Pipes in the main process may read ahead of the user, so a log of the latest deliveries
+//! provides the user's position.
 
 use std::collections::VecDeque;
 
@@ -51,8 +51,8 @@ impl<S> Dealt<S> {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
-    /// Returns whether a worker at `share` can resume from this snapshot. The worker must have read all items that were
-    /// dispatched to it before the snapshot.
+    /// Returns whether a worker at position `share` has read all items dispatched to it before this snapshot, and can
+    /// therefore resume from the snapshot.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
@@ -88,7 +88,7 @@ struct KeptDeliveries {
     unknown: usize,
 }
 
-/// The records of one epoch in a reader.
+/// A reader's log of deliveries and its snapshots in one epoch.
 #[derive(Debug, Clone, Hash)]
 pub struct Books<S> {
     peers: Vec<Peer<S>>,
@@ -191,8 +191,8 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns the accounts of all peers and the next peer, as of the time before the last `back` deliveries. Returns
-    /// None if the log is too short.
+    /// Returns the number and checksum of the items from each peer, and the next peer, before the last `back`
+    /// deliveries. Returns None if the log is too short.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -226,7 +226,7 @@ impl<S> Books<S> {
         !self.dealt.is_empty()
     }
 
-    /// Returns the latest snapshot of the dispatching process from which all workers can resume at `shares`.
+    /// Returns the dispatching process's latest snapshot from which workers at the positions `shares` can resume.
     pub fn dealt_before(&self, shares: &[Share]) -> Option<&Dealt<S>> {
         let is_before = |dealt: &&Dealt<S>| (0..shares.len()).all(|worker| dealt.is_behind(worker, shares[worker]));
         self.dealt.iter().rev().find(is_before)

@@ -21,8 +21,8 @@ pub enum Next {
 ///
 /// In strict order, a window limits how many items each worker can be ahead, which can cause a deadlock with a
 /// dispatching process. For example, the main process waits for worker A, A waits for the dispatching process, which
-/// waits for worker B, and B has reached its limit. Therefore a worker that waits for a dispatched item informs the
-/// main process, which then receives items of other workers early.
+/// waits for worker B, and B has reached its limit. To prevent this deadlock, a worker that waits for a dispatched item
+/// informs the main process, which receives other workers' items early.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     turn: RoundRobin,
@@ -55,8 +55,8 @@ impl Collecting {
         self.turn.next()
     }
 
-    /// Returns the next step. The arguments return whether a peer's next item can be delivered, whether an item can be
-    /// received from the peer, and whether the peer waits for the dispatching process.
+    /// Returns the next step. For a peer, `ready` returns whether its next item can be delivered, `arrived` whether an
+    /// item can be received, and `starves` whether the peer waits for the dispatching process.
     #[inline]
     pub fn next(
         &mut self,
@@ -78,8 +78,8 @@ impl Collecting {
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
     }
 
-    /// Returns a peer whose next item must be received early, because another peer waits for the dispatching process.
-    /// The main process calls this method while it does not wait for an item.
+    /// Returns a peer whose item must be received early, so that the dispatching process can serve another waiting
+    /// peer. The main process calls this method while it does not wait for an item.
     pub fn to_take_in(
         &self,
         mut arrived: impl FnMut(usize) -> bool,
@@ -101,8 +101,8 @@ impl Collecting {
         self.turn.end(peer);
     }
 
-    /// Records that a process has exited. Items that have arrived are still delivered as far as the order allows. The
-    /// next step after these items is [`Next::Fail`].
+    /// Records that a process has exited. Arrived items are still delivered as far as the order allows, before
+    /// [`Next::Fail`].
     pub fn note_death(&mut self) {
         self.has_died = true;
     }

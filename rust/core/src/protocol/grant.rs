@@ -79,7 +79,7 @@ impl Grant {
         seal((((epoch << PASS_BITS) | pass) << 2 | wish) << COUNT_BITS | count)
     }
 
-    /// Decodes a stored grant for a writer in `stream`. Returns None if the word is damaged.
+    /// Decodes a reader's request, relative to the writer's `stream`. Returns None if the word is damaged.
     #[inline]
     pub fn read(word: u64, stream: Stream) -> Option<Reader> {
         let number = open(word)?;

@@ -1,7 +1,7 @@
 //! The protocol between the processes of a loader: state machines that use no shared memory, processes or Python.
 //!
-//! The code that works with rings, doorbells and processes passes its observations to these state machines and executes
-//! their decisions.
+//! The modules for rings, doorbells and processes report events to the protocol's state machines and execute the
+//! resulting decisions.
 //!
 //! | machine | used by | decides |
 //! | --- | --- | --- |

@@ -5,10 +5,9 @@
 pub enum Command {
     /// Run the epoch with this number, and abandon any other running epoch.
     Epoch(u32),
-    /// Recompute the end of this epoch to restore the child's state. The main process already has all items of the
-    /// epoch.
+    /// Recompute the last items of this epoch, which the main process already has, to restore the child's state.
     Repeat(u32),
-    /// Apply a function to the graph between two items of the running epoch.
+    /// Between two items of the running epoch, call a function with the graph.
     Call,
     /// Exit.
     Stop,
@@ -41,12 +40,12 @@ pub enum Step {
 /// The time at which a child acknowledges the command to run an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Acknowledged {
-    /// Before the first item.
+    /// The child acknowledges before the first item.
     Begun,
-    /// After the last item of a repeated epoch, when the state is restored.
+    /// The child acknowledges after the last item of a repeated epoch, which has restored the child's state.
     Done,
-    /// Before the first item and again after the last item, so that workers can be commanded while the dispatching
-    /// process repeats an epoch.
+    /// The dispatching process acknowledges before the first and after the last repeated item, so that workers
+    /// meanwhile receive commands.
     Both,
 }
 

@@ -1,5 +1,5 @@
-//! The reader's state of a link. It determines which units belong to the current stream, and how many items the writer
-//! may send.
+//! Determines for the reader of a link which units belong to the current stream, and how many items the writer may
+//! send.
 
 use super::grant::{Grant, Wish};
 use super::stream::Stream;

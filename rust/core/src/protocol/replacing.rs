@@ -37,12 +37,12 @@ pub struct Replacing {
     dispatches: bool,
     resting: Vec<bool>,
     deaths: Vec<Deaths>,
-    /// Whether a worker repeats the epoch to restore its state, and may therefore read dispatched items.
+    /// Whether a worker repeats the epoch, and may need the dispatching process again.
     repeating: bool,
 }
 
 impl Replacing {
-    /// Creates the state for this number of workers, and a dispatching process if `dispatches` is true.
+    /// Creates the state of this number of workers, and of a dispatching process if `dispatches` is true.
     pub fn new(workers: usize, dispatches: bool) -> Self {
         let children = workers + usize::from(dispatches);
         Self {
@@ -80,8 +80,8 @@ impl Replacing {
         wanted
     }
 
-    /// Counts the exit of a process that computed its next item after `received` items. A received item resets the
-    /// count. If `halted` is true, all children were paused, so no item has caused the exit.
+    /// Counts the exit of a process that computed its next item after `received` items. A received item resets this
+    /// number of exits. If `halted` is true, all children were paused, so no item has caused the exit.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];

@@ -19,8 +19,8 @@ pub enum Permit {
 /// Limits how many bytes of large buffers a writer may have in flight.
 ///
 /// A window limits the number of items, but large items may need gigabytes. When the reader has to wait, the limit
-/// doubles if the reader has taken at least as many bytes as the limit since its last wait. Otherwise the limit halves,
-/// because a higher limit would not help.
+/// doubles, or halves if the reader has taken fewer bytes than the limit since its last wait, because a higher limit
+/// would not help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
@@ -34,7 +34,7 @@ impl Default for Ahead {
 }
 
 impl Ahead {
-    /// The lowest value of the limit, in bytes.
+    /// The lowest limit for bytes in flight.
     pub const LEAST: u64 = 64 << 20;
     const MOST: u64 = 1 << 40;
 
@@ -96,7 +96,7 @@ impl Sending {
         self.stream
     }
 
-    /// Returns whether the grant that `permit` has last read allows another item.
+    /// Returns whether the last grant that `permit` read allows another item.
     #[inline]
     pub fn has_credit(&self) -> bool {
         self.credit > 0
@@ -121,8 +121,8 @@ impl Sending {
         })
     }
 
-    /// Returns the same as `permit`, but `Wait` instead of `Now`, because the writer has reached its byte limit (see
-    /// [`Ahead`]).
+    /// Returns the result of `permit` for a writer that has reached its byte limit (see [`Ahead`]): `Wait` replaces
+    /// `Now`.
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })

@@ -8,7 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The number of an item, counted from the first mark.
+/// An item's number, counted from the first snapshot.
 pub type Index = u64;
 
 /// The position of a consumer in a source.
@@ -20,23 +20,23 @@ pub struct QueuePosition<M> {
     /// The numbers of items that were delivered before an item with a lower number.
     ahead: BTreeSet<Index>,
     marks: BTreeMap<Index, M>,
-    /// Marks that are no longer needed, and that the caller must drop.
+    /// Unneeded snapshots, which the caller must drop.
     pub spent: Vec<M>,
 }
 
 impl<M> QueuePosition<M> {
-    /// Creates a position at which the first `steps` items after `mark` and the items in `ahead` have been delivered.
+    /// Creates a consumer's position after the first `steps` items since the snapshot `mark` and the items in `ahead`.
     pub fn new(mark: M, steps: u64, ahead: impl IntoIterator<Item = Index>) -> Self {
         let ahead = ahead.into_iter().collect();
         Self { mark, steps, next: steps, ahead, marks: BTreeMap::new(), spent: Vec::new() }
     }
 
-    /// Returns the latest mark before which all items have been delivered.
+    /// Returns the latest snapshot before which all items have been delivered.
     pub fn mark(&self) -> &M {
         &self.mark
     }
 
-    /// Returns how many items after the mark have been delivered without a gap.
+    /// Returns how many items after the snapshot `mark` have been delivered without a gap.
     pub fn steps(&self) -> u64 {
         self.steps
     }
@@ -72,7 +72,7 @@ impl<M> QueuePosition<M> {
         }
     }
 
-    /// Records the mark after an item that has already been delivered.
+    /// Records the source's snapshot after item `index`, which has already been delivered.
     pub fn note_late(&mut self, index: Index, mark: M) {
         if index >= self.next {
             self.marks.insert(index, mark);

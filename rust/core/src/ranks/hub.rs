@@ -8,7 +8,7 @@ use super::{Answer, Fault, Verdict, WATCH};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
     Empty,
-    /// The member is connected. `heard` is the time of its last message, or None before its first heartbeat.
+    /// The member is connected, and sent its last message at `heard`, or None before its first heartbeat.
     Taken {
         heard: Option<Instant>,
     },
@@ -181,7 +181,7 @@ impl Hub {
         }
     }
 
-    /// Ends the trial once each missing rank has sent a message, or `WATCH` has passed.
+    /// Ends the wait for missing ranks once each has sent a message, or after `WATCH`.
     fn judge(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

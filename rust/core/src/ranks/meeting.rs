@@ -54,8 +54,8 @@ struct Door {
 }
 
 impl Door {
-    /// Accepts connections. Ranks send their first message immediately, and it is read before this function is called
-    /// again.
+    /// Accepts connections. Ranks identify themselves immediately, so the oldest unidentified connections can be
+    /// closed.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..MOST_UNIDENTIFIED {
             match self.listener.accept() {
@@ -213,7 +213,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// The socket by which the thread is woken up, before the thread starts, or the handle of the running thread.
+    /// The socket that wakes up the thread (until the thread starts), and the handle of the running thread.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 
@@ -272,7 +272,7 @@ impl Meeting {
         operation
     }
 
-    /// Waits up to `slice` for the end of an operation. Returns None if the operation is not finished then.
+    /// Waits up to `slice` for the end of an operation, and returns None if the operation is still unfinished.
     pub fn wait(&self, operation: u64, slice: Duration) -> Option<Answer> {
         let slice = slice.min(LONGEST_SLICE);
         let answer = self.shared.lock().answer(operation);

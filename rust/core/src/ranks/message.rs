@@ -58,8 +58,7 @@ const HEAD: usize = 3;
 /// The number of bytes of a [`Message::Hello`], which limits how much an unidentified connection can send.
 pub const HELLO_LEN: usize = HEAD + 16 + 4;
 
-/// The maximum number of bytes of a message without its head. A failure report therefore lists at most about 16,000
-/// ranks.
+/// The maximum number of bytes of a message without its head, which limits a failure report to about 16,000 ranks.
 const LONGEST: usize = u16::MAX as usize;
 
 const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];

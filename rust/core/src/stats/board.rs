@@ -48,7 +48,7 @@ impl Role {
 pub struct Board {
     region: Region,
     config: BoardConfig,
-    /// Other programs find the memory by this descriptor, which only the creator has.
+    /// The creator's descriptor of the memory, which other programs find in `/proc`.
     fd: Option<Descriptor>,
     generation: u64,
 }
@@ -326,7 +326,7 @@ impl PageRef {
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 
-    /// Initializes the record of pipe `index`, which pipe `reader` reads. Returns None if `index` is too large.
+    /// Initializes the record of pipe `index`, whose items pipe `reader` reads. Returns None if `index` is too large.
     pub fn pipe(
         &self,
         index: usize,

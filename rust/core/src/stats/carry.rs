@@ -1,7 +1,7 @@
 //! Copies the counters of a process on another machine to the main process.
 //!
-//! Such a process counts on a board on its own machine. The main process copies the page of this process to its own
-//! board. A replacement of the process continues the counts on the main process's board.
+//! A process on another machine writes its counters to a board (shared memory) on that machine. The main process copies
+//! the page of this process to its own board, where a replacement process continues the counters.
 //!
 //! When a page arrives, its times are shifted by the difference between the two clocks, and are therefore too late by
 //! the transfer time. Received pages are not trusted: lengths are compared with the capacity, and readers check all
@@ -55,7 +55,7 @@ fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     spans
 }
 
-/// Shifts a time. The value 0 means that there is no time.
+/// Shifts a time by `by`, unless the time is unset (0).
 fn moved(moment: u64, by: u64) -> u64 {
     if moment == 0 { 0 } else { moment.wrapping_add(by).max(1) }
 }
@@ -132,7 +132,7 @@ impl PageRef {
         Ok(())
     }
 
-    /// In the main process: sets the location of a process on another machine, which has just started.
+    /// In the main process: sets the machine name of a newly started process on another machine.
     pub fn set_place(&self, place: &str) {
         write_text(&self.header().place, place);
         self.header().gone.store(0, Relaxed);

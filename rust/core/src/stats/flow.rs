@@ -1,4 +1,4 @@
-//! References to the counters of links, and the measurement of waits.
+//! Defines references to the counters of links, and measures waits.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -19,7 +19,7 @@ pub struct Counter<C> {
 /// The counters of one end of a link.
 pub type FlowRef = Counter<Flow>;
 
-/// A reference to a counter of waits. Unlike a borrow, it allows code to borrow other fields of its owner during the
+/// A reference to a counter of waits. Unlike a borrow, a `WaitRef` lets code borrow its owner's other fields during the
 /// wait.
 pub type WaitRef = Counter<Wait>;
 

@@ -20,7 +20,7 @@ pub(super) const MEMORY_PAGE: usize = 4096;
 pub(super) const STEPS: usize = 128;
 pub(super) const LABEL: usize = 128;
 pub(super) const LOCATION: usize = 192;
-/// The number of separately counted exception types. Others are only counted in `PipeRecord::skipped`.
+/// The number of separately counted exception types. Further exception types are only counted in `PipeRecord::skipped`.
 pub(super) const KINDS: usize = 4;
 pub(super) const KIND: usize = 56;
 /// The number of bytes for the name of another machine.
@@ -54,14 +54,14 @@ impl BoardConfig {
         self.pages <= 1 << 16 && self.flows <= 1 << 16 && self.pipes <= 1 << 10
     }
 
-    /// Returns whether this process may read the board. The size is limited, because reading allocates memory.
+    /// Returns whether the board is small enough to read, because reading a board allocates memory.
     pub(super) fn is_readable(self) -> bool {
         self.is_sensible() && self.total() <= 512 << 20
     }
 }
 
-/// The header of a board. The main process writes it before it shares the board, with the version last, and later only
-/// changes `wants_large`.
+/// The header of a board. Before sharing the board, the main process writes the header, with the version last, and
+/// later only changes `wants_large`.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct BoardHeader {
@@ -202,7 +202,7 @@ pub fn add(counter: &AtomicU64, count: u64) {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct SkippedKind {
-    /// The number of skipped items, or 0 in an unused entry. The name is stored before it.
+    /// The number of skipped items, or 0 in an unused entry, stored after `name`.
     pub count: AtomicU64,
     pub name: [AtomicU8; KIND],
 }
@@ -246,7 +246,7 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a measured call of `own` nanoseconds. It counts for `weight` calls with an estimated total of `all`
+    /// Records a measured call of `own` nanoseconds, which represents `weight` calls with an estimated total of `all`
     /// nanoseconds.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
@@ -267,7 +267,7 @@ impl PipeRecord {
             } else if place.name.iter().zip(&mut cut).any(|(one, other)| one.load(Relaxed) != *other.get_mut()) {
                 continue;
             }
-            // SYNC(kind): pairs with PipeRecord::skipped_kinds; a reader that sees a count also sees its name.
+            // SYNC(kind): pairs with PipeRecord::skipped_kinds; a reader that sees a count also sees `name`.
             place.count.store(count.wrapping_add(1), Ordering::Release);
             return;
         }
@@ -310,7 +310,7 @@ pub(super) struct PageHeader {
     /// `snapshots` is the number of snapshots that the process has sent.
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
-    /// The nanoseconds that the main process has spent in its last pipe.
+    /// The nanoseconds that the main process has spent in its graph's final pipe.
     pub inside: AtomicU64,
     pub inside_samples: AtomicU64,
     /// Whether a process on another machine has exited (1). Only the main process writes `place` and the fields from
@@ -327,8 +327,8 @@ pub(super) struct PageHeader {
     pub carried: AtomicU64,
     pub idle: Wait,
     pub first: Wait,
-    /// The durations of epochs. In the main process, an epoch begins with the first item. In a child, it begins when
-    /// the command to run the epoch arrives.
+    /// The durations of epochs. In the main process, an epoch begins with the first item. In a child, an epoch begins
+    /// with the arrival of its command.
     pub span: Wait,
     /// The size in bytes of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,

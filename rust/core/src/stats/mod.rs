@@ -1,8 +1,8 @@
 //! Counts items, bytes and waits, so that other processes can read the counters at any time. A [`Board`] is shared
-//! memory in which each process of a loader writes only to its own page, at the cost of private counters.
+//! memory in which each process of a loader writes only to its own page, as fast as to private counters.
 //!
-//! A sequence number guards counters that belong together. It is odd while these counters are changed (seqlock).
-//! Counters never influence decisions.
+//! A sequence number, which is odd during changes, guards counters that belong together (seqlock). Counters never
+//! influence decisions.
 
 mod board;
 mod carry;

@@ -1,4 +1,4 @@
-//! Converts a page of counters to named values. The names are those of the fields in `layout`.
+//! Converts a page of counters to values, named after the fields in `layout`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -79,7 +79,7 @@ impl Board {
         self.pages().filter_map(|page| page.read_as(page.index()).ok().flatten()).collect()
     }
 
-    /// Returns the first damaged page. A page is damaged if no process of this release would write its contents.
+    /// Returns the first damaged page. A page is damaged if this version of torchdata never writes such contents.
     pub fn damage(self: &Arc<Self>) -> Option<Unreadable> {
         self.pages().find_map(|page| page.counted_pipes().err())
     }

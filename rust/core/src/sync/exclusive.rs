@@ -19,7 +19,7 @@ pub struct Exclusive<T> {
 // thread.
 unsafe impl<T: Send> Sync for Exclusive<T> {}
 
-/// A guard, by which the current thread accesses the value that it holds.
+/// A guard that gives the current thread exclusive access to the value.
 #[derive(Debug)]
 pub struct Held<'a, T> {
     owner: &'a Exclusive<T>,

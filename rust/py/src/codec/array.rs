@@ -122,8 +122,8 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
 /// of the block. The caller ensures that nothing but the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
-    // SAFETY: the code only reads existing objects under the GIL. It only reads the fields of objects whose type is
-    // exactly `ndarray`.
+    // SAFETY: the code only reads existing objects under the GIL, and fields only of objects whose type is exactly
+    // `ndarray`.
     unsafe {
         let class = ffi::Py_TYPE(object);
         while ffi::Py_TYPE(object) == class {
@@ -141,7 +141,7 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
     whole.then(|| Arc::clone(block))
 }
 
-/// Returns the arena block of `array`, which `torchdata.empty` has created, if these data cover the block. The caller
+/// Returns the arena block of an array from `torchdata.empty`, if `len` bytes at `data` cover the block. The caller
 /// ensures that nothing but the item refers to the array and its tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;

@@ -41,7 +41,7 @@ impl ElementType {
         self.code == Self::COMPLEX
     }
 
-    /// Torch may negate elements of these types lazily, for example in the imaginary part of a conjugate.
+    /// Whether torch may negate elements of this type lazily, for example in the imaginary part of a conjugate.
     fn has_lazy_sign(self) -> bool {
         const FLOAT: u8 = 2;
         matches!(self.code, FLOAT | Self::BFLOAT | Self::COMPLEX)
@@ -86,8 +86,8 @@ struct ExchangeApi {
 }
 
 const MAJOR: u32 = 1;
-/// Whether torch has failed to describe a tensor, for example a sparse one, in this process. After such a failure, each
-/// tensor is checked before torch is called, because catching an exception takes a millisecond.
+/// Whether torch has failed to describe a tensor, for example a sparse one, in this process. Once torch has failed,
+/// each tensor is checked before torch is called, because catching an exception takes a millisecond.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 const UNUSED: &CStr = c"dltensor";
 
@@ -159,7 +159,7 @@ pub struct Exported<'py> {
 }
 
 impl<'py> Exported<'py> {
-    /// Returns None if the tensor has other state, or elements outside of its storage.
+    /// Returns None if the tensor has state besides elements, or elements outside of its storage.
     pub fn of(item: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let py = item.py();
         let torch = torch(py)?;
@@ -197,7 +197,7 @@ impl<'py> Exported<'py> {
         if self.tensor.dimensions == 0 {
             return &[]; // the pointers may be null
         }
-        // SAFETY: a tensor has a length and a stride for each dimension. The tensor or the capsule keeps both alive.
+        // SAFETY: the lengths and strides have one entry per dimension, and belong to the tensor or the capsule.
         unsafe { std::slice::from_raw_parts(of, self.tensor.dimensions as usize) }
     }
 
@@ -224,12 +224,12 @@ impl<'py> Exported<'py> {
         })
     }
 
-    /// Returns torch's strides. For dimensions with one element, they may differ from the strides of DLPack.
+    /// Returns torch's strides, which may differ from DLPack's strides for dimensions with one element.
     pub fn strides(&self) -> PyResult<Vec<i64>> {
         call(&self.item, &torch(self.item.py())?.stride)?.extract()
     }
 
-    /// Torch may apply operations such as conjugation lazily. In this case the values differ from the bytes in memory.
+    /// Returns whether a lazy operation of torch, such as conjugation, makes values differ from the bytes in memory.
     fn has_lazy_bits(&self, torch: &Torch) -> PyResult<bool> {
         let element = self.tensor.element;
         let is = |name| call(&self.item, name).and_then(|is| is.is_truthy());
@@ -320,7 +320,7 @@ impl Own {
     }
 }
 
-/// The owner of a tensor's memory. Torch frees this owner in any thread, after the last tensor that uses the memory.
+/// The owner of a tensor's memory, which torch frees in any thread after the last tensor that uses the memory.
 #[repr(C)]
 struct Home<M> {
     managed: M,

@@ -40,8 +40,8 @@ struct Within<'a> {
 }
 
 impl Within<'_> {
-    /// Returns whether no code outside the item uses the object. It then has at most two references: one from its
-    /// container and one from the encoder.
+    /// Returns whether only the object's container and the encoder refer to the object, so that no code outside the
+    /// item uses the object.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
         // SAFETY: the call only reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
@@ -79,8 +79,8 @@ pub struct Encoder {
     /// The member that must be pickled last, because it may contain objects of other members, and its offset in the
     /// payload.
     pickled_member: Option<(usize, Py<PyAny>)>,
-    /// Whether the encoder may encode an equal item to different bytes. Pickles and references to strings depend on the
-    /// identity of objects, and the bytes of arrays depend on the order of the axes.
+    /// Whether an equal item could be encoded to different bytes, because pickles and references to strings depend on
+    /// the identity of objects, and the bytes of arrays depend on the order of axes.
     pub opaque: bool,
 }
 
@@ -136,7 +136,7 @@ impl Encoder {
     }
 
     /// If the item already contains this string of `len` characters or bytes, writes a reference to it and returns
-    /// true. A new long string is always written with `Kept`, because the encoding must not depend on reference counts.
+    /// true. Every new long string is numbered (`Kept`), because the encoding must not depend on reference counts.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
@@ -174,7 +174,7 @@ impl Encoder {
         if overlaps { Err(Stop::Whole) } else { Ok(()) }
     }
 
-    /// An item may contain only one member that is pickled. This member must not share objects with other members.
+    /// An item may contain only one pickled member, which must not share objects with other members.
     fn other(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
         if depth == 0 {
             self.pickle(item)?;

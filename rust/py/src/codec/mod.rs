@@ -7,9 +7,9 @@
 //! ```
 //!
 //! This module encodes exact built-in types, ints of at most 64 bits, plain NumPy arrays and scalars, plain CPU tensors
-//! of torch, and the batch class of torchdata. Other objects are pickled (protocol 5, with out-of-band buffers), or
-//! passed to cloudpickle if pickle fails. If a long string occurs twice, the second occurrence is a reference to the
-//! first. If another object occurs twice, the whole item is pickled to preserve the object's identity.
+//! of torch, and the batch class of torchdata. Objects of further types are pickled (protocol 5, with out-of-band
+//! buffers), if necessary by cloudpickle. The second occurrence of a long string is a reference to the first. If an
+//! item contains any other object twice, the whole item is pickled to preserve the object's identity.
 
 mod array;
 mod decode;
@@ -61,17 +61,17 @@ pub enum Tag {
     /// len, encoded key, encoded value, …
     Dict,
     DataChunk,
-    /// dtype, number of dimensions, order of the axes, shape, bulk
+    /// dtype, number of dimensions, order of the axes, shape, bulk (elements)
     Array,
     /// dtype, len, bytes
     Scalar,
-    /// element type, number of dimensions, flag for strides, shape, strides, bulk: a tensor of elements only
+    /// element type, number of dimensions, flag for strides, shape, strides, bulk (elements)
     Tensor,
     /// bulk (the pickle), len, bulks (its buffers)
     Pickle,
     /// an item to which later parts can refer, numbered from zero among such items
     Kept,
-    /// number: the item is the `Kept` item with this number
+    /// number of the earlier `Kept` item that this tag repeats
     Again,
     /// u64, for an int that does not fit into i64
     Unsigned,

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! A sequence becomes a block if it has at least two members, and all are floats, all are bools, or all are ints that
-//! fit into the same kind of word. A block does not preserve the identity of numbers, which Python and pickle do not
-//! preserve reliably.
+//! fit into the same kind of word. Decoding a block creates new number objects, because neither Python nor pickle
+//! preserves their identity reliably.
 
 use pyo3::ffi;
 use pyo3::prelude::*;

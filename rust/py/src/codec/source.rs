@@ -1,4 +1,4 @@
-//! Copies the large buffers of an item from their memory.
+//! Copies an item's large buffers, such as array elements.
 
 use std::sync::Arc;
 
@@ -73,7 +73,7 @@ impl Source {
         if len >= LONG_COPY { py.detach(copy) } else { copy() }
     }
 
-    /// Returns the address of contiguous elements. If there are gaps between the elements, they are copied first.
+    /// Returns the address of contiguous elements, after copying elements that have gaps in between.
     pub fn make_dense(&mut self, py: Python<'_>) -> PyResult<*const u8> {
         if self.strided.is_none() {
             return Ok(self.address as *const u8);

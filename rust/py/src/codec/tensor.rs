@@ -10,7 +10,7 @@ pub enum Layout {
     Contiguous,
     /// The elements have no gaps. The decoded tensor has these strides, in elements.
     MemoryOrder(Vec<i64>),
-    /// The elements have gaps. The decoded tensor is a copy without gaps with these strides, in elements.
+    /// The elements have gaps. The decoded tensor has no gaps, and has these strides, in elements.
     WithGaps(Strided, Vec<i64>),
 }
 
@@ -28,8 +28,8 @@ impl Layout {
     }
 }
 
-/// Returns the strides of a copy without gaps. As with `torch.clone`, they preserve the memory order of the dimensions.
-/// Returns None if a dimension repeats its elements.
+/// Returns the strides of a copy without gaps, which preserve the memory order of the dimensions, as with
+/// `torch.clone`. Returns None if a dimension repeats its elements.
 fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided, Vec<i64>)> {
     if shape.iter().zip(strides).any(|(&count, &stride)| stride == 0 && count > 1) {
         return None;

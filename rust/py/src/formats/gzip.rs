@@ -17,7 +17,7 @@ const FIRST: u8 = 0x1f;
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
     decoder: Option<GzDecoder<GzipSource>>,
-    /// Dropped only with the GIL held. Otherwise PyO3 would take a lock, which a forked child could inherit.
+    /// Never dropped without the GIL, because PyO3 would take a lock, which a forked child could inherit.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
     /// An error, which is raised once all bytes that were decompressed before it have been returned.

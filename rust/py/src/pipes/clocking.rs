@@ -1,10 +1,10 @@
 //! Measures the time of pipes in some of their calls, so that measuring costs little even for small items.
 //!
-//! A root call is a call that is not nested in a call of another pipe. About one of `interval` root calls is measured,
-//! together with its nested calls. The own time of a pipe excludes the pipes from which it reads in the same thread.
+//! About one of `interval` outermost calls (outside of other pipes' calls) is measured, together with its nested calls.
+//! The own time of a pipe excludes the pipes from which it reads in the same thread.
 //!
-//! A root call may make many nested calls. A guard (`guard.rs`) therefore calls this module for a nested call only if
-//! [`is_measuring`] is true, or to detect that its calls are no longer nested.
+//! Because an outermost call may make many nested calls, a guard (`guard.rs`) calls this module for a nested call only
+//! if [`is_measuring`] is true, or to detect that the guard's calls are no longer nested.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -18,14 +18,14 @@ pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
-/// The duration in nanoseconds from which an unmeasured call counts as slow. The coarse clock detects such calls.
+/// The duration in nanoseconds from which a call counts as slow, even if only a coarse clock timed the call.
 pub const NOTICED: u64 = 12_000_000;
 
 /// The number of nested calls after which a guard checks whether its calls are still nested.
 pub const LOOK_AGAIN: u32 = 128;
 
-/// The number of measured root calls in progress. Race conditions are harmless, because a wrong number only slows down
-/// some calls or omits one measurement.
+/// The number of measured outermost calls in progress. Race conditions are harmless, because a wrong number only slows
+/// down some calls or omits one measurement.
 static MEASURING: AtomicU32 = AtomicU32::new(0);
 
 #[inline]
@@ -34,9 +34,9 @@ pub fn is_measuring() -> bool {
 }
 
 struct Clocking {
-    /// The number of nested calls in progress, including the root call.
+    /// The number of nested calls in progress, including the outermost call.
     depth: Cell<u32>,
-    /// The number of calls for which the current root call counts, or 0 if this call is not measured.
+    /// The number of calls that the current outermost call represents, or 0 if this call is not measured.
     weight: Cell<u64>,
     /// The nanoseconds that the innermost measured call has spent in nested calls.
     children: Cell<u64>,
@@ -45,7 +45,7 @@ struct Clocking {
     gap: Cell<u64>,
     most: Cell<u64>,
     last: Cell<u64>,
-    /// The moving average of the durations of root calls in nanoseconds.
+    /// The moving average of the durations of outermost calls in nanoseconds.
     usual: Cell<u64>,
     random: Cell<u64>,
 }
@@ -103,9 +103,9 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// The nanoseconds of a measured call without its nested calls, and the number of calls for which it counts.
+    /// The nanoseconds of a measured call without its nested calls, and the number of calls that this call represents.
     pub own: Option<(u64, u64)>,
-    /// The nanoseconds of a measured or slow root call, and the number of calls for which it counts.
+    /// The nanoseconds of a measured or slow outermost call, and the number of calls that this call represents.
     pub whole: Option<(u64, u64)>,
     pub passed: u64,
 }
@@ -152,7 +152,7 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns for how many calls a measured call counts. Slow calls count once, because each of them is recorded.
+/// Returns how many calls a measured call represents. Slow calls represent only themselves, because all are recorded.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

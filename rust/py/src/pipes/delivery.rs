@@ -300,7 +300,7 @@ impl DeliveryIterator {
     }
 }
 
-/// Returns the next item, once the loader is neither paused, limited nor held by a thread that saves its state.
+/// Returns the next item, but first waits while the loader is paused or a thread saves its state.
 #[cold]
 fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = slf.py();

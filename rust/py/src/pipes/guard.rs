@@ -4,7 +4,7 @@
 //! Every item of every pipe passes through a guard, and PyO3's wrapper around `__next__` would take longer than the
 //! guard, so the type is built from C slots.
 //!
-//! A panic in a slot would abort the process, so `caught` wraps all code except memory accesses and C functions.
+//! A panic in a type slot would abort the process, so `caught` wraps everything except memory accesses and C functions.
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
@@ -53,7 +53,7 @@ struct Guard {
     current: *const AtomicU32,
     mark: u32,
     nested: bool,
-    /// `next_timed` uses only the countdown, to check whether its calls are still nested.
+    /// `next_timed` only counts down to the next check whether the guard's calls are nested.
     metering: Metering,
     /// Whether the iterator is the built-in `map`, whose function must not end the data with a StopIteration (PEP 479).
     sealed: bool,
@@ -225,8 +225,8 @@ unsafe fn count(guard: *mut Guard, items: u64) {
 /// The iterator is a guard.
 pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
     let py = iterator.py();
-    // SAFETY: the caller passes an existing guard. This function returns early if the guard is cleared. Otherwise the
-    // guard owns its iterator.
+    // SAFETY: the caller passes an existing guard. This function returns early for a cleared guard, and all other
+    // guards own their iterator.
     unsafe {
         let guard = iterator.as_ptr().cast::<Guard>();
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
@@ -407,7 +407,7 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
     caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
-/// Returns whether the exception is a panic. Its conversion to a Rust error would raise the panic again.
+/// Returns whether the exception is a panic, whose conversion to a Rust error would raise the panic again.
 fn is_panic(py: Python<'_>) -> bool {
     // SAFETY: `PyErr_ExceptionMatches` requires an exception, which is checked first. The two calls only read.
     unsafe {
@@ -467,8 +467,7 @@ fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bou
         Ok(told) if told.is_instance_of::<PyBaseException>() => Err(PyErr::from_value(told)), // too many were skipped
         Ok(told) if told.is_truthy()? => Ok(true),
         Ok(_) => Err(PyErr::from_value(value.clone().into_any())),
-        // If the explanation fails, the original exception is raised, unless KeyboardInterrupt has ended the
-        // explanation.
+        // If `explain` fails, the original exception is raised, but a KeyboardInterrupt takes precedence.
         Err(other) if other.is_instance_of::<PyException>(py) => Err(error),
         Err(other) => Err(other),
     }

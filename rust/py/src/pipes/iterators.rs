@@ -107,8 +107,8 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// There is no `__clear__`: like `filter`, this iterator never changes its references. Each cycle therefore also
-    /// contains a mutable object, which is cleared.
+    /// Like `filter`, this iterator needs no `__clear__`: its references never change, so every reference cycle
+    /// contains a mutable object, which Python clears.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;

@@ -58,7 +58,7 @@ impl Meter {
         Self(GilCell::new(None))
     }
 
-    /// The next call begins an epoch in the statistics.
+    /// In the statistics, the next `around` begins an epoch.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.0.with(py, |counted| *counted = Some(CountedItems { pipe, metering: Metering::new() }));
     }

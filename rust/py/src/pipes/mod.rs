@@ -1,4 +1,4 @@
-//! Iterates pipes: tokens identify the valid iterator, guards count items, turns order threads, and clocks measure
+//! Iterates pipes: tokens identify the valid iterator, guards count items, `turn` queues threads, and clocks measure
 //! time.
 
 pub mod calling;

@@ -1,6 +1,6 @@
 //! Splits an indexable source into shares. No share reads the items of another share.
 //!
-//! The iterator guard of the source counts the items of other shares, which are skipped, as yielded.
+//! The position in the source counts items of other shares as yielded, although they are skipped.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

@@ -1,7 +1,7 @@
 //! A token records which iterator of a pipe is valid, and how many items that iterator has yielded.
 //!
-//! All threads that iterate a pipe use its token. A guard (`guard.rs`) stores the number that the token had when the
-//! guard was created.
+//! All threads share a pipe's token. A guard (`guard.rs`) stores its iterator's number, and is valid while the token
+//! contains the same number.
 
 use std::ptr;
 use std::sync::atomic::{
@@ -36,7 +36,7 @@ impl BoardSlot {
 #[repr(C)]
 pub struct IterationToken {
     current: AtomicU64,
-    /// The number of items that the valid iterator has yielded or skipped, including items before a resumption.
+    /// The number of items that the newest iterator has yielded or skipped, including items before a resumption.
     own: AtomicU64,
     /// The record of the pipe in the statistics: a boxed `BoardSlot`, or null.
     place: AtomicPtr<BoardSlot>,
@@ -71,7 +71,7 @@ impl IterationToken {
         unsafe { self.place.load(Acquire).as_ref() }
     }
 
-    /// From the next iteration on, counts in the record of `pipe`.
+    /// From the next iteration on, items count in the record of `pipe`.
     pub fn bind(&self, py: Python<'_>, pipe: PipeRef, root: bool, main: bool) {
         self.pending.with(py, |pending| {
             let is_same = |place: &BoardSlot| {

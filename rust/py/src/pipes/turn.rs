@@ -21,8 +21,8 @@ use crate::seconds::duration;
 
 const ADDRESS: u32 = 48;
 
-/// Returns a number for this thread. A thread of the parent process may have the same address, so the number also
-/// depends on the number of forks.
+/// Returns the address of a thread-local variable, combined with the number of forks, because a thread of the parent
+/// process may have the same address.
 #[inline]
 fn this_thread() -> u64 {
     watching::this_thread() ^ (fork::current() << ADDRESS)
@@ -41,7 +41,7 @@ struct Crowd {
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
     reader: GilNumber,
-    /// 1 if threads wait or `close` has been called. If it is 0, as usual, `crowd` is not accessed.
+    /// 1 if threads wait or `close` has been called, or usually 0, so that `crowd` need not be accessed.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,
@@ -74,7 +74,7 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Waits until earlier requests have ended. This thread may then read until the returned guard is dropped.
+    /// Waits until earlier requests have ended, and lets this thread read until the returned guard is dropped.
     #[inline]
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
@@ -161,7 +161,7 @@ impl Turn {
 
 #[pymethods]
 impl Turn {
-    /// Whether the calling thread has the turn, so that it is reading an item.
+    /// Whether the calling thread is reading an item.
     #[getter]
     fn is_mine(&self) -> bool {
         self.reader.load() == this_thread()

@@ -33,7 +33,7 @@ struct Entry {
     index: Option<Index>,
     /// The state of the source after the item, or, without `index`, an object that the worker adds to the item.
     mark: Option<Py<PyAny>>,
-    /// Whether workers cannot change the item. In this case `hold` need not wait for a worker that processes it.
+    /// Whether workers cannot change the item, so that `hold` need not wait for a worker that processes it.
     is_plain: bool,
     is_small: bool,
 }
@@ -114,7 +114,7 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Drops buffered results of a closed queue. The traceback of an error would keep the worker threads alive.
+    /// Drops buffered results of a closed queue, because a traceback in a result would keep the worker threads alive.
     fn drop_if_closed(&self, queue: &Queue) {
         if !self.keeps && queue.is_closed() {
             drop(queue.drain());

@@ -21,7 +21,7 @@ pub struct SourceReader {
     #[pyo3(get)]
     advance: Py<PyAny>,
     state_of: Py<PyAny>,
-    /// Converts the error of a source that cannot save its state to a placeholder for the state.
+    /// Converts the error with which saving the source's state failed to a placeholder.
     unsaved: Py<PyAny>,
     /// The number of items between two saved states, or 0 for no states.
     frequency: u64,
@@ -30,7 +30,7 @@ pub struct SourceReader {
     ahead: HashSet<Index>,
     index: AtomicU64,
     ended: AtomicBool,
-    /// An exception that `state_of` raised after the previous item. It is raised in place of the next item.
+    /// An exception that `state_of` raised after the previous item, to be raised in place of the next item.
     state_error: GilCell<Option<Py<PyAny>>>,
 }
 

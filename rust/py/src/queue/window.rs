@@ -8,13 +8,13 @@ use pyo3::types::PyTuple;
 const GROWTH: u64 = 8;
 
 /// The number of items to read ahead depends only on the delivered items, so an abandoned epoch always leaves the
-/// source at one position.
+/// source at the same position.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     least: usize,
     most: usize,
     pub row: u64,
-    /// The maximum number of items that were taken from the source so far.
+    /// The upper bound for items taken from the source so far.
     reach: u64,
 }
 

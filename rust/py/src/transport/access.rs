@@ -1,6 +1,6 @@
 //! Ensures that only one thread uses the [`Reader`] at a time, and only for the current epoch.
 //!
-//! Flags of other threads and signal handlers stop or pause the reader. The reading thread checks these flags while it
+//! Other threads and signal handlers set flags to stop or pause the reader, which the reading thread checks while it
 //! waits.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,8 +19,8 @@ use crate::enter;
 pub struct Access {
     reader: Exclusive<Reader>,
     signs: Signs,
-    /// Whether a stream begins with its first request instead of the epoch. This is true in a worker that reads
-    /// dispatched items.
+    /// Whether streams begin at the first request rather than with the epoch, as in a worker that reads dispatched
+    /// items.
     on_demand: bool,
     /// A forked child must not take items of its parent.
     owner: OwningProcess,
@@ -29,7 +29,7 @@ pub struct Access {
 pub struct Start {
     pub accounts: Vec<Account>,
     pub turn: Option<usize>,
-    /// The number of passes over the dispatched items that were read.
+    /// The number of passes in which the dispatched items were read.
     pub passed: u32,
 }
 
@@ -46,7 +46,7 @@ impl Access {
         self.owner.check()
     }
 
-    /// Returns the epoch and the pass of a new iterator. Pass 0 means that the iterator's first request begins a pass.
+    /// Returns the epoch and the pass of a new iterator, or pass 0 if the iterator's first request begins the pass.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
@@ -170,7 +170,7 @@ impl Access {
         next
     }
 
-    /// Ends a pass early. Otherwise unread items of this worker would block other workers.
+    /// Ends a pass early, because unread items of this worker would block other workers.
     pub fn leave(&self, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;

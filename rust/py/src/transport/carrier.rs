@@ -72,8 +72,7 @@ impl PyCarrier {
         Ok((words, parts))
     }
 
-    /// Returns False if only a part of the frame fitted. The caller must then call this method again with the same
-    /// frame.
+    /// Returns False if only a part of the frame fitted, and the method must be called again with the same frame.
     fn put(&self, py: Python<'_>, frame: Vec<PyBuffer<u8>>) -> PyResult<bool> {
         let mut parts = Vec::with_capacity(frame.len());
         for buffer in &frame {
@@ -94,8 +93,8 @@ impl PyCarrier {
     }
 
     /// Waits up to `seconds`, and then returns idle memory to the system. The wait also ends if a control word changes,
-    /// if `ring` is called, if units are pending (with `units`), or if the rest of the last frame has room (with
-    /// `lacks`).
+    /// if `ring` is called, if units are pending (with `units`), or if there is room for the rest of the last frame
+    /// (with `lacks`).
     fn wait(&self, py: Python<'_>, seconds: f64, units: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {

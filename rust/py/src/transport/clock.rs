@@ -15,8 +15,8 @@ struct Stall {
 
 struct Hang {
     next: Duration,
-    /// A callback with the arguments (peer, seconds, patience in seconds). It kills a hanging process, or returns false
-    /// if no process hangs.
+    /// A callback with the arguments (peer, seconds, patience in seconds). This callback kills a hanging process, or
+    /// returns false if no process hangs.
     on_hang: Py<PyAny>,
 }
 
@@ -29,7 +29,7 @@ pub struct Clock {
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// The number of processes killed during this wait. Each doubles the item's time limit.
+    /// The number of kills in this wait. Each kill doubles the item's time limit.
     tries: u32,
 }
 
@@ -38,7 +38,7 @@ impl Clock {
         Self { limit, name: name.to_owned(), began: None, stall: None, hang: None, tries: 0 }
     }
 
-    /// `on_hang` is called regularly during waits. With it, no error is raised after the time limit.
+    /// `on_hang` is called regularly during waits, and replaces the error after the time limit.
     pub fn tell_hang_to(&mut self, on_hang: Py<PyAny>) {
         self.hang = Some(Hang { next: Duration::ZERO, on_hang });
         self.rearm();

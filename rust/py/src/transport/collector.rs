@@ -35,14 +35,14 @@ use crate::seconds::duration;
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,
-    /// The positions and snapshots. They are consistent whenever another thread reads them.
+    /// The positions and snapshots, which other threads always find consistent.
     books: Arc<GilCell<Books<Content>>>,
     pub(super) relay: Arc<Relay>,
 }
 
 #[pymethods]
 impl Collector {
-    /// The prefix of the reason that is sent in place of a snapshot that could not be taken.
+    /// The prefix of the failure reason that replaces a snapshot.
     #[classattr]
     const REASON: &[u8] = REASON;
 
@@ -118,8 +118,8 @@ impl Collector {
         self.access.replace_dead(py, dead)
     }
 
-    /// Calls `on_surplus(awaited peer, received peer, bytes)` once per epoch if items that were received early use more
-    /// than `most` bytes.
+    /// Calls `on_surplus(next peer, peer that sent early, bytes)` once per epoch if early items use more than `most`
+    /// bytes.
     fn tell_surplus(&self, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.peers.tell_surplus_to(most, on_surplus);
         Ok(())
@@ -132,7 +132,7 @@ impl Collector {
     }
 
     /// Link i uses the set of counters `first` + i, and `peers` contains the page number of each peer. In the main
-    /// process, `IteratorGuard` counts the wait for the first item of an epoch instead.
+    /// process, `IteratorGuard` rather than the collector counts the wait for an epoch's first item.
     fn count_into(
         &self,
         board: &Bound<'_, PyStatsBoard>,
@@ -157,9 +157,8 @@ impl Collector {
         Ok(())
     }
 
-    /// `on_hang(peer, seconds, patience)` is called regularly. It kills a process that takes longer than `patience`,
-    /// and returns whether it has killed a process. Each process that was killed for the awaited item doubles
-    /// `patience`.
+    /// `on_hang(peer, seconds, patience)` is called regularly, kills a process that takes longer than `patience`, and
+    /// returns whether a process was killed. Each process that was killed for the awaited item doubles `patience`.
     fn tell_hang(&self, on_hang: Py<PyAny>) -> PyResult<()> {
         self.access.hold()?.clock.tell_hang_to(on_hang);
         Ok(())
@@ -204,10 +203,10 @@ impl Collector {
         Ok(())
     }
 
-    /// Returns the positions of all peers after `delivered` items, or now. Returns None if the log is too short. The
-    /// result contains each peer's items and snapshot, the next peer, and the snapshot of the dispatching process.
-    /// Python code must not maintain the number `delivered`, because a signal handler could run between a delivery and
-    /// the increment.
+    /// Returns the positions of all peers after `delivered` items, or the current positions if `delivered` is None.
+    /// Returns None if the log is too short. The result contains each peer's items and snapshot, the next peer, and the
+    /// snapshot of the dispatching process. Python code must not maintain the number `delivered`, because a signal
+    /// handler could run between a delivery and the increment.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn positions(
@@ -359,7 +358,7 @@ impl ItemStream {
         self.collector.get().access.next(py, self.epoch, &self.pass)
     }
 
-    /// Appends the next item to a list, which loses no item if a signal handler raises.
+    /// Appends the next item to a list, so that no item is lost if a signal handler raises.
     fn next_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
         let item = self.collector.get().access.next(hand.py(), self.epoch, &self.pass)?;
         hand.append(item.ok_or_else(|| PyStopIteration::new_err(()))?)

@@ -38,7 +38,7 @@ pub(super) struct Outlet {
     pub owner: OwningProcess,
     /// A worker has one producer for all its shards, and the dispatching process has one producer for each worker.
     pub producers: Vec<Producer>,
-    /// The arenas of the producers, for `tidy` during waits, which borrow the producers.
+    /// The producers' arenas, which `tidy` uses during waits, while the producers are borrowed.
     arenas: Vec<Arc<Arena>>,
     /// Selects the shard (in a worker) or the worker (in the dispatching process) of the next item.
     pub dealing: Dealing,
@@ -70,7 +70,7 @@ pub(super) struct Outlet {
     pub page: Option<PageRef>,
 }
 
-/// Commands may be executed while this unit waits for free space.
+/// A unit that waits for free space, during which commands may be executed.
 pub(super) struct Departing {
     /// The index of the shard (in a worker) or of the reader (in the dispatching process).
     pub target: usize,
@@ -159,15 +159,16 @@ impl Outlet {
         turned(&mut self.producers, self.has_shards, target)
     }
 
-    /// Returns a shard that must recompute items. It runs first, because the main process waits for its later items.
+    /// Returns a shard that must recompute items before other shards run, because the main process awaits its later
+    /// items.
     #[inline]
     fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
         if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }
 
-    /// Returns the epoch while items are recomputed. Calls of functions are then postponed, because the main process
-    /// already had these items when it sent the call.
+    /// Returns the epoch if items are being recomputed. Meanwhile, function calls are postponed, because the main
+    /// process had received the recomputed items before sending the call.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
@@ -231,8 +232,7 @@ impl Outlet {
         self.dealing.end(target);
     }
 
-    /// Records that a shard's iterator has ended. The next `settle` sends the shard's last note and the message that
-    /// the shard has ended.
+    /// Records that a shard's iterator has ended. The next `settle` sends the last result of `noter` and the end.
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         self.check_all_came_again(shard)?;
         self.closing = Some(shard);
@@ -455,7 +455,7 @@ impl Outlet {
         if is_interrupted(control, held) {
             return Ok(Some(Sent::Interrupted));
         }
-        // If the reader wants no more items, the unit is dropped instead of waiting.
+        // If the reader wants no more items, the waiting unit is dropped.
         let gone = unwanted(producer) && !room(producer);
         Ok(gone.then(|| {
             producer.give_up();

@@ -1,4 +1,4 @@
-//! Ensures that only the process that created the end of a link uses this end. A forked child must not use it.
+//! Ensures that only the process that created the end of a link uses this end, and no forked child.
 //!
 //! If user code forks inside a worker, the child exits when the user's function returns, because only the worker may
 //! send units.

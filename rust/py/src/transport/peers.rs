@@ -1,7 +1,7 @@
 //! The processes that send to a reader, and the units (messages) that the reader has received early.
 //!
 //! A peer is a shard: with n links, peer p sends over link p mod n, as shard p / n of this link. A unit is received
-//! early if it precedes a unit of the next peer in a ring, if another peer waits for the dispatching process, or if its
+//! early if it precedes the awaited unit in the same ring, if another peer waits for the dispatching process, or if its
 //! sender has exited.
 
 use std::cell::RefCell;
@@ -21,7 +21,7 @@ use crate::errors;
 #[derive(Default)]
 pub struct Taken {
     pub unit: Unit,
-    /// Whether the sender may already compute another item, because the unit was counted.
+    /// Whether the unit was counted as received, which permits the sender to compute another item.
     pub counted: bool,
 }
 
@@ -41,7 +41,7 @@ fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether items may refer to shared memory. Otherwise their buffers must be copied.
+/// Returns whether items may refer to shared memory, so that their buffers need not be copied.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
@@ -57,7 +57,7 @@ struct Surplus {
     bytes: u64,
     most: u64,
     said: bool,
-    /// Called with the awaited peer, the received peer, and the bytes of units that were received early.
+    /// Called with the next peer, the peer that sent early, and the bytes of early units.
     on_surplus: Option<Py<PyAny>>,
 }
 
@@ -69,8 +69,8 @@ pub struct Peers {
     paused: bool,
     /// The link whose items wake up this process, or None for all links.
     awaited: Option<usize>,
-    /// Once a peer has waited for the dispatching process, items of all peers wake up this process, because the awaited
-    /// peer may depend on other peers.
+    /// Whether items of all peers wake up this process, because a peer has waited for the dispatching process, which
+    /// may depend on other peers.
     has_starved: bool,
     /// The memory of this unit is reused for the next unit.
     pub current: Taken,
@@ -146,7 +146,7 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// `looked_into` is true if the stream has already begun with a window of 0, to receive only a snapshot.
+    /// `looked_into` is true if the stream has already begun with a window of 0 items, to receive its first snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -188,8 +188,7 @@ impl Peers {
         }
     }
 
-    /// From now on, only items of this peer's link wake up this process, unless a peer has waited for the dispatching
-    /// process.
+    /// From now on, only items of this peer's link wake up this process, unless `has_starved` requires all links.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {

@@ -237,7 +237,7 @@ impl Reader {
         self.clock.rearm();
         self.peers.await_all();
         for peer in 0..self.peers.len() {
-            // The snapshot of a peer that was not replaced may already have arrived.
+            // Without a replacement, a peer's snapshot may already have arrived.
             self.keep_taken_in(py, peer)?; // arrived while another peer was awaited
             while !self.peers.has_taken_in(peer) && !self.progress.has_snapshot(py, peer, dealt) {
                 if !self.take_snapshot(py, peer)? && !self.await_first(py, signs, epoch, peer, began)? {

@@ -1,7 +1,7 @@
 //! Replaces processes that exit during an epoch.
 //!
-//! The main process first receives all complete units (messages) of the exited process. The replacement resumes from
-//! the latest snapshot, and sends over a new link. The memory of the old link stays mapped while received items use it.
+//! The main process first receives all complete units of the exited process. The replacement resumes from its
+//! predecessor's latest snapshot, and uses a new link. The old link's memory stays mapped while received items use it.
 
 use pyo3::prelude::*;
 use torchdata_core::protocol::Account;

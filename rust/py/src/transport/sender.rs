@@ -132,7 +132,7 @@ impl Sender {
     /// `pump` calls `taker(shard)` regularly between two items, for each shard. The pause between two calls is `factor`
     /// times the duration of a call, but at least `seconds`.
     ///
-    /// `taker` returns None or (pass of the dispatched items, their items and checksum, bytes), and sends no units.
+    /// `taker` returns None or (pass over the dispatched items, their number and checksum, bytes), and sends no units.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
         self.outlet()?.taker = Some((taker, Cadence::new(duration(seconds), factor)));
         Ok(())
@@ -173,8 +173,8 @@ impl Sender {
     /// Sends the items that the readers request, until `iterator` ends or fails, or a command is pending. If `iterator`
     /// is a tuple of the iterators of several shards, items are requested from these iterators in turn.
     ///
-    /// Returns False if a command is pending. The caller must execute this command, and then call this method again.
-    /// Returns True once all requested items of this pass have been sent.
+    /// Returns False if a command is pending, which the caller must execute before calling this method again. Returns
+    /// True once all requested items of this pass have been sent.
     #[pyo3(signature = (iterator, turns = None))]
     fn pump(
         &self,
@@ -202,7 +202,7 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The outlet can stay locked here, because no other thread sends, and allocation does not use this lock.
+            // The iterator runs with `outlet` locked: no other thread sends, and allocation does not need `outlet`.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {
@@ -255,7 +255,7 @@ impl Sender {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // A damaged word counts as a request for a pass, because the first item of that pass reports the error.
+            // If the reader's request is damaged, the next pass begins, and its first item reports the error.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), || (), |_| Ok(()))?;
@@ -266,8 +266,8 @@ impl Sender {
         Ok(true)
     }
 
-    /// Sends a failure to all readers, because after an end, incomplete items would look complete. Returns False if a
-    /// command is pending. The caller must execute this command, and then call this method again.
+    /// Sends a failure instead of an end to all readers, because incomplete items would look complete. Returns False if
+    /// a command is pending, which the caller must execute before calling this method again.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         outlet.ending = true;
@@ -370,7 +370,7 @@ impl Sender {
         tidy(py, &self.arenas)
     }
 
-    /// While a thread sends, its reference keeps this object alive, so nothing is visited.
+    /// If a sending thread holds the lock, nothing is visited, because the thread's reference keeps this object alive.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(outlet) = self.outlet.try_lock() else { return Ok(()) };
         visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))?;

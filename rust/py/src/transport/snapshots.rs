@@ -1,7 +1,8 @@
-//! Sends snapshots of a graph over a link, between items and without a request: their schedule, format and storage.
+//! Defines the schedule, format and storage of the graph snapshots that a link carries between items, without a
+//! request.
 //!
-//! A snapshot is dropped if there is no room, because waiting for room would delay items. A snapshot consists of
-//! little-endian words and the content, which is inline or in a block:
+//! A snapshot is dropped if there is no room, because waiting would delay items. A snapshot consists of little-endian
+//! words and the content, which is inline or in a block:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -25,14 +26,14 @@ use torchdata_core::sampled_clock::SampledClock;
 use super::kinds as kind;
 use crate::errors;
 
-/// The prefix of the reason why no snapshot can be taken. The first snapshot contains both instead of a state.
+/// The prefix of the reason why no snapshot can be taken, which the first snapshot contains instead of a state.
 pub const REASON: &[u8] = b"tdno";
 
 pub type Content = Py<PyBytes>;
 
-/// The pause between two snapshots is `factor` times the time that a snapshot takes, but at least `most_often`. The
-/// schedule uses the shortest of the last three times, because the system may suspend a process during a snapshot. The
-/// first two snapshots run code for the first time and take several times as long, so their pauses are shorter.
+/// The pause after a snapshot is `factor` times the duration of a snapshot, but at least `most_often`. The duration is
+/// the shortest of the last three, because the system may suspend a process during a snapshot. The pauses after the
+/// first two snapshots are shorter, because running code for the first time takes several times as long.
 pub struct Cadence {
     most_often: Duration,
     factor: f64,
@@ -42,8 +43,7 @@ pub struct Cadence {
     clock: SampledClock,
 }
 
-/// The maximum number of items between two readings of the clock. The number grows while readings are closer than
-/// `NEAR`.
+/// The number of items between two readings of the clock grows up to this limit, while readings are closer than `NEAR`.
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
@@ -74,7 +74,7 @@ impl Cadence {
     }
 }
 
-/// In a worker: the latest snapshot of the dispatching process, until the pump sends it to the main process.
+/// In a worker: the latest snapshot of the dispatching process, until `Sender::pump` sends it to the main process.
 #[derive(Default)]
 pub struct Relay {
     waits: AtomicBool,
@@ -174,7 +174,7 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// A second copy would further delay a reader that waits for an item.
+    /// Copies the content only once, because a reader may be waiting for an item.
     fn content(&self, py: Python<'_>) -> PyResult<Content> {
         match self.block {
             None => Ok(PyBytes::new(py, self.inline).unbind()),
@@ -217,7 +217,7 @@ pub fn is_snapshot(unit_kind: u16) -> bool {
 pub type Entry = (u64, u64);
 /// (items, checksum) sent before the snapshot, pass, (items, checksum) of the dispatched items, content.
 pub type Kept = (Entry, u32, Entry, Content);
-/// The pass, the dispatched items of each worker, and the content.
+/// The pass, (items, checksum) dispatched to each worker, and the snapshot's content.
 pub type KeptDealt = (u32, Vec<Entry>, Content);
 
 pub fn account((items, checksum): Entry) -> Account {

@@ -160,8 +160,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// From the next epoch on, counts and measures the items of an iterator in a pipe's record on the main process's
-    /// page.
+    /// From the next epoch on, the record of `pipe` on the main process's page counts and measures the iterator's
+    /// items.
     fn count_items(&self, py: Python<'_>, iterator: Counted<'_>, page: usize, pipe: usize) -> PyResult<()> {
         let pipe = self.pipe(page, pipe)?;
         match iterator {

@@ -35,7 +35,7 @@ pub fn wait_until(
 }
 
 /// Waits like `wait_until`, but calls `any_exited` every few milliseconds without the GIL. If `any_exited` returns
-/// true, the slice ends early and `tick` is called.
+/// true, ends the sleep and calls `tick`.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,

@@ -1,6 +1,6 @@
-//! Detects in the reading thread when processes exit.
+//! Detects exited processes in the reading thread.
 //!
-//! The reader then raises an error or replaces the process (see `replacing.rs`).
+//! After an exit, the reader raises an error or starts a replacement (`replacing.rs`).
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};

@@ -20,7 +20,7 @@ __all__ = ["no_lock_is_left"]
 
 
 def unpacking(folder, files, **options):
-    """Returns a cached section that converts the item `pack` to several files, and the calls of its function."""
+    """Returns cached pipes that convert the item `pack` to several files, and a list of the function's calls."""
     calls = []
 
     def unpack(path):

@@ -16,8 +16,8 @@ from torchdata.datapipes.state import save_state
 
 datasets = pytest.importorskip("datasets")
 
-#: A program that reads from a local hub. The program runs in a separate process, because `datasets` reads the hub's
-#: address when it is imported.
+#: A program that reads from a local Hugging Face Hub. The program runs in a separate process, because importing
+#: `datasets` reads the hub's address.
 STREAMED = """
 import json, sys
 from torchdata.datapipes.iter import HuggingFaceHubReader

@@ -33,7 +33,7 @@ class Skipped(Exception):
 
 
 class Leaves(BaseException):
-    """Lets a process that a plan has forked leave the driver's functions and run `program`."""
+    """Raised in a plan's forked process to leave the driver and run `program`."""
 
     def __init__(self, program: Callable[[], None]) -> None:
         self.program = program

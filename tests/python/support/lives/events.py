@@ -175,7 +175,7 @@ def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threadi
 
 @event(may_come=lambda run: in_main_thread(run) and run.life.presses)
 def interrupt(run: Run) -> None:
-    """Ctrl-C interrupts the loop at an arbitrary moment. Then the loop continues, or another loader resumes."""
+    """After Ctrl-C at an arbitrary moment, the loop continues, or another loader resumes."""
     most = run.size - run.is_left  # if the epoch is left early, one more item must remain
     if run.at >= most:
         return

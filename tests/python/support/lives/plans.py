@@ -115,13 +115,13 @@ class Life:
         if self.block is not None:
             self.behind.insert(0, "block")
         if self.shard == "dispatch" and "cycle" in self.behind:
-            # If a header ended a pass early, the items that the dispatching process reads would depend on timing.
+            # A `header` pipe ends passes early, so the items that the dispatching process reads would depend on timing.
             self.behind = [step for step in self.behind if step != "header"]
         self._choose_failing(dice)
         self._choose_blow(dice, blow)
         steps = {*self.before, *self.behind}
         if LASTING & steps and (self.threads or self.shard == "dispatch"):
-            # Headers end epochs early, so the kept state would depend on how far threads have read ahead.
+            # `header` pipes end epochs early, so the pipes' kept state would depend on threads' read-ahead.
             self.before, self.behind = (
                 [step for step in part if step != "header"] for part in (self.before, self.behind)
             )
@@ -181,7 +181,7 @@ class Life:
                 self._choose_common_part(dice)
 
     def _choose_common_part(self, dice: random.Random) -> None:
-        """One replica of the pipes before the filter can then serve all shards of a process."""
+        """Chooses steps whose pipes before the sharding filter can serve all shards of a process."""
         self.shard, self.threads, self.lasts = "filter", False, False
         unsuited = {"prefetch", "threads", *LASTING}
         self.before = [dice.choice(["filter", "flatmap", "skewed"]), *(s for s in self.before if s not in unsuited)]

@@ -1,4 +1,4 @@
-"""Executes the plan of a loader: reads the loader and its replacements while events happen."""
+"""Executes a plan: reads a loader and loaders that resume it, during events such as Ctrl-C."""
 
 import argparse
 import contextlib
@@ -192,7 +192,7 @@ class Run:
         return state
 
     def put_aside(self, *states: dict[str, Any]) -> None:
-        """At the end of the run, other loaders resume from some of these states."""
+        """Keeps states, from some of which new loaders resume at the run's end."""
         self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def go_on(self, between: bool = False, reads_on: bool = True) -> None:
@@ -208,7 +208,7 @@ class Run:
         if more and not self.loader._is_paused:
             self.read(more)
         seeded = between and self.epoch + 1 < len(life.epochs) and life.epochs[self.epoch + 1][0] is not None
-        # A seed must be set before its epoch begins, so the state is not loaded after `iter` in this case.
+        # A seeded epoch's seed must be set before the epoch begins, so the state is not loaded after `iter`.
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves:
             self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())
@@ -216,7 +216,8 @@ class Run:
                 for epoch in self.expected[self.epoch + bool(at) :]:
                     epoch.shares = None
         elif life.kind == "workers":
-            # A new epoch has one shard for each worker, so the number of workers can change only within an epoch.
+            # The number of workers changes only within an epoch, because a new epoch's shards would depend on the
+            # number.
             self.workers = None if between or self.is_left or not at else dice.choice(life.numbers())
         if life.method != "remote":
             life.method = dice.choice([method for method in life.methods if method != "remote"])
@@ -248,8 +249,7 @@ class Run:
             raise Skipped(
                 "generators were drawn from"
             )  # the random numbers that the interrupted attempt has drawn are lost
-        # If processes may have changed kept state after the previous epoch, a new loader may resume from the loader's
-        # state.
+        # A new loader resumes from this loader's state, always if state lasts across epochs, and otherwise sometimes.
         if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self.state()))

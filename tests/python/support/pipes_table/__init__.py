@@ -1,6 +1,6 @@
 """Describes in rows how to build each pipe over a source of ints, with a model of its items in plain Python.
 
-`test_pipes_model.py` tests items, states, later epochs, copies, failing sources and two workers of every row. A row for
+For each row, `test_pipes_model.py` tests items, states, later epochs, copies, failing sources and workers. A row for
 a new pipe can be in any module of this package. `BAD_ARGUMENTS` lists wrong arguments with the expected errors."""
 
 import importlib

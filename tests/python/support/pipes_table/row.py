@@ -16,9 +16,9 @@ BadArgument = tuple[Callable[[], Any], type[Exception], str]
 @dataclass(frozen=True)
 class Row:
     name: str
-    #: The arguments are a function that creates a source, and the parameters.
+    #: Creates the pipe from a function that creates a source, and from `params`.
     build: Callable[..., Any]
-    #: The arguments are the items of the source, and the parameters.
+    #: Returns the expected items for the source's items and `params`.
     model: Callable[..., list[Any]]
     #: For each parameter, a strategy of hypothesis, and the value for tests without hypothesis.
     params: dict[str, tuple[Any, Any]] = field(default_factory=dict)
@@ -29,7 +29,7 @@ class Row:
     random: bool = False
     #: The reason why more items need more memory, or why memory is not tested.
     grows: str = ""
-    #: The reason why two workers, each with a shard, do not yield the items of the model.
+    #: The reason why two workers, each with a shard, do not yield the items of `model`.
     not_in_workers: str = ""
 
     @property

@@ -10,7 +10,7 @@ from pipes_table.folders import folder
 from pipes_table.row import Row
 from torchdata.datapipes.iter import FileLister
 
-#: The folder contains a file and a subfolder with files for each number up to this limit.
+#: For each number up to this limit, the folder contains a file, and a subfolder with files.
 _MOST = 20
 _FOLDER = folder("stores")
 

@@ -44,8 +44,8 @@ class Plain:
         return self.iterator  # type: ignore[no-any-return]
 
     def save(self) -> bytes:
-        # In some graphs, the iterator is deleted before saving, unless this would interrupt a cached section that reads
-        # ahead.
+        # In some graphs, the iterator is deleted before saving, unless a disk cache that reads ahead would be
+        # interrupted.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
         with standing_still(walk(self.pipe)):  # paused threads draw no random numbers
@@ -54,13 +54,13 @@ class Plain:
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        # The global random generators are not needed if the graph was seeded as a whole, and no function draws from
-        # them.
+        # Global random generators are not restored for a graph that was seeded as a whole and whose functions draw no
+        # numbers.
         if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
             load_generators(generators)
 
     def close(self) -> None:
-        # The iterator would keep locks on files, and a later run of the graph would continue its iteration.
+        # A remaining iterator would keep file locks, and a later run of the graph would continue the iteration.
         self.iterator = None
         for pipe in reversed(walk(self.pipe)):
             if hasattr(type(pipe), "shutdown"):
@@ -171,7 +171,7 @@ def _same(found: list[Any], expected: list[Any], what: str) -> None:
 def positions(
     graph: Graph, expected: list[list[Any]], most: int, dice: random.Random
 ) -> list[tuple[int, int, list[int]]]:
-    """The tuples (epoch, position, chain) are arguments of `check`."""
+    """Returns (epoch, position, further positions) for calls of `check`."""
     ways = [(epoch, position) for epoch in range(graph.epochs) for position in range(-1, len(expected[epoch]) + 2)]
     if len(ways) > most:
         ways = dice.sample(ways, most)

@@ -63,7 +63,7 @@ class Indexed(Slow, Dataset[Any]):
         self.check(number)
 
     def check(self, number: float) -> None:
-        """Noisy datasets draw random numbers before they raise the error."""
+        """Datasets named "Noisy" draw random numbers before raising an error."""
         if number in self.broken:
             if "Noisy" in type(self).__name__:
                 drawn(self.draws)

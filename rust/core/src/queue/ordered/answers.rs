@@ -30,7 +30,7 @@ pub enum Claim<T> {
 pub enum Outcome<T> {
     /// A result.
     Item(T),
-    /// An error instead of a result. Slots after it may still have results.
+    /// An error instead of a result. Later slots may still have results.
     Error(T),
     /// An error after which no item is computed until the consumer has received the error.
     Break(T),

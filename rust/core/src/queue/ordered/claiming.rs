@@ -69,10 +69,10 @@ impl<T> OrderedQueue<T> {
 
     /// Claims submitted items in order. Returns empty lists if no item is available now, or None after the last item.
     ///
-    /// Each of `sharers` workers receives an equal part of the items, but at least `least` and at most `most` items.
-    /// Several items are only returned together if `joins` is true for each of them. `take` removes the part of an item
-    /// that the worker needs. The remaining part stays in the slot. `joins` and `take` are called under the lock, and
-    /// must not call this queue.
+    /// Each of `sharers` workers receives an equal part of the items, but `least` to `most` items. Several items are
+    /// only returned together if `joins` is true for each of them. `take` removes the part that the worker needs from
+    /// an item, and leaves the rest in the slot. `joins` and `take` are called under the lock, and must not call this
+    /// queue.
     pub fn claim_some<X>(
         &self,
         (least, most): (usize, usize),
@@ -111,9 +111,8 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores the outcomes that `complete` creates from the remaining part of each item and the processed part.
-    /// `complete` runs under the lock and must not call this queue. Returns the parts of drained slots, which the
-    /// caller must drop.
+    /// Stores the outcome that `complete` creates for each item from the rest in the slot and `parts`. `complete` runs
+    /// under the lock and must not call this queue. Returns the parts whose slots were drained, for the caller to drop.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -133,7 +132,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Returns claimed items to the queue, where workers claim these items first. `restore` puts the part that `take`
-    /// removed back into the item. Returns the parts of drained slots, which the caller must drop.
+    /// removed back into the item. Returns the parts whose slots were drained, for the caller to drop.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();

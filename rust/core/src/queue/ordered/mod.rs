@@ -4,8 +4,8 @@
 //! item from the source, which one worker at a time may use ([`OrderedQueue::try_reserve`]), or claims an item that the
 //! consumer has submitted ([`OrderedQueue::try_claim`]).
 //!
-//! Crossbeam's channels cannot reserve a slot before its item exists, change their capacity, or show the buffered items
-//! to saved states and Python's garbage collector.
+//! Crossbeam's channels cannot reserve a slot before its item exists, change their capacity, or list the buffered items
+//! for snapshots and Python's garbage collector.
 //!
 //! One lock protects all state. The lock is held for a few instructions only, never while the caller's code runs or
 //! contents are dropped. Wake-ups are system calls, so only a sleeping thread is woken up, and one worker wakes up the
@@ -122,7 +122,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result. Returns false after the
-    /// timeout. The source is not reserved, because a worker that waits for the GIL would block other workers.
+    /// timeout. Does not reserve the source, because other workers would wait while this worker waits for the GIL.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();

@@ -13,7 +13,7 @@ const LONGEST_SLICE: Duration = Duration::from_millis(100);
 pub(super) enum Phase<T> {
     Making,
     Waiting(T),
-    /// A worker processes the item, of which the queue keeps a copy or the part that the worker does not need.
+    /// A worker processes the item, and the queue keeps a copy or an unneeded part of the item.
     Running(T),
     Done(Outcome<T>),
 }
