@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from torchdata._engine.items.torch_worker import torch_as_it_was
 from torchdata._engine.snapshots import Account, Kept
 from torchdata._engine.workers.epochs import StopPosition
-from torchdata._engine.workers.program import ChildInfo, EpochProgram, Listener
+from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
 
@@ -47,7 +47,7 @@ class LocalShards:
     dispatches = False
     is_forked = False
 
-    def __init__(self, program: EpochProgram, num_shards: int, listener: Listener) -> None:
+    def __init__(self, program: EpochProgram, num_shards: int, listener: Any) -> None:
         self.num_shards, self._listener = num_shards, listener
         self.collector = self
         self.stall_warning: float | None = None
