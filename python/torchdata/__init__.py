@@ -18,14 +18,14 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
     """Returns a new NumPy array or torch tensor with arbitrary contents. The caller fills the array and passes it on,
     for example as an item.
 
-    In a worker process, the array is allocated in the shared memory for sending items. An item that contains the whole
-    array reaches the main process without a copy. In other processes, or if this shared memory is full, the result is
-    an ordinary array or tensor.
+    In a worker process, the array is allocated in the shared memory for items. An item that contains the whole array
+    reaches the main process without a copy. Outside a worker process, or if the shared memory for items is full, the
+    result is an ordinary array or tensor.
 
     The array is sent without a copy only if the item holds the only reference to it, for example because a function
-    creates, fills and returns the array. If a variable, a view, a tensor over the array or another container also
-    refers to the array when the item is yielded, the array is copied like any other array. If the array was copied, the
-    receiver does not see later writes, so the array may be filled and yielded a second time.
+    creates, fills and returns the array. If the array has another reference when the item is yielded (from a variable,
+    a view, a tensor or another container), it is copied like any other array. If the array was copied, the receiver
+    does not see later writes, so the array may be filled and yielded a second time.
 
     Args:
         shape: the number of elements along each dimension.

@@ -70,7 +70,7 @@ class _PickleFile(io.BytesIO):
 def bounded(most: int | None) -> Iterator[None]:
     """Stores pickles as long as their total size is at most `most` bytes. With `most=None`, there is no limit.
 
-    Beyond this size, pickles are incomplete, and the end of the context raises TooLargeError.
+    If pickles exceed `most` bytes, they are incomplete, and leaving the context raises TooLargeError.
     """
     if most is None:
         yield
@@ -86,5 +86,5 @@ def bounded(most: int | None) -> Iterator[None]:
 
 
 def pickle_file() -> io.BytesIO:
-    """The context of the file does not close the file. The file is empty if too many bytes were written."""
+    """Returns a file that a `with` statement does not close, and that is empty if too many bytes were written."""
     return _PickleFile(_bound.get() or _Bound(math.inf))

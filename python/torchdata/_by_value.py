@@ -1,7 +1,7 @@
 """Pickles objects by value with cloudpickle, and refuses objects that would lose attributes.
 
-Role: pickles items, states and programs that plain pickle does not support. The module is imported only when it is
-needed, because it imports cloudpickle.
+Role: pickles items, states and programs that plain pickle does not support. `_by_value` is imported only when needed,
+because it imports cloudpickle.
 
 Unlike plain pickle, cloudpickle supports classes that a library derives at run time, but the `__reduce__` of the base
 class may omit attributes of the derived class. For example, `types.SimpleNamespace.__reduce__` omits the `__slots__` of
@@ -178,15 +178,15 @@ def _check(obj: Any, faithful: set[frozenset[str]]) -> None:
 
 
 def _way_of(cls: type) -> type:
-    """Returns the class that defines the pickling; `object` if the pickle contains all attributes."""
+    """Returns the class whose methods pickle objects of type `cls`; `object` if no class overrides them."""
     ways = ("__reduce_ex__", "__reduce__", "__getstate__")
     return next(base for base in cls.__mro__ if not vars(base).keys().isdisjoint(ways))
 
 
 def _values_at_risk(obj: Any) -> list[str]:
-    """Returns the attributes that a pickle may omit. A class that defines the pickling may not know the `__slots__` of
-    derived classes. A class written in C may also omit attributes in `__dict__`. If a class written in Python omits
-    attributes in `__dict__`, this is assumed to be intentional.
+    """Returns the attributes that a pickle may omit. A pickling method of a base class may omit the `__slots__` of
+    derived classes, and a pickling method in C may also omit attributes in `__dict__`. If a pickling method in Python
+    omits attributes in `__dict__`, this is assumed to be intentional.
     """
     cls = type(obj)
     way = _way_of(cls)

@@ -166,7 +166,7 @@ class Picture:
         self._beside += 1
         aside = self._right + 12 * self._beside - 4
         start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x + head.width, head.y + head.height / 2)
-        # The control points are so far to the right that the curve avoids the processes between its ends.
+        # Control points to the right of all processes bend the curve around the processes between its ends.
         points = (start, *((x + (aside - x) / 0.5, y) for x, y in (start, end)), end)
         label_at = (tail.x, tail.y + tail.height + 10 + 16)  # the label is below the arrow's process
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=True)

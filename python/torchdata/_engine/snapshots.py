@@ -18,9 +18,9 @@ from torchdata._bounded_pickles import pickle_file
 from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
-#: After a snapshot that took c seconds, a process waits max(SECONDS, FACTOR * c) seconds until the next snapshot. The
-#: snapshot also delays other processes by about c seconds, because it copies memory and evicts their cached data. With
-#: this interval, taking snapshots costs less than 1 % of the running time.
+#: After a snapshot that took c seconds, a process waits max(SECONDS, FACTOR * c) seconds until the next snapshot. Each
+#: snapshot delays other processes by about its own duration, because it copies memory and evicts their cached data.
+#: With this interval, taking snapshots costs less than 1 % of the running time.
 SECONDS, FACTOR = 0.02, 250.0
 #: The interval between snapshots is multiplied by the number of processes, but at most by this number, because a
 #: consumer that takes items in strict order may wait for the snapshot of each process.
@@ -35,8 +35,8 @@ Account = tuple[int, int]
 #: A worker's snapshot: the items that the worker had sent, the number of its current iteration over the dispatched
 #: items, the items that it had read in this iteration, and the snapshot's bytes.
 Kept = tuple[Account, int, Account, bytes]
-#: The dispatching process's snapshot: the number of its current iteration, the items that it had sent to each worker,
-#: and the snapshot's bytes.
+#: A snapshot of the dispatching process: the number of the iteration, an account of the items sent to each worker, and
+#: bytes.
 KeptDealt = tuple[int, list[Account], bytes]
 
 _HEADER = struct.Struct("<4sIQI")
@@ -45,9 +45,7 @@ _REASON, _LONGEST_REASON = Collector.REASON, 2000
 
 
 class Announced:
-    """Codes for the snapshots that a child sends before the first item of an epoch. The codes are integers, which are
-    not pickled.
-    """
+    """Integer codes for the snapshots that a child sends before the first item of an epoch."""
 
     NONE = 0
     OWN = 1
@@ -74,7 +72,7 @@ class Resumption:
         turn: for the dispatching process, the index of the link for the next item; for a worker, the index of the shard
             that sends the next item.
         passed: for a worker, the number of completed iterations over the dispatched items.
-        share: the items that the worker had read in its current iteration over the dispatched items.
+        share: for a worker, the number and checksum of the dispatched items that it had read in its current iteration.
         strict: whether sources compare the items that they reread with the items that they read before the snapshot.
     """
 

@@ -24,8 +24,8 @@ UNSENT = "_torchdata_unsent"
 #: The first byte of each pickle that refers to tensors.
 _WITH_TENSORS = b"T"
 
-#: The descriptor sets a pickler's `dispatch_table`, because a pickler ignores an instance attribute of this name if its
-#: class also has this attribute.
+#: `_TABLE` sets the `dispatch_table` that a pickler uses. An ordinary assignment has no effect if the pickler's class
+#: defines an attribute `dispatch_table`.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()
@@ -62,9 +62,9 @@ _LEAST_BYTES = 64 << 10
 class _ProgramFile:
     """A file for a pickler that moves large `bytes` objects out of the pickle into the list `buffers`.
 
-    Pickle protocol 5 does not support this for `bytes` objects, and ignores reducers for them. However, a pickler
-    passes a large `bytes` object itself to a separate call of `write`. The previous call has written the opcode and the
-    length, which this class replaces by the opcode for the next buffer.
+    Pickle protocol 5 never moves `bytes` objects out of the pickle, and ignores reducers for `bytes`. However, a
+    pickler calls `write` separately for a large `bytes` object. This class replaces the opcode and the length, which
+    the preceding call of `write` has written, by the opcode for the next buffer.
     """
 
     def __init__(self, buffers: list[Any]) -> None:
@@ -97,8 +97,8 @@ def dumps_by(base: Any, obj: Any, least: int = 0, copies_shared: bool = True) ->
     """Pickles `obj` with a pickler of the class `base`.
 
     Args:
-        least: for a program, the minimum size in bytes of a separate buffer, except for tensors, which always are
-            separate buffers; 0 for an item.
+        least: the minimum size in bytes of a separate buffer (tensors always become separate buffers); 0 if `obj` is an
+            item instead of a program.
         copies_shared: if False, a tensor in shared memory raises SharedMemoryHeld.
     """
     try:

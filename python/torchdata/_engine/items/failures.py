@@ -3,8 +3,8 @@
 Role: a child process describes an exception (`describe`), and the main process raises it (`reraise`) with its type, its
 original traceback and the name of the child.
 
-A worker's `sys.exit()` must not end the main process, and the main process must not mistake a worker's `StopIteration`
-for the end of the data. Therefore, the main process raises a `RuntimeError` with the child's exception as its cause.
+If a worker's exception would end the main process (`SystemExit`) or its loop (`StopIteration`), the main process raises
+a `RuntimeError` with this exception as its cause.
 """
 
 from __future__ import annotations

@@ -2,14 +2,14 @@
 
 Role: a child sends several forms of an exception, best form first (`forms_of`), and the main process uses the first
 form that it can rebuild (`rebuilt`). Pickle alone is not sufficient, because it calls the exception's class with the
-stored arguments, which fails or creates a wrong message if the constructor has other parameters. A child rebuilds each
-form, and sends the form only if the type, `str`, `repr` and the attributes match the original. The forms are
+stored arguments, which fails or creates a wrong message if the constructor has other parameters. Before sending a form,
+a child checks that the exception rebuilt from it has the original type, `str`, `repr` and attributes. The forms are
 
 - "pickle": the exception's own pickle;
 - "parts": the exception's class, arguments and attributes, rebuilt without the constructor. Attributes that cannot be
   pickled, or are large, are omitted, and a note reports this;
 - "group": the parts of an exception group, with a list of forms for each of its members;
-- "text": the exception's class with only the text, followed by each base class with the text.
+- "text": only the exception's text, and either its class or one of its base classes.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _with(error: BaseException, attributes: dict[str, bytes], left_out: list[str
 
 
 def _is_like(again: BaseException | None, error: BaseException, form: Form) -> bool:
-    """Compares only the parts of the exception that this kind of form preserves."""
+    """Compares only the parts of the exception that `form` preserves."""
     kind, content = form
     if again is None or text_of(again) not in _texts(error, kind):
         return False

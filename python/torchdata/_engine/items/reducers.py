@@ -53,7 +53,7 @@ class Reducers(dict[type, Reducer]):
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
         self.base = base
-        #: `Tables._seen` when this table was made; None if the table must not be reused.
+        #: The `Tables._seen` for which this table is valid; None if the table must not be reused.
         self.made_for: object = None
         self.tensors = DepartingTensors()
 
@@ -74,9 +74,9 @@ class Reducers(dict[type, Reducer]):
 class Tables:
     """Reducer tables that are reused for several items, each by one pickler at a time.
 
-    The tables are rebuilt after a registration with `copyreg`, and after the import of a module. After a registration
-    with `ForkingPickler`, a type that a table already contains gets its new reducer at the next import, because
-    checking these registrations for each item would copy them.
+    Tables of reducers are rebuilt after a registration with `copyreg`, and after an import. A new reducer that is
+    registered with `ForkingPickler` for a type in a table takes effect at the next import, because a check for each
+    item would copy all registrations.
     """
 
     #: Larger tables are not reused, because a table keeps its types alive, and users may create types repeatedly.

@@ -181,7 +181,7 @@ class Arrived:
 
 
 class _Arrivals(threading.local):
-    #: The item that this thread is unpickling; the inner item while an object in the item unpickles another item.
+    #: The item that this thread is unpickling; for nested calls, the item of the innermost call.
     innermost: Arrived | None = None
 
 
@@ -309,7 +309,7 @@ def _span_of(tensor: Any) -> Span:
 
 
 def _without_gaps(tensor: Any) -> Any:
-    """Returns a tensor without gaps in its memory. An element that an expanded tensor repeats is copied once."""
+    """Returns a tensor without gaps in its memory. Elements that `Tensor.expand` has repeated are copied only once."""
     start, end = _span_of(tensor)
     if end - start <= tensor.nbytes:
         return tensor
@@ -374,9 +374,9 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 
 @functools.cache
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Returns the reference counts that a tensor has if no other object can access its memory. The counts are measured
-    on a new tensor, because they depend on the release of torch. The array that provides the memory has references in
-    the storage, in a variable and (before Python 3.14) in the counting call, and one weak reference in `_rooms`.
+    """Returns the reference counts that a tensor has if no other object can access its memory. Reference counts of
+    tensors depend on the version of torch, so they are measured on a new tensor. An array with a tensor's memory is
+    referenced by the storage, a variable and (before Python 3.14) the call of `getrefcount`, and weakly by `_rooms`.
     """
     import torch
 

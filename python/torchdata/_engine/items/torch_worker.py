@@ -1,7 +1,7 @@
 """Makes a worker process look like a worker of torch: `get_worker_info()`, shared memory for collated batches, and
 random seeds.
 
-Role: if torch is not loaded yet, torch gets this information when it is imported.
+Role: changes torch immediately if it is loaded, or else when it is imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MODULE = "torch.utils.data"
 
 
 def tell_torch(worker_id: int, num_workers: int, datapipe: Any, *, is_local: bool = False) -> None:
-    """If `is_local` is True, the items stay in this process, where torch's own `default_collate` is faster."""
+    """If `is_local` is True, torch's own `default_collate` remains, which is faster for items that are not sent."""
 
     def tell(module: Any) -> None:
         show_worker(worker_id, num_workers, datapipe)
@@ -101,7 +101,7 @@ def collate_where_items_leave(collate: Any) -> None:
 
     def collate_arrays(batch: Any, *, collate_fn_map: Any = None) -> Any:
         stacked = None
-        # if the user has replaced the collate function for tensors, this function expects tensors
+        # if the user has replaced `collate_tensors`, the user's function expects tensors
         if (collate_fn_map or {}).get(torch.Tensor) is collate_tensors:
             stacked = arrays_as_tensor(torch, batch)
         return own_arrays(batch, collate_fn_map=collate_fn_map) if stacked is None else stacked

@@ -61,7 +61,7 @@ class ChildName(str):
 
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
-        # Only the first pickle of the name for a new child contains the code.
+        # The startup code is only in the first pickle of a new child's name.
         if start is None or getattr(start, "_was_told", False):
             return str, (str(self),)
         start._was_told = True

@@ -3,18 +3,17 @@
 Role: a fork copies all locks in their current state, but copies only the thread that calls fork, so a lock that another
 thread holds stays locked in the child forever. Python and the C library handle their own locks, but not the locks of
 PyTorch's and NumPy's global generators, the locks that `torch.manual_seed` takes for devices, or the lock of a module
-that is being imported. Before a fork, this thread waits until these locks are free. This thread holds NumPy's and the
-devices' locks during the fork. The extension waits for the lock of PyTorch's generator last (`forking.rs`). A fork does
-not wait for the locks of the buffers of standard output and error, because a thread that prints continuously holds them
-most of the time. Instead, the child creates new buffers.
+that is being imported. Before a fork, the forking thread waits until the locks of PyTorch, NumPy and modules are free.
+This thread holds NumPy's and the devices' locks during the fork. The extension waits for the lock of PyTorch's
+generator last (`forking.rs`). The buffers of standard output and error are created anew in the child, because a thread
+that prints continuously holds their locks most of the time.
 
 Another thread may still acquire a lock between the wait and the fork, so a child first acquires each lock once. The
 kernel kills a child that cannot acquire a lock, and the main process forks another child. A killed child has not run
 any user code.
 
-From Python 3.12 on, `os.fork` warns if the process has threads. If warnings are errors, Python 3.15 raises the warning
-after the child was created, so the main process never learns the child's process id. Therefore, the engine ignores this
-warning.
+The engine ignores the warning of `os.fork` that the process has threads (Python 3.12). If warnings are errors, Python
+3.15 raises this warning after the child was created, so the main process never learns the child's process id.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ from torchdata._native import fork_waits_for
 #: The maximum number of seconds to wait for each lock; afterwards, the thread forks anyway, and the child detects the
 #: held lock.
 KEPT = 1.0
-#: For each attempt, the number of seconds that a child may take to acquire all locks. The limits increase, because a
-#: child may be slow on a busy machine.
+#: For each attempt, the seconds that a child may take to acquire all locks. Later attempts have higher limits, because
+#: a child may be slow on a busy machine.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
 #: The number of seconds to wait for a child that is suspended, for example by SIGSTOP; other checks detect it
 #: afterwards.
@@ -74,7 +73,7 @@ def _numpy_locks() -> list[Any]:
 
 
 def _device_locks() -> list[Any]:
-    """`torch.manual_seed` acquires these locks even on a machine without devices."""
+    """`torch.manual_seed` acquires the device locks even on a machine without devices."""
     modules = [sys.modules.get(f"torch.{device}") for device in ("cuda", "xpu", "mtia")]
     return [lock for lock in (getattr(one, "_initialization_lock", None) for one in modules) if lock is not None]
 
@@ -175,8 +174,8 @@ def _no_longer_ignore() -> None:
 os.register_at_fork(after_in_child=_no_longer_ignore)
 
 
-#: A message contains the number of the child, and the index of the lock that the child acquires next (after the last
-#: lock: the number of locks).
+#: A child's message contains its number, and the index of the lock that it acquires next, or `len(LOCKS)` after the
+#: last lock.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 

@@ -1,8 +1,8 @@
 """Delegates forking to a separate process, because the main process may use CUDA, threads and locks.
 
-Role: with start method "fork", the main process forks the forking process right after the children of a loader. If the
-main process forked a replacement later, when it has threads or uses CUDA, the replacement might hang at a held lock and
-could not use CUDA. The forking process has one thread, runs no user code, and exits with the loader.
+Role: with start method "fork", the main process forks the forking process right after forking a loader's children. If
+the main process forked a replacement later, when it has threads or uses CUDA, the replacement might hang at a held lock
+and could not use CUDA. The forking process has one thread, runs no user code, and exits with the loader.
 
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
 the children of all loaders. The fork server of multiprocessing is not suitable, because it also forks user processes,
@@ -66,8 +66,8 @@ class ForkingProcess:
         launch: creates the process from two ends of a socket: the new process's end, and this process's end.
     """
 
-    #: The number of seconds that the forking process may take to start while a signal is pending. The number doubles
-    #: after each abandoned start, so that a program that receives signals continuously can eventually start a loader.
+    #: The number of seconds that the forking process may take to start while a signal is pending. This time limit
+    #: doubles after each failed start of the process, so that a loader can eventually start despite continuous signals.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
@@ -137,7 +137,7 @@ class ForkingProcess:
         Raises:
             OSError: the forking process has ended, does not answer, or failed.
             RuntimeError: the user's program lacks a `__main__` guard, and would start processes while it is imported.
-            StartGivenUp: the forking process was ended during its start because a signal is pending.
+            StartGivenUp: a signal was pending, so the start of the forking process was abandoned.
         """
         if os.getpid() != self._owner:
             raise ProcessLookupError("the forking process belongs to the parent of this process")
@@ -325,8 +325,8 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # The child needs an explicit answer. Closing the pipe would not wake the child, because other forked
-            # processes may hold copies of the pipe.
+            # Writing an answer wakes the new child, whereas closing the pipe may not, because other forked processes
+            # may hold copies of the pipe's end.
             with contextlib.suppress(BrokenPipeError):  # raised if the child has already exited
                 os.close(leave)
                 os.write(ours, answer)
@@ -341,8 +341,8 @@ class RemoteChild(ChildProcess):
         except OSError:
             if not watch.has_ended:
                 return
-            # After the exit of the forking process, the main process is the parent of the child only if it is process 1
-            # of a container, and can then reap the child.
+            # The forking process has exited, so the main process can reap the child only if it is process 1 of a
+            # container, which becomes the parent of orphans.
             try:
                 code = reap(pid)
             except ChildProcessError:

@@ -30,8 +30,8 @@ from torchdata._native import BellBoard, drop_inherited, name_process
 
 #: The maximum length in bytes, and the maximum number of file descriptors, of a message.
 LONGEST, DESCRIPTORS = 4096, 200
-#: The answers of the main process to a new child: the main process knows the child's process id, or the child must
-#: exit.
+#: The main process's answers to a new child: LEAVE once the main process knows the child's process id, or REFUSAL to
+#: end it.
 LEAVE, REFUSAL = b"1", b"0"
 
 _inherited: Sequence[Any] = ()

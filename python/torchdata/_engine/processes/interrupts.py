@@ -35,7 +35,7 @@ LATER = 0.001
 #: `torchdata._native.Finalized`.
 FINALISERS = ("__del__", "_finalize")
 
-#: Signals that are not in this tuple cannot be handled, or report an error of the current instruction.
+#: The tuple excludes signals that cannot be handled, and signals that report a faulty instruction, such as SIGSEGV.
 _CAN_BE_HELD = tuple(
     sorted(
         signal.valid_signals()
@@ -69,7 +69,7 @@ class InterruptsDeferred:
 
     Args:
         later: whether the context runs in a finalizer (a `__del__` or a callback of a weak reference). Python ignores
-            exceptions there, so the signals are delivered after the finalizer has returned.
+            exceptions in finalizers, so signals are delivered after the finalizer has returned.
         noted: whether Ctrl-C was pressed before the context began.
     """
 
@@ -108,9 +108,7 @@ class InterruptsDeferred:
 
     @property
     def waits(self) -> bool:
-        """Whether a signal waits for its delivery. SIGCHLD does not count, because the kernel sends it whenever a child
-        exits.
-        """
+        """Whether a signal other than SIGCHLD waits for delivery. The kernel sends SIGCHLD whenever a child exits."""
         waiting = {*self._noted, *(signal.sigpending() & self._handlers.keys())}
         return bool(waiting - {signal.SIGCHLD})
 
@@ -161,7 +159,7 @@ def interrupt_waits() -> bool:
 @contextmanager
 def interrupts_blocked() -> Iterator[None]:
     """Blocks all signals that children ignore, except SIGCHLD. Threads and processes that this thread starts inherit
-    the block, until they unblock the signals.
+    its signal mask.
     """
     blocked = {*_SENT_TO_ALL, *_handled()} - {signal.SIGCHLD}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
@@ -252,7 +250,8 @@ def _send_later(numbers: list[int]) -> None:
     main = threading.main_thread().ident or 0
 
     def send() -> None:
-        # This thread holds the GIL, so the main thread cannot enter a finalizer between the last check and the signal.
+        # This thread keeps the GIL from the last `_is_in_finaliser` until `pthread_kill`, so the main thread cannot
+        # enter a finalizer in between.
         while _is_in_finaliser(sys._current_frames().get(main)):
             time.sleep(LATER)
         for number in numbers:

@@ -1,12 +1,12 @@
 """Warns if forked children read a file through a file position that they share.
 
 Role: runs in the main process, for start method "fork". A file that is open during the fork has one position in all
-processes. Each read in one process moves this position, so that other processes read wrong bytes without an error.
+processes. Each read in one process moves the shared file position, so other processes silently read wrong bytes.
 
 To avoid false warnings, a warning requires that a file's position has changed during an epoch, that at least two
 children have read data, and that no thread of the main process has read data. The kernel counts the reads of each
-process (`/proc/PID/io`). Reads of reaped children count as reads of the main process. If the system does not count
-reads, no warning is given.
+process (`/proc/PID/io`). Reads of reaped children count as reads of the main process. If the kernel does not count
+reads, this module never warns.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class SharedPositions:
     """This object must be created right before the children are forked.
 
     Args:
-        differ: whether the children do different work. The first epoch is then not checked, because children also read
-            files while they start.
+        differ: whether the children do different work. If True, the first epoch is not checked, because children also
+            read files while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:

@@ -165,7 +165,7 @@ class _Actor:
 
 
 def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:
-    """Keeps the reference until the answer has been received, because Ray would otherwise end the process."""
+    """Moves `reference` to `spent` once `answer` is done, so that the reference is dropped only within `stay`."""
     held = [reference]
     answer.add_done_callback(lambda _: spent.append(held.pop()))
 

@@ -1,7 +1,7 @@
 """Spawns the dispatching process, on the main process's machine, for workers on other machines.
 
-The pickled program contains all definitions of the user's main module, because neither the dispatching process nor the
-workers import this module. Therefore, the user's program does not need a `__main__` guard.
+Neither the dispatching process nor the workers import the user's main module, so the pickled program contains all
+definitions of this module, and the user's program needs no `__main__` guard.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchdata._engine.workers.program import Program
 class DispatchingChild(SpawnedChild):
     def __init__(self, name: str, setup: ChildSetup) -> None:
         assert isinstance(setup.program, Program)
-        # The shared memory must exist as long as this object, because a replacement loads the program from it.
+        # This object keeps the shared memory, from which a later dispatching process may load the program.
         self._program = SharedPickle(pickled(setup.program))
         arguments = (replace(setup, program=self._program),)
         super().__init__(get_context("spawn"), name, f"{PREFIX}{name}", run_child, arguments)

@@ -141,7 +141,7 @@ class Pulled:
 
 
 def apart(frame: list[Any]) -> list[Any]:
-    """Large parts are stored outside the pickle, so that Ray copies them only once."""
+    """Stores large parts of the frame outside the pickle, so that Ray copies them only once."""
     return [pickle.PickleBuffer(part) if len(part) >= APART else bytes(part) for part in frame]
 
 
@@ -314,8 +314,8 @@ class Host:
         self._child.kill()
 
     def _watch(self) -> None:
-        """If the parent of this process has exited, Ray's daemon has ended, and Ray has killed the worker. The exit
-        code is then not reported, because only Ray knows the reason.
+        """If Ray's daemon (the parent of this process) has exited, Ray has killed the worker, whose exit code is not
+        reported, because only Ray knows the reason.
         """
         child = self._child
         while not child.ended:

@@ -1,7 +1,7 @@
 """Represents a worker on another machine in the main process, with the interface of `ChildProcess`.
 
-Role: a thread of the main process uses the worker's ends of the links. The thread sends the messages in the links to
-the worker's host, and writes the host's answers into the links.
+Role: a thread of the main process takes the messages for the worker from shared memory (`Link`), sends them to the
+worker's host, and writes the host's answers into the shared memory.
 
 A replacement gets its own thread and links, so that late messages of the replaced worker cannot reach it.
 """
@@ -29,8 +29,8 @@ from torchdata._threads import Latch
 AHEAD = 2
 #: The maximum size in bytes of one message to a host.
 TOLD = 1 << 20
-#: This bit in the first control word of a link means that the worker must stop. The bits below it contain the number of
-#: the current epoch.
+#: This bit in the first control word of a link means that the worker must stop. The lower bits of the word contain the
+#: current epoch's number.
 _END = 1 << 32
 #: Seconds between two checks during a wait, and the maximum seconds that `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
@@ -173,7 +173,7 @@ class RemoteWorker(ChildProcess):
         self._carriers.append(carrier)
         lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
         if lines.dispatched is not None:
-            # The worker sends only control words to the dispatching process, so this link never contains a message.
+            # This link stays empty, because a worker sends no messages to the dispatching process.
             nothing, dispatched = Link(0, CONTROL_RING), lines.dispatched.shared
             from_dispatching = Carrier(dispatched, nothing, bells, setup.index, setup.dispatcher_index)
             self._carriers.append(from_dispatching)
@@ -197,7 +197,7 @@ class RemoteWorker(ChildProcess):
                 if one.has_ended:
                     return
         except Exception as error:
-            # The other thread reports the exit of the host.
+            # The thread that runs `_run` reports the exit of the host.
             if not isinstance(error, ConnectionError) and not self._hosts.is_of_host(error):
                 self._fault = error
                 self.kill()
@@ -242,7 +242,7 @@ class _Lane:
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:
-        """Yields each result of the host, after adding its messages to the link or to `_Arrived`."""
+        """Adds the messages in each result of the host to the link or to `_Arrived`, and yields the result."""
         actor, carrier, number = self._actor, self._carrier, self._number
         pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}
@@ -264,7 +264,7 @@ class _Lane:
                 pull = actor.pull(number, self._most)
                 pulls.append(pull)
                 pull.add_done_callback(ring)
-            # The host may execute the calls in another order, so early results must wait.
+            # The host may execute calls of `pull` in another order, so results are reordered by their numbers.
             for pull in [pull for pull in pulls if pull.done()]:
                 pulls.remove(pull)
                 brought = pull.result()
@@ -312,9 +312,7 @@ class _Arrived:
             self._bytes -= bytes_of(self._frames.popleft())
 
     def end(self) -> None:
-        """Drops all present and future frames, which might wait forever because the main process no longer reads the
-        link.
-        """
+        """Drops all present and future frames, because the main process no longer reads the link."""
         self._has_ended = True
         self._frames.clear()
         self._bytes = 0

@@ -3,9 +3,9 @@
 Role: a child leaves signals to the main process, closes inherited resources, and ensures that it exits with the main
 process, before it opens its links and loads the program.
 
-Garbage collection ignores all objects that exist once a child has started. Importing torch creates a quarter of a
-million permanent objects, and searching them takes a tenth of the import time. In a forked child, the search would also
-write to every page with an inherited object, so that the kernel copies the page.
+Garbage collection ignores all objects that exist once a child has started. Importing torch creates 250,000 permanent
+objects, and searching them takes a tenth of the import time. In a forked child, garbage collection would write to every
+page with an inherited object, so the kernel would copy the page.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from torchdata._native import (
 from torchdata._observe.stats.counting import Counting
 from torchdata._reporting import begin_at
 
-#: The bell of the main process has this index.
+#: The index of the main process in the `BellBoard`.
 MAIN = 0
 #: The size in bytes of the largest block to which glibc's allocator adapts (`M_MMAP_THRESHOLD` in mallopt(3)), minus
 #: the block's header.
@@ -59,8 +59,8 @@ class CommonSetup:
     is_child_of_main: bool
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
-    #: The line of the user's program that started the children. None if the child's own stack contains the line, or if
-    #: the program runs on another machine.
+    #: The line of the user's program that started the children. None if the child's own stack contains the user's
+    #: program, or if this program runs on another machine.
     begun_at: tuple[str, int, str] | None
 
     @classmethod
@@ -106,7 +106,7 @@ class Lines:
 @dataclass
 class ChildSetup:
     name: str
-    #: The index of the child's bell: from 1 on for workers, and the last index for the dispatching process.
+    #: The child's index in the `BellBoard`: from 1 on for workers, and the last index for the dispatching process.
     index: int
     page: int
     worker_id: int
@@ -117,7 +117,7 @@ class ChildSetup:
     num_shards: int
     dispatches: bool
     program: Program | SharedPickle | Inherited
-    #: The module and the name of the program's class. Importing the module takes long, unless the child is forked.
+    #: The module and the name of the program's class. Importing the module is slow unless the child is forked.
     program_class: tuple[str, str]
     common: CommonSetup
     stats: Handle[StatsBoard]
@@ -230,10 +230,10 @@ def _keep_freed_memory() -> None:
     """Makes glibc keep freed memory, which it otherwise returns to the system.
 
     A child frees the objects of one batch, and allocates objects of the same sizes for the next batch, so each returned
-    page causes a page fault. When images are decoded, these page faults take a tenth of the time. glibc raises its
-    limit when a large block is freed, but a child's large blocks are in shared memory. Therefore, this function
-    allocates and frees one large block, without touching its pages. Limits that the user has set
-    (`MALLOC_TRIM_THRESHOLD_`) remain in effect.
+    page causes a page fault. Page faults of returned memory take a tenth of an image's decoding time. Freeing a large
+    block raises glibc's limit for kept memory. A child's large blocks are in shared memory, so this function allocates
+    and frees one large block, without touching its pages. Limits that the user has set (`MALLOC_TRIM_THRESHOLD_`)
+    remain in effect.
     """
     bytes(_LARGEST_LEARNT)
 
@@ -242,17 +242,17 @@ def _keep_memory_of_tensors() -> None:
     """Makes torch request huge pages for large tensors, unless the user has disabled this.
 
     Without huge pages, older releases of glibc leave a gap next to each tensor, because torch aligns it to 64 bytes.
-    The next tensor of the same size does not fit into the freed memory, so the process grows by one tensor each time.
-    With huge pages (glibc 2.36), filling a tensor of 20 MB causes 0 page faults instead of 4,864, and filling a tensor
-    of 38 MB causes 531 instead of 9,729. A worker that kept a small tensor next to each tensor of 20 MB grew by 20 MB
-    instead of 1.2 GB in 60 items. Torch reads the environment variable only once, for its first tensor, which a forked
-    child may inherit.
+    Because of the gap, the memory of a freed tensor cannot hold the next tensor of the same size, so the process grows
+    with each tensor. With huge pages (glibc 2.36), filling a tensor of 20 MB causes 0 page faults instead of 4,864, and
+    filling a tensor of 38 MB causes 531 instead of 9,729. With huge pages, a worker that kept a small tensor next to
+    each tensor of 20 MB grew by 20 MB instead of 1.2 GB in 60 items. Torch reads the environment variable once, for its
+    first tensor, which may be older than a forked child.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def _settle(thresholds: tuple[int, int, int]) -> None:
-    """Ends the delay of garbage collection. Thresholds that user code has set stay in effect."""
+    """Ends the delay of garbage collection, but keeps a collection threshold that user code has set."""
     if gc.get_threshold()[0] == EARLY_THRESHOLD:
         gc.set_threshold(*thresholds)
     gc.freeze()

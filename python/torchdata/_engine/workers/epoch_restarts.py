@@ -71,8 +71,8 @@ class EpochRestarts(Restarts):
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
-        # A replacement without a snapshot of the current epoch recomputes the end of the previous epoch, to restore the
-        # state that pipes keep between epochs.
+        # Pipes may keep state between epochs, so a new child without a snapshot of this epoch recomputes the end of the
+        # previous epoch.
         repeats = run.before is not None and begin
         if repeats:
             assert run.before is not None

@@ -129,8 +129,8 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The graph reads the dispatched items a second time, so it skips the remaining items of the iteration that
-            # was running when the epoch was resumed.
+            # The graph has started a new iteration over the dispatched items, so the remaining items of the resumed
+            # iteration are skipped.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True
@@ -250,8 +250,8 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Executes commands until the command that has interrupted the graph; returns False if it does not arrive in
-        time.
+        """Executes commands, up to the command that has interrupted the graph; returns False if a command does not
+        arrive in time.
         """
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":

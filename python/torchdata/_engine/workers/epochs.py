@@ -38,7 +38,7 @@ class StopPosition:
         given: for each shard, the number and the checksum of the delivered items.
         turn: the shard that was to return the next item.
         resumptions: the positions of the shards, followed by the position of the dispatching process.
-        kept: the snapshots that `resumptions` refers to, in the collector's form.
+        kept: the snapshots for `resumptions`, as arguments of `Collector.keep`.
     """
 
     given: list[snapshots.Account]
@@ -144,7 +144,7 @@ class Children(Group):
         if restarts is not None:  # replacements receive these commands from `EpochRestarts`
             restarts.begin_run(RestartableEpoch(self._epoch, commands, resume, before))
             self._check_alive()
-        # The workers wait for the dispatching process, and the main process waits for the first worker.
+        # The dispatching process receives its command first, because the workers wait for its items.
         for index in (*range(self.num_workers, len(processes)), *range(self.num_workers)):
             command = (
                 self._epoch,
@@ -203,7 +203,7 @@ class Children(Group):
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child between two items, and waits until all have applied it.
 
-        Later exits of children are errors, because a replacement would lack the effect of the function.
+        Exits of children after this call are errors, because a new child would lack the effect of `function`.
         """
         self._check_alive()
         if self._restarts is not None:

@@ -220,7 +220,7 @@ class Group(OwnsChildren):
         """
         signs = [(index, process.sign) for index, process in enumerate(self.members.processes)]
         if self.restarts is not None:
-            # A strong reference would be circular, because the shutdown may refer to the collector.
+            # With a strong reference, `collector`, `self.restarts` and the shutdown could form a reference cycle.
             own = weakref.ref(self.restarts)
             collector.watch_and_replace(
                 signs,
@@ -307,8 +307,8 @@ def pickled_program(
 
     Args:
         refined: returns the pickler class to use, given the class that it must derive from.
-        copies_shared: whether tensors in shared memory are copied. If False, a tensor is copied (with a warning) only
-            if a child cannot import the object's functions and classes.
+        copies_shared: whether tensors in shared memory are always copied. If False, tensors are copied, with a warning,
+            when a child cannot import the object's functions and classes.
 
     Returns the pickle and its large buffers, where tensors that overlap share one buffer.
 

@@ -56,8 +56,8 @@ class Hung:
 
 @dataclass
 class _Seen:
-    """The counters of a worker and of the processes that the worker waits for. They last changed at `since` and were
-    last read at `waited`, both in seconds since the wait began.
+    """The counters of a worker and of the processes that the worker waits for. Counters last changed at `since` and
+    were last read at `waited`, in seconds since the wait began.
     """
 
     counts: Any
@@ -273,8 +273,8 @@ class Hangs:
 
 
 def _unheard(page: Any, limit: float) -> float:
-    """Returns the seconds since counters last arrived from another machine; 0 if they are overdue, so that the process
-    or its host hangs.
+    """Returns the seconds since counters last arrived from another machine; 0 if counters are overdue, because the
+    process or its host hangs.
     """
     if page is None or not page["heard"]:
         return 0.0

@@ -41,7 +41,7 @@ class Program(ABC):
     worker_name: ClassVar[str] = "worker process {}"
     #: What a worker was doing, for the error that reports its exit.
     stage: ClassVar[str] = "reading items"
-    #: Words for messages: one result of a worker, the scope in which results are counted, and what the user should
+    #: Words for messages: `item` names a result, `counted` the scope of its number, and `mended` what the user should
     #: correct if a result always ends the process.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
@@ -120,8 +120,8 @@ class EpochProgram(Program):
         """Called after the last epoch, if the process continues."""
 
     def enter(self) -> None:
-        """Called when the process switches to this program from another shard's program. Not called if it is enough to
-        save and restore `globals`.
+        """Called when the process switches to this program from another shard's program. `enter` is not called if
+        saving and restoring `globals` suffices.
         """
 
     def leave(self) -> None:
@@ -153,4 +153,4 @@ class EpochProgram(Program):
 
     @abstractmethod
     def call(self, function: Callable[[Any], Any]) -> None:
-        """Applies a function to the graph. If it returns another graph, this graph is used in the next epoch."""
+        """Applies a function to the graph. If the function returns another graph, the next epoch uses this graph."""

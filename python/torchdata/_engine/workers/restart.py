@@ -3,7 +3,7 @@
 The Rust engine (`protocol::Replacing`) decides which children are replaced, and when to give up.
 
 If an exception interrupts this module (Ctrl-C, or a warning that is an error), each child is either replaced completely
-or not at all. The next call continues the replacement.
+or not at all. The next call replaces the remaining children.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Restarts:
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
 
     def keep_forker(self) -> None:
-        """With start method "fork", a forking process gets the programs, and the main process drops its copies."""
+        """With start method "fork", moves the children's programs from the main process to a forking process."""
         if start_method_of(self._context) == "fork":
             members = self._members
             programs = [setup.program for setup in members.setups]
