@@ -20,8 +20,7 @@ from typing import Any
 Calls = Mapping[str, Callable[[Any], object]]
 
 
-# These classes do not derive from importlib.abc, because importing that module takes longer than importing this
-# package.
+# The finder and loader do not derive from `importlib.abc`, whose import takes longer than importing this package.
 
 
 class _WaitingFinder:

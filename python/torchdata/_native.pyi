@@ -101,7 +101,7 @@ class HandingIterator:
 
 @final
 class TimedCall:
-    """Calls a function of one argument, and counts and times the calls for the pipe of a token."""
+    """Calls a function, and counts and times the calls for the pipe that `token` identifies."""
     def __new__(cls, token: IterationToken, function: Callable[[Any], Any], counts: bool) -> Self: ...
     def __call__(self, argument: Any, /) -> Any: ...
 
@@ -151,7 +151,7 @@ class Link:
 
 @final
 class BellBoard:
-    """The wake-up words of all processes of one loader."""
+    """The shared memory by which a loader's processes wake each other."""
     def __new__(cls, count: int) -> Self: ...
     @staticmethod
     def attach(fd: int) -> BellBoard: ...
@@ -160,10 +160,10 @@ class BellBoard:
 
 @final
 class Carrier:
-    """Copies units and words between two local links (one per direction) and the links' copies on another machine."""
+    """Carries messages and control numbers between two links (one per direction) and their remote copies."""
     def __new__(cls, inbound: Link, outbound: Link, board: BellBoard, own: int, peer: int) -> Self: ...
     def take(self, most: int) -> tuple[list[int] | None, list[bytes | LeasedBuffer]]:
-        """Returns the link's shared words (None if unchanged), and a list: a header of all units, and large buffers."""
+        """Returns the link's control numbers (None if unchanged), and its messages as a header and large buffers."""
     def put(self, frame: Sequence[Any]) -> bool: ...
     def put_words(self, words: Sequence[int]) -> None: ...
     def wait(self, seconds: float, units: bool, lacks: bool) -> None: ...
@@ -238,7 +238,7 @@ class Replacing:
     def judge(
         self, child: int, process: int, epoch: int, received: Sequence[int], halted: bool
     ) -> tuple[int, bool, bool]:
-        """Counts an exit. Returns the number of exits at this item, whether it is new, and whether to give up."""
+        """Counts an exit. Returns the count at this item, whether this exit is new, and whether to stop replacing."""
     def item_of(self, child: int, received: Sequence[int]) -> int: ...
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
 
@@ -466,7 +466,7 @@ class ReadAheadHold:
 
 @final
 class SourceReader:
-    """Reads a source. Only the thread that has reserved the source may use members other than the numbers."""
+    """Reads a source. A thread must reserve the source before it uses members other than `index` and `ended`."""
     def __new__(
         cls,
         advance: Callable[[], Any],

@@ -6,10 +6,10 @@ only instructions that Python writes for plain data, and only lengths within the
 make the unpickler allocate gigabytes.
 
 `to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `None`, `bool`,
-`int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these types remain unchanged. All
-other values, above all items, are stored as bytes under one key, so that an item in two queues of a pipe is still a
-single object after loading. The key is `NESTED` for a pickle of plain data, and `PICKLED` for a pickle that is loaded
-only if the caller trusts the state.
+`int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these types remain unchanged.
+Values of more complex types, such as arrays, are stored as bytes under one key, so that an item in two queues of a pipe
+is still a single object after loading. The key is `NESTED` for a pickle of plain data, and `PICKLED` for a pickle that
+is loaded only if the caller trusts the state.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _KINDS = frozenset("biufcmM")
 def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable[..., Any]) -> None:
     """Registers a class as plain data; its subclasses are not included.
 
-    `parts` returns a function and its arguments that recreate an equal instance, or None. The `makers` are all
-    functions that `parts` may return or refer to; a malicious pickle may call them with any arguments.
+    `parts` returns a function and its arguments that recreate an equal instance, or None. `makers` are the functions in
+    results of `parts`; malicious pickles may call makers with any arguments.
     """
     _known[kind] = parts
     for maker in makers:
-        # With the name of this module, pickles remain valid when source files are moved.
+        # Python functions get this module's name, so pickles remain valid when source files move.
         if isinstance(maker, FunctionType):
             assert globals().setdefault(maker.__name__, maker) is maker, "names of makers differ"
             maker.__module__ = __name__
@@ -99,10 +99,10 @@ def loads_plain(pickled: Any) -> Any:
         raise ValueError(f"they are not a pickle of plain data ({type(error).__name__}: {error})") from None
 
 
-#: The key of a pickle that may run code when it is loaded.
+#: The dict key for a pickle that may run code when loaded.
 PICKLED = "__pickled__"
 
-#: The key of a pickle of plain data.
+#: The dict key for a pickle of plain data.
 NESTED = "__nested__"
 
 #: The key of the whole state, if the state is not a dict with string keys.
@@ -195,14 +195,13 @@ def _copied(value: Any) -> Any:
     if kind is dict and _ATOMS.issuperset(map(type, value)):
         if _ATOMS.issuperset(map(type, value.values())):
             return value.copy()
-        # for example, the position that a library reports
         copied = {name: _copied(member) for name, member in value.items()}
         return _OTHER if any(member is _OTHER for member in copied.values()) else copied
     return _OTHER
 
 
 def _frozen(value: Any) -> Any:
-    """Returns atoms and nested tuples of atoms unchanged, otherwise `_OTHER`."""
+    """Returns values of `_ATOMS` types, and nested tuples of them, unchanged; `_OTHER` for other values."""
     kind = type(value)
     if kind in _ATOMS:
         return value

@@ -28,7 +28,7 @@ _SOFT = frozenset(
 )
 #: Parts of names that announce a secret even within a longer word.
 _INSIDE = re.compile(r"passw|secret|credential|api_?key|access_?key|authoriz|authtoken|signature|connection_?str")
-#: Words that announce a secret before `key`, which alone may be harmless.
+#: Words that announce a secret if `key` follows; `key` alone may be harmless.
 _KEYS = frozenset(
     ["access", "account", "api", "auth", "aws", "azure", "client", "deploy", "encryption", "gcp", "hmac", "license"]
     + ["master", "private", "s3", "secret", "service", "shared", "signing", "ssh", "storage", "subscription"]
@@ -112,11 +112,10 @@ def shown(value: Any) -> str:
 def digest(name: str, words: str) -> str:
     """Returns a few digits that identify a secret without revealing it.
 
-    The digits are equal in every process, on every rank and in every state, so that states can be compared. Even from
-    all states together, an attacker learns only 16 bits of a secret, which reduces the number of possible passwords by
-    a factor of 65,536.
+    The digits are equal in every process, on every rank and in every state, so that states can be compared. An attacker
+    who reads all states learns only 16 bits of a secret, which excludes all but one in 65,536 guesses.
 
-    Equal secrets with different names have different digits.
+    The digits also depend on `name`, even for equal secrets.
     """
     key = f"torchdata fingerprint of {name}".encode()
     import hashlib  # importing these two modules takes as long as importing ten modules of this package

@@ -64,8 +64,7 @@ def begin_at(place: tuple[str, int, str]) -> None:
 def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns at the line of the program that called this package.
 
-    In a worker, this is the line that started the process; in a forked worker, the stack contains it, below the frames
-    of `multiprocessing`.
+    In a worker, the warning refers to the line that started the process, which a forked worker finds on its stack.
     """
     frame, level = _outside()
     if _begun_at is None or frame.f_back is not None:

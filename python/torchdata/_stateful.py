@@ -1,21 +1,21 @@
 """Defines the protocol of iterables that save their own positions, and reads successive epochs of such an iterable.
 
 An iterable may report its position at any time, but the position is only correct while an epoch is being read. Until an
-item is requested, an iterable whose `__iter__` is a generator function reports the position where the last epoch was
-left, even if a state was loaded. Therefore, until an item is requested, `StatefulStream` reports the loaded position,
-or the last position of the last epoch.
+item is requested, `StatefulStream` itself reports the loaded position, or the last position of the last epoch. An
+iterable whose `__iter__` is a generator function would report the position where the last epoch was left, even if a
+state was loaded.
 
-`load_state_dict` restores a position within an epoch. A position between two epochs is reached as in the saved run: the
-iterable is moved to the position where the last epoch was left, takes one step (which ends that epoch, or yields an
-item that is dropped), and is then iterated a second time. In this way, the iterable counts epochs and draws random
-numbers as in the saved run. An iterable whose next iteration continues where the last iteration stopped would lack the
-dropped item, so its position is loaded a second time.
+`load_state_dict` restores a position within an epoch. To reach a position between two epochs, the iterable is moved to
+the position where the last epoch was left, and takes one step, which ends that epoch, or yields an item that is
+dropped. The iterable is iterated a second time after the step, so that it counts epochs and draws random numbers as in
+the saved run. If the second iteration would continue after the dropped item, the position is loaded a second time to
+restore this item.
 
 Some iterables, for example in Hugging Face's libraries, apply a loaded state in each later iteration instead of only
-once. `StatefulStream` detects such iterables by comparing two states of the iterable: after the first item of a new
-epoch, and after the first item that followed the load. If the states are equal, the stream loads the iterable's initial
-state and restarts the epoch. Some iterables prepare the next epoch as soon as an epoch ends. If a state from the end of
-an epoch was loaded, but the next step yields an item, the stream therefore loads the state a second time.
+once. If an iterable's state after the first item of a new epoch equals its state after the first item that followed
+`load_state_dict`, `StatefulStream` loads the iterable's initial state and restarts the epoch. Some iterables prepare
+the next epoch as soon as an epoch ends. If such an iterable yields an item after a state from the end of an epoch was
+loaded, `StatefulStream` loads the state a second time.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
 class Stateful(Protocol):
     """An object with `state_dict` and `load_state_dict`.
 
-    If a dataset, an iterator, a sampler or a collate function has these two methods, a loader saves and restores its
-    position instead of rereading its items. An object is not `Stateful` if its `state_dict` requires arguments. The
-    result of `state_dict` must not change when the iteration continues, so return copies of mutable values.
+    A loader saves and restores the position of a `Stateful` dataset, iterator, sampler or collate function instead of
+    rereading the items. An object is not `Stateful` if its `state_dict` requires arguments. The result of `state_dict`
+    must not change when the iteration continues, so return copies of mutable values.
 
     Example:
         >>> from torchdata.nodes import Stateful
@@ -128,8 +128,8 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 class StreamState(NamedTuple):
-    """The state `inner` belongs to the iterator, unless the iterable is its own iterator. The flag `started` is true
-    once an item of the epoch was requested; until then, `ended` refers to the previous epoch.
+    """`inner` is the state of the iterator; None if the iterable is its own iterator. The flag `started` is true once
+    an item of the epoch was requested; until then, `ended` refers to the previous epoch.
     """
 
     own: Any
@@ -167,7 +167,7 @@ class StatefulStream:
         self._follows_end = False
         self._is_untouched = True
         #: States of the iterable: before its first iteration, after its very first item, and after the first item since
-        #: the last load (`_UNKNOWN` once a later epoch has yielded an item).
+        #: the last load. `_after_load` is `_UNKNOWN` once a later epoch has yielded an item.
         self._pristine: Any = None
         self._after_first: Any = _UNKNOWN
         self._after_load: Any = _UNKNOWN
@@ -274,10 +274,10 @@ class StatefulStream:
     def _leave(self) -> Any:
         """Puts the iterable into the state that it would have if an epoch had been abandoned at the loaded position.
 
-        After a step has applied the loaded position, some iterables continue there in the next iteration, and others
-        begin at the start. To distinguish these iterables, two states are compared: after a step and the first item of
-        a new iteration, and after two steps. If the states are equal, the iterable continues. The position is then
-        loaded a second time, because the comparison has read items.
+        If an iterable is iterated anew after the first item that follows the load, the new iteration may continue after
+        this item, or begin at the start. The new iteration continues if the state after its first item equals the state
+        after two items of a single iteration. Because this comparison reads items, the position is loaded a second
+        time.
 
         Returns the item that the last step has yielded, or `_END`.
         """
@@ -307,10 +307,10 @@ class StatefulStream:
         return item
 
     def _is_first(self, item: Any) -> bool:
-        """Returns whether the result of a step is the first item of an epoch, which the stream then yields again.
+        """Returns whether `item`, the result of a step, is the first item of an epoch, so that it is yielded later.
 
-        A position before the first item is within an epoch for some iterables, and at the end of the previous epoch for
-        others.
+        A saved position before the first item may belong to the new epoch or to the end of the previous epoch,
+        depending on the iterable.
         """
         if item is _END or self._after_first is _UNKNOWN or not is_same(self._base, self._pristine):
             return False
@@ -320,8 +320,8 @@ class StatefulStream:
         return True
 
     def _pieces(self) -> Iterator[Iterator[Any]]:
-        """Yields an iterator with the first item, and then the iterable's own iterator, which yields items without code
-        of this class.
+        """Yields an iterator over the first item, and then the iterable's own iterator, so that no code of this class
+        runs for later items.
         """
         while self._unread:
             try:

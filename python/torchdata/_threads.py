@@ -44,7 +44,7 @@ class Latch:
     def __init__(self) -> None:
         self._is_set = False
         #: The method `set` releases this lock, and each waiting thread acquires it. A `SimpleQueue` is unsuitable,
-        #: because its waits may miss their end on a busy machine with CPython 3.11.
+        #: because its timed wait may never end on a busy machine with CPython 3.11.
         self._gate = threading.Lock()
         self._gate.acquire()
 

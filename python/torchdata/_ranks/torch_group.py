@@ -1,7 +1,7 @@
 """A group of ranks of a `torch.distributed` job, with its own connections.
 
-Each rank has one connection to rank 0 (`Meeting`), served by a native thread. Therefore, the messages do not mix with
-messages of the training, and all ranks notice the failure of a rank. `torchdata_core::ranks` describes the protocol.
+Each rank has one connection to rank 0 (`Meeting`), served by a native thread, so that messages do not mix with messages
+of the training, and all ranks notice the failure of a rank. `torchdata_core::ranks` describes the protocol.
 
 Operations use neither torch's process groups nor the store, because these wait for exited ranks until the job's
 timeouts expire, even in destructors at interpreter exit.
@@ -107,7 +107,7 @@ class TorchGroup(UncopyableGroup):
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Returns, on rank 0, the value of the first group that calls this method, among all groups of the same size.
+        """Rank 0 of each group of the same size gets the value of the group that calls this method first.
 
         With tensor parallelism, ranks of different data-parallel groups must read the same data, so these groups need
         equal seeds.
@@ -189,7 +189,7 @@ class TorchGroup(UncopyableGroup):
         """Replaces file descriptors that a forked child has inherited, because they would keep the connections open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
-            # The file descriptor stays open, because an inherited object will close it later.
+            # The descriptor is replaced, not closed, because its inherited owner will close it later.
             os.dup2(nowhere, descriptor, inheritable=False)
         os.close(nowhere)
 

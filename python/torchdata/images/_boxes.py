@@ -42,8 +42,8 @@ def random_resized_crop(
     """Returns a random part of an image, by the rules of torchvision's `RandomResizedCrop`.
 
     The fraction of the area is uniform within `scale`. The logarithm of width over height is uniform within the
-    logarithms of `ratio`. If a random box exceeds the image, another box is drawn, up to ten boxes in total. If none of
-    the ten boxes fits, the result is the largest centered box with a ratio within `ratio`.
+    logarithms of `ratio`. If a random box exceeds the image, another box is drawn, up to ten in total. If all ten
+    random boxes exceed the image, the result is the largest centered box with a ratio within `ratio`.
 
     Args:
         rng: the generator to draw from: a `random.Random`, a `numpy.random.Generator` or a `torch.Generator`.

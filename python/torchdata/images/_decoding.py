@@ -126,7 +126,7 @@ def decode(
         FileNotFoundError, PermissionError: the path cannot be read.
         ModuleNotFoundError: Pillow is not installed.
         PIL.Image.DecompressionBombError: the image has more pixels than Pillow allows; a note names the file.
-        TypeError: `data` has another type, or the crop is not a box.
+        TypeError: `data` has an unsupported type, or `crop` is not a box.
         ValueError: the content is not an intact image (the message names the file), the crop is not within the image,
             or an argument has a value that is not listed above.
 

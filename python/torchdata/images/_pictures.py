@@ -30,8 +30,8 @@ class DecodablePicture(Protocol):
         until the thread decodes another image."""
 
     def reduce(self, width: int, height: int) -> int:
-        """Switches to decoding at a half, a quarter or an eighth of the size, and returns 2, 4 or 8. Returns 1 if even
-        half the size would be less than `width` or `height`."""
+        """Reduces the size of the decoded image by a factor of 2, 4 or 8, and returns the factor. Returns 1 if half the
+        image's size would be less than `width` or `height`."""
 
 
 class _Room(threading.local):

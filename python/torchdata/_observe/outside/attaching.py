@@ -3,9 +3,9 @@
 Role: the main process of a loader holds a file descriptor of the anonymous memory with its counters, which `/proc`
 exposes to the same user and to root.
 
-If root inspects processes of other users, this memory may contain anything, so it must be sealed against shrinking, its
-numbers are compared with its size, and control characters are removed from its texts. Loaders that fail these checks
-are reported and omitted.
+Since root may inspect processes of malicious users, the memory with the counters must be sealed against shrinking, its
+numbers are compared with its size, and control characters are removed from its texts. A loader with invalid counters is
+reported and omitted.
 """
 
 from __future__ import annotations

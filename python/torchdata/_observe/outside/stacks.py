@@ -1,17 +1,17 @@
 """Requests the Python stacks of another process by a signal, and reads the process's state from the kernel.
 
 Role: on a real-time signal, each process of a loader writes the stack of its main thread to its own anonymous memory.
-The process's counters name the signal and the memory's file descriptor, and the observer reads the memory through
+The counters contain the signal's number and the memory's file descriptor, and an observer reads the memory through
 `/proc`. `faulthandler` writes the stack in the signal handler, in C and without the GIL, so that a process that hangs
-in native code also answers. It writes only the main thread's stack, because the stacks of other threads could change,
-or be freed, during the write. On a second signal, a Python handler in a worker writes the stacks of the other threads,
-which are paused because the handler holds the GIL. This handler runs once the main thread runs Python code or checks
-for signals.
+in native code also answers. `faulthandler` writes only the main thread's stack, because the stacks of other threads
+could change, or be freed, during the write. On a second signal, a Python handler in a worker writes the stacks of the
+other threads, which are paused because the handler holds the GIL. The Python handler runs once the main thread runs
+Python code or checks for signals.
 
-A signal would end a process without a handler, so the counters contain no signal until the handler is installed, and an
-observer checks for the handler first. When no handler is installed, the process ignores the signal. If another thread
-than the main thread created the first loader, the process keeps the handler until it exits, because only the main
-thread can ignore signals.
+Without a handler, the signal would end the process, so the counters contain the signal's number only after a handler is
+installed, and observers first check for the handler. When no handler is installed, the process ignores the signal. If
+the first loader was created outside the main thread, the process keeps the handler until it exits, because only the
+main thread can ignore signals.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
 
 
 def _open(now: _Answering) -> bool:
-    """Returns False if no signal is free."""
+    """Returns False if all real-time signals are in use."""
     # a new signal is chosen if the program has installed its own handler for the old signal
     if not now.signal or (now.ignored and signal.getsignal(now.signal) != signal.SIG_IGN):
         now.signal, now.ignored = _free_signal(), False
@@ -200,7 +200,7 @@ def answer_no_more(board: StatsBoard, page: int) -> None:
         _ignore_others(now)
         faulthandler.unregister(now.signal)
         _close(now.opened)
-        # this step is last, so that a child that was forked before closes the inherited file descriptor
+        # `opened` is reset last, because children that inherit the old value close the inherited file descriptor
         now.opened = (-1, 0)
 
 
@@ -217,7 +217,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
     The stacks of a worker's other threads follow if the main thread can run Python code.
 
     Args:
-        number: the signals, as stored in the counters of the process.
+        number: the number in the process's counters that contains both signals.
         seconds: the time to wait. A process that is suspended, or blocked in the kernel, answers only when it
             continues.
         wakes: whether to resume a suspended process, so that it can answer.
@@ -251,7 +251,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
-    """Returns the stacks of the other threads. `size` is the size in bytes of the earlier answers."""
+    """Returns the stacks of the other threads. `size` is the offset in bytes of the new answer."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)
@@ -278,7 +278,7 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _trimmed(answer: str) -> str:
-    """Returns the first stack in the text. Later stacks are answers to other observers."""
+    """Returns the first stack; the text may contain answers to other observers."""
     stack = answer[answer.index(_HEAD) :].strip()
     head, *calls = stack.splitlines()
     calls = calls[: calls.index(head)] if head in calls else calls

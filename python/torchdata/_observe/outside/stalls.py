@@ -137,7 +137,7 @@ def _words(
 
 
 def warn_of_calls(recorder: Any, delivery: Delivery, seconds: float) -> int:
-    """Warns if a call of `next` takes this many seconds, and whenever its duration has doubled."""
+    """Warns if a call of `next` takes `seconds`, and whenever its duration has doubled."""
     number = next(_numbers)
     _watched[number] = weakref.ref(recorder)
     delivery.watch(number, seconds)
@@ -181,7 +181,7 @@ def _is_ours(frame: Any) -> bool:
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
-    """Returns None if the main process waits for another process, because the collector warns in this case."""
+    """Returns None if the main process waits for another process, because `Collector` itself warns about such waits."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise

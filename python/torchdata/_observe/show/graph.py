@@ -117,7 +117,7 @@ def _node(pipes: list[PipeStats]) -> Node:
 
 
 def _heat(nodes: list[Node], processes: list[ProcessStats]) -> None:
-    """Adds each pipe's share of the pipes' time as text, and its share of the processes' time as color."""
+    """Labels each node with its share of all pipes' time, and colors it by its share of processes' time."""
     own = [sum(p.pipes[i].own_seconds or 0.0 for p in processes) for i in range(len(nodes))]
     known = [any(p.pipes[i].own_seconds is not None for p in processes) for i in range(len(nodes))]
     work = sum(time for time, node in zip(own, nodes, strict=True) if node.kind != "waits")

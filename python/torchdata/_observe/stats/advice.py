@@ -15,17 +15,17 @@ if TYPE_CHECKING:
 class Advice:
     """The advice for users of one kind of loader."""
 
-    #: For a loader without workers that needs workers.
+    #: The expression that gives a loader workers.
     workers: str
-    #: For statistics without the time of each pipe.
+    #: The expression that measures the time of each pipe.
     full: str
-    #: For a loader with full shared memory.
+    #: The advice if shared memory is full.
     memory: str
-    #: For a loader with items that are too small.
+    #: The advice if items are too small.
     larger: str
-    #: For a loader with one worker that has much more work than each other worker.
+    #: The advice if one worker has much more work than each other worker.
     shares: str
-    #: For a loader with workers that start slowly.
+    #: The advice if workers start slowly.
     start: str
 
 

@@ -47,8 +47,8 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: The factor for the times of the next timed batch (the number of batches since the last timed batch), and the
-        #: maximum mean of this factor.
+        #: The time of the next timed batch is multiplied by `_gap`, the number of batches since the last. `_longest`
+        #: limits the mean of `_gap`.
         self._gap = self._longest = 1
         self._random = random.Random()
 
@@ -137,7 +137,7 @@ class BatchRecorder(Recorder):
         self._final: Reading | None = None
 
     def begin_here(self, iterator: Any, dataset: Any, is_iterable: bool, collate_fn: Any) -> BatchClock | None:
-        """Returns None if the epoch is not counted."""
+        """Returns None if no counters can be created."""
         counting = self._counting_here()
         if counting is None:
             return None

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
-    """Returns a lower and an upper bound for the number of workers that keep the cores busy. Both are infinite if a
-    worker runs on another machine.
+    """Returns a lower and upper bound for the number of workers that keep the cores busy. The bounds are infinite if
+    a worker runs on another machine.
     """
     if any(worker.node is not None for worker in stats.workers):
         return math.inf, math.inf
@@ -37,7 +37,7 @@ def _filling(free: float, processors: float) -> float:
 
 
 def _processors_of(processes: Iterable[ProcessStats], before: float) -> tuple[float, float] | None:
-    """Returns a lower and an upper bound for the number of processors that one process uses while it works, independent
+    """Returns a lower and upper bound for the number of processors that one process uses while it works, independent
     of other programs.
 
     `before` is the maximum processor time in seconds that each process has used before its first items.

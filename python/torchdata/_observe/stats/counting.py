@@ -57,9 +57,7 @@ class Counting:
         answer_for_stacks(self.board, self.page)
 
     def receive(self, collector: Collector, pages: Sequence[int], first: int = 0) -> None:
-        """Counts received items. The workers with the counters `pages` send over consecutive links, from number `first`
-        on.
-        """
+        """Counts received items. The worker with the counters `pages[i]` sends over link `first + i`."""
         collector.count_into(self.board, self.page, first, pages, True)
 
     def bind(self, datapipe: Any, shard: int = 0) -> None:

@@ -41,7 +41,7 @@ WITHIN_REACH = 0.1
 #: Workers are suggested only for items that take at least this many seconds; receiving an item from a worker takes at
 #: least half a microsecond.
 WORTH_A_WORKER = 2e-6
-#: If sending an item takes fewer seconds, sending is not the limit.
+#: If sending an item takes fewer seconds, sending does not limit the loader.
 WORTH_PACKING = 1e-3
 
 
@@ -166,7 +166,7 @@ def blame(processes: Mapping[str, ProcessStats], name: str) -> list[ProcessStats
 
 
 def slow_first_item(stats: LoaderStats) -> Verdict | None:
-    """Applies if epochs take longer to begin than to run."""
+    """Detects that epochs take longer to begin than to run."""
     main = stats.main
     first = stats.first_item_seconds
     if main is None or first is None or not stats.epochs:
@@ -222,7 +222,7 @@ def full_memory(stats: LoaderStats) -> Verdict | None:
 
 
 def oversubscribed(stats: LoaderStats) -> Verdict | None:
-    """Applies if more threads want to run than there are cores."""
+    """Detects that more threads want to run than there are cores."""
     here = [p for p in stats.processes if p.role != "main" and p.node is None]
     children = [p for p in here if p.cpu_seconds is not None]
     ran = sum(child.cpu_seconds or 0.0 for child in children)
@@ -268,7 +268,7 @@ def _input_of(stats: LoaderStats) -> float:
 
 
 def network(stats: LoaderStats) -> Verdict | None:
-    """Applies if workers on other machines wait for free space, while the main process waits for items."""
+    """Detects that workers on other machines wait for free space, while the main process waits for items."""
     far = [worker for worker in stats.workers if worker.node is not None]
     if not far or stats.waiting < 0.5 or stats.dispatching is not None:
         return None
@@ -286,14 +286,14 @@ def network(stats: LoaderStats) -> Verdict | None:
 
 
 def sending(stats: LoaderStats) -> Verdict | None:
-    """Applies if sending small items takes longer than creating them."""
+    """Detects that sending small items takes longer than creating them."""
     workers = stats.workers
     if not workers or stats.dispatching or stats.items < MANY or any(worker.node is not None for worker in workers):
         return None
     items = max(1, sum(worker.items for worker in workers))
     # A worker counts as busy while it waits for a core, which on a busy machine takes longer than the work on a tiny
-    # item, so these waits are subtracted. In a virtual machine, the difference is too large, because the system does
-    # not count the time of other virtual machines. Therefore, the sum of the pipes' own times is used if it is smaller.
+    # item, so these waits are subtracted. In a virtual machine, some waits are not counted, so the sum of the pipes'
+    # own times is used if it is smaller than the remaining busy time.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -312,7 +312,7 @@ def sending(stats: LoaderStats) -> Verdict | None:
 
 
 def packing(stats: LoaderStats) -> Verdict | None:
-    """Applies if pickling and copying items takes longer than creating them."""
+    """Detects that pickling and copying items takes longer than creating them."""
     worker = max(stats.workers, key=lambda worker: stats.waited_for.get(worker.name, 0.0), default=None)
     if worker is None or not worker.items or stats.waiting < 0.5:
         return None
@@ -330,7 +330,7 @@ def packing(stats: LoaderStats) -> Verdict | None:
 
 
 def idle_workers(stats: LoaderStats) -> Verdict | None:
-    """Applies if there are fewer items, or blocks of items, than workers."""
+    """Detects that there are fewer items, or blocks of items, than workers."""
     idle = [worker for worker in stats.workers if not worker.items]
     if not idle or stats.running or not stats.items:
         return None
@@ -352,7 +352,7 @@ def _shares(pipe: PipeStats) -> bool:
 
 
 def work_before_sharding(stats: LoaderStats) -> Verdict | None:
-    """Applies if each worker processes all items before it drops most of them."""
+    """Detects that each worker processes all items before it drops most of them."""
     if len(stats.workers) < 2:
         return None
     worker = max(stats.workers, key=lambda worker: stats.waited_for.get(worker.name, 0.0))
@@ -405,7 +405,7 @@ def _maps(pipe: PipeStats) -> bool:
 
 
 def skewed_shard(stats: LoaderStats) -> Verdict | None:
-    """Applies if one worker has much more work than each other worker, so that these finish earlier."""
+    """Detects that one worker has much more work than the other workers, which finish earlier."""
     workers = stats.workers
     if len(workers) < 2:
         return None
@@ -424,7 +424,7 @@ def skewed_shard(stats: LoaderStats) -> Verdict | None:
 
 
 def slow_worker(stats: LoaderStats) -> Verdict | None:
-    """Applies if all workers wait for the slowest worker, because items are taken in strict order."""
+    """Detects that all workers wait for the slowest worker, because items are taken in strict order."""
     workers = [worker for worker in stats.workers if worker.items]
     if len(workers) < 2 or not stats.waiting_seconds:
         return None
@@ -433,7 +433,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process also waits for workers that get no processor, but only the slow worker never
+    # On a busy machine, the main process may wait for any worker, so the slow worker is recognized because it rarely
     # waits for free space.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
@@ -451,7 +451,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    """Applies if no other rule does."""
+    """The verdict if no rule detects another limit."""
     # With nodes, other threads than the main thread may wait for workers.
     return _loading_in_workers(stats) if stats.waited_for else _loading_in_main(stats)
 

@@ -78,8 +78,8 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
     """Returns the user's functions that read the dataset; none if the pipe does more than that.
 
-    A map-style pipe that is not timed does not have its own row in the statistics, so the pipe that reads it is named
-    by its code.
+    If a map-style pipe is not timed, it has no row in the statistics, so its reader is named after the code of the
+    map-style pipe.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)

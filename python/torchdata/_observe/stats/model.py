@@ -122,7 +122,7 @@ class ProcessStats:
 
     @property
     def called(self) -> str:
-        """The name, with the machine if it is not the main process's machine."""
+        """The process's name, with its machine unless it is the main process's machine."""
         return self.name if self.node is None else f"{self.name} on node {self.node}"
 
 

@@ -71,7 +71,7 @@ def _elapsed(wait: Mapping[str, int], at: int) -> int:
 
 
 def _as_of(page: Page | None, reading: Reading) -> int:
-    """Returns the time of the counters, which for a process on another machine is before the time of `reading`."""
+    """Returns the time when counters on this machine were read, or counters of another machine were received."""
     return min(reading.at, page["heard"]) if page is not None and page["heard"] else reading.at
 
 
@@ -348,8 +348,8 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 
 def pipe_at_work(page: Page) -> str | None:
-    """Returns None if the running pipe is unknown. The counters name the running pipe only if times are measured.
-    Otherwise, the running pipe is the pipe that has read an item and has not yielded a result.
+    """Returns None if the running pipe is unknown. The counters name the running pipe if times are measured. Without
+    measured times, the running pipe is the pipe that has read an item and has not yielded a result.
     """
     pipes, current = page["pipes"], page["current"]
     if 0 < current <= len(pipes):

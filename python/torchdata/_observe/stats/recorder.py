@@ -141,8 +141,8 @@ class Recorder:
         self._processes = None
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
-            # The counters are stored unprocessed, because nothing can be imported at interpreter exit. They are stored
-            # before `_counting` is cleared, because another thread may request statistics.
+            # The counters are stored unprocessed, because nothing can be imported at interpreter exit. Counters are
+            # stored before `_counting` is cleared, because another thread may request statistics.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()
