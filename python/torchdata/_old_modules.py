@@ -15,8 +15,8 @@ from typing import Any
 
 #: An old module, the module that now defines its names, and the names; both modules without `torchdata.`. `X*` stands
 #: for `XIterDataPipe` (`XMapDataPipe` if the package is now `datapipes.map`), which is now called `X`, and an entry
-#: `old=new` renames a name. With `old=module:new`, another module defines the name, and setting the old name also sets
-#: this name. User functions that replace process_init_fn import `dataloader2.communication`, but use no name of it.
+#: `old=new` renames a name. With `old=module:new`, `module` defines `new`, and an assignment to `old` also sets `new`.
+#: User functions that replace process_init_fn import `dataloader2.communication`, but use no name of it.
 _TABLE = """
 _constants _engine.processes.shutdown default_timeout_in_s=_ranks.group:DEFAULT_TIMEOUT
 _constants _engine.processes.shutdown default_dl2_worker_join_timeout_in_s=_engine.processes.shutdown:ASKED

@@ -264,7 +264,7 @@ class ForkedChild(ChildProcess):
 
 
 def fork_all(children: Sequence[ForkedChild], started: Callable[[int], object], deliver: Callable[[], object]) -> None:
-    """Forks all children, and returns when each child has begun, or has exited for a reason other than a held lock.
+    """Forks all children, replaces children that a held lock has blocked, and returns when all have begun or exited.
 
     Calls `started` with the index of each child after its first start, and `deliver` between two steps. Raises OSError
     if no process can be started, or if a lock never becomes free.

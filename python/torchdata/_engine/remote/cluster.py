@@ -165,7 +165,7 @@ class _Actor:
 
 
 def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:
-    """Moves `reference` to `spent` once `answer` is done, so that the reference is dropped only within `stay`."""
+    """Moves `reference` to `spent` once `answer` is done, so that it is dropped only within `stay`."""
     held = [reference]
     answer.add_done_callback(lambda _: spent.append(held.pop()))
 

@@ -46,7 +46,7 @@ class VersionsDiffer(RuntimeError):
 
 
 class RemoteWorker(ChildProcess):
-    """`hosts` is the `Cluster`, and `setup` is the setup that a child on this machine would have."""
+    """`hosts` is the `Cluster`, and `setup` is the same as for a child on this machine."""
 
     def __init__(self, hosts: Any, name: str, setup: ChildSetup) -> None:
         super().__init__(name, name)

@@ -211,8 +211,8 @@ class ChildLoop:
     def command_within(self, seconds: float | None = None) -> tuple[Any, ...] | None:
         """Waits for a command, and returns None if none arrives within `seconds`.
 
-        If `seconds` is None, the method first frees unused shared memory, and then waits without a limit, or for `IDLE`
-        seconds if more memory may become unused.
+        If `seconds` is None, unused shared memory is freed first, and the limit is `IDLE` seconds if more memory may
+        become unused, else infinite.
         """
         return self.commands.receive(0, seconds or (IDLE if self.sender.tidy() else None))  # type: ignore[no-any-return]
 
