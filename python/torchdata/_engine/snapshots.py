@@ -18,13 +18,13 @@ from torchdata._bounded_pickles import pickle_file
 from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
-#: After a snapshot that took c seconds, a process waits max(SECONDS, FACTOR * c) seconds until the next snapshot. Each
-#: snapshot delays other processes by about its own duration, because it copies memory and evicts their cached data.
-#: With this interval, taking snapshots costs less than 1 % of the running time.
-SECONDS, FACTOR = 0.02, 250.0
-#: The interval between snapshots is multiplied by the number of processes, but at most by this number, because a
-#: consumer that takes items in strict order may wait for the snapshot of each process.
-ADDING_UP = 4
+#: After a snapshot that took c seconds, a process waits max(SECONDS, FACTOR * n * c) seconds until the next snapshot.
+#: The time of c beyond a millisecond counts five times (`Cadence`). Thus, snapshots take at most 1 % of the time.
+#: Recomputing the items of a pause takes about as long as starting a worker if snapshots are small.
+SECONDS, FACTOR = 0.01, 50.0
+#: n is the number of processes, within these limits: a consumer that takes items in strict order may wait for the
+#: snapshot of each process, and a snapshot also delays other processes, because it evicts their cached data.
+FEWEST, MOST = 2, 4
 
 #: `BUDGET` is the default for the total size in bytes of all snapshots in the main process. `COPIES` is the approximate
 #: number of snapshots of each process that the main process stores.
@@ -54,7 +54,7 @@ class Announced:
 
 
 def cadence(processes: int) -> tuple[float, float]:
-    return SECONDS, FACTOR * min(processes, ADDING_UP)
+    return SECONDS, FACTOR * min(max(processes, FEWEST), MOST)
 
 
 def largest(budget: int | None, processes: int) -> int | None:

@@ -2,6 +2,7 @@
 //!
 //! See `docs/architecture.md`.
 
+pub mod cadence;
 pub mod error;
 pub mod formats;
 pub mod images;

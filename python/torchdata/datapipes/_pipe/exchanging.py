@@ -17,6 +17,7 @@ import ctypes
 import functools
 import importlib
 import os
+import pickle
 import random
 import struct
 import sys
@@ -195,7 +196,10 @@ def _of_numpy(state: Any, bits: Any) -> _Way:
         made.standard_normal(seed)  # after an odd count, the generator stores a spare normal number
         return made
 
-    if type(bits) is numpy_random.MT19937 and _is_copied(_numpy, new, lambda one: repr(one.get_state(legacy=False))):
+    def seen(one: Any) -> bytes:
+        return pickle.dumps(one.get_state(legacy=False))  # formatting the state as text would take milliseconds
+
+    if type(bits) is numpy_random.MT19937 and _is_copied(_numpy, new, seen):
         return _numpy(state)
     return _Way(others=((lambda: state.get_state(legacy=False), state.set_state),))
 

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
+use torchdata_core::cadence::Cadence;
 use torchdata_core::error::Corrupted;
 use torchdata_core::link::arena::Arena;
 use torchdata_core::link::producer::{Part, Producer, Push};
@@ -18,7 +19,7 @@ use torchdata_core::stats::{PageRef, WaitRef};
 
 use super::kinds as kind;
 use super::owning::OwningProcess;
-use super::snapshots::{Cadence, Relay};
+use super::snapshots::Relay;
 use super::waiting::wait_until;
 use crate::codec::{Encoder, OutBuffer, Owner, Source};
 use crate::errors;

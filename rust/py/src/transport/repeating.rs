@@ -96,7 +96,7 @@ impl Outlet {
         }
         let noted = self.depart_note(py, self.entered);
         if let Some((_, cadence)) = &mut self.taker {
-            cadence.made(began);
+            cadence.made(began, Instant::now());
         }
         noted
     }

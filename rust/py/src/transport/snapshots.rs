@@ -1,5 +1,4 @@
-//! Defines the schedule, format and storage of the graph snapshots that a link carries between items, without a
-//! request.
+//! Sends snapshots of a graph over a link, between items and without a request: their format and storage.
 //!
 //! A snapshot is dropped if there is no room, because waiting would delay items. A snapshot consists of little-endian
 //! words and the content, which is inline or in a block:
@@ -11,7 +10,6 @@
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -21,7 +19,6 @@ use torchdata_core::link::consumer::{Buffer, Unit};
 use torchdata_core::link::lease::Lease;
 use torchdata_core::link::producer::{Part, Producer};
 use torchdata_core::protocol::{Account, Books, Dealt, PeerPosition, Share, Snapshot};
-use torchdata_core::sampled_clock::SampledClock;
 
 use super::kinds as kind;
 use crate::errors;
@@ -30,49 +27,6 @@ use crate::errors;
 pub const REASON: &[u8] = b"tdno";
 
 pub type Content = Py<PyBytes>;
-
-/// The pause after a snapshot is `factor` times the duration of a snapshot, but at least `most_often`. The duration is
-/// the shortest of the last three, because the system may suspend a process during a snapshot. The pauses after the
-/// first two snapshots are shorter, because running code for the first time takes several times as long.
-pub struct Cadence {
-    most_often: Duration,
-    factor: f64,
-    /// The seconds that the last three snapshots took, oldest first, with infinity for a missing snapshot.
-    took: [f64; 3],
-    due: Instant,
-    clock: SampledClock,
-}
-
-/// The number of items between two readings of the clock grows up to this limit, while readings are closer than `NEAR`.
-const LONGEST_STEP: u32 = 64;
-const NEAR: Duration = Duration::from_micros(100);
-
-/// The pauses after the first two snapshots, as a fraction of later pauses.
-const EARLY: f64 = 0.1;
-
-impl Cadence {
-    pub fn new(most_often: Duration, factor: f64) -> Self {
-        let longest = if most_often.is_zero() { 1 } else { LONGEST_STEP };
-        let clock = SampledClock::new(1, longest, NEAR);
-        Self { most_often, factor, took: [f64::INFINITY; 3], due: Instant::now() + most_often, clock }
-    }
-
-    /// Must be called once per item.
-    #[inline]
-    pub fn is_due(&mut self) -> bool {
-        self.clock.sample().is_some_and(|now| now >= self.due)
-    }
-
-    pub fn made(&mut self, began: Instant) {
-        let now = Instant::now();
-        self.took.rotate_left(1);
-        self.took[2] = (now - began).as_secs_f64();
-        let part = if self.took[0].is_finite() { 1.0 } else { EARLY };
-        let pause = self.took.into_iter().fold(f64::INFINITY, f64::min) * self.factor * part;
-        let pause = Duration::try_from_secs_f64(pause).unwrap_or(Duration::MAX / 4).max(self.most_often);
-        self.due = now.checked_add(pause).unwrap_or(now + Duration::from_secs(1 << 20));
-    }
-}
 
 /// In a worker: the latest snapshot of the dispatching process, until `Sender::pump` sends it to the main process.
 #[derive(Default)]
