@@ -146,7 +146,8 @@ def save_entries(datapipe: Any) -> list[PipeEntry]:
     with standing_still(graph.pipes):
         if not is_torchs(graph.end):
             return _Saving(graph).entries()
-        if is_unnoticed(graph.end):
+        # A set, because `has_begun` of every pipe is called: it raises the error that names a random pipe.
+        if True in {has_begun(pipe) for pipe in graph if is_torchs(pipe)} and is_unnoticed(graph.end):
             raise unnoticed(graph.end)
         *sources, _, last = _Saving(Graph(reader_of(graph.end))).entries()
         return [*sources, last._replace(type=name_of(graph.end))]

@@ -269,6 +269,9 @@ class Packer(IterDataPipe[dict[str, Any]]):
             f"Packer: pad_value has no number for the column {name!r}; add one: pad_value={{{name!r}: 0, …}}"
         )
 
+    def __len__(self) -> int:
+        raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
+
 
 class _Lists:
     @staticmethod

@@ -200,6 +200,9 @@ class ArrowReader(IterDataPipe[Any]):
         error.add_note(f"{type(self).__name__} was reading {name}.")
         return error
 
+    def __len__(self) -> int:
+        raise TypeError(f"{type(self).__name__} instance doesn't have valid length")
+
 
 @functional_datapipe("read_lance")
 class LanceReader(ArrowReader):
