@@ -11,7 +11,8 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
-from types import CodeType, TracebackType
+from traceback import walk_tb
+from types import CodeType
 from typing import Any
 
 from torchdata._reporting import PACKAGE
@@ -100,9 +101,6 @@ def _short(path: str) -> str:
 
 def raised_in(error: BaseException, codes: list[UsersCode]) -> UsersCode | None:
     found: UsersCode | None = None
-    traceback: TracebackType | None = error.__traceback__
-    while traceback is not None:
-        code = traceback.tb_frame.f_code
-        found = next((one for one in codes if one.code is code), found)
-        traceback = traceback.tb_next
+    for frame, _ in walk_tb(error.__traceback__):
+        found = next((one for one in codes if one.code is frame.f_code), found)
     return found

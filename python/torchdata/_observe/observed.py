@@ -59,7 +59,7 @@ class ObservedLoader:
         """
         from torchdata._observe.show.progress import ProgressBar
 
-        return ProgressBar(self, **options)  # type: ignore[arg-type]  # it has `__iter__`, and `__len__` perhaps
+        return ProgressBar(self, **options)
 
     def worker_pids(self) -> list[int]:
         """Returns the process ids of the running workers in order, followed by the id of the dispatching process, if

@@ -10,8 +10,7 @@ from abc import abstractmethod
 from typing import Any
 
 from torchdata.dataloader2.graph import DataPipe
-from torchdata.dataloader2.graph.settings import apply_shuffle_settings
-from torchdata.dataloader2.graph.utils import has_method, whole
+from torchdata.dataloader2.graph.settings import apply_shuffle_settings, tell_all
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.services.sequential import divided
 from torchdata.datapipes._pipe.checks import check_int
@@ -105,7 +104,7 @@ class CacheTimeout(Adapter):
 
     def __call__(self, datapipe: DataPipe) -> DataPipe:
         """Calls `set_timeout` of every pipe that has this method."""
-        _tell_all(datapipe, "set_timeout", self.timeout)
+        tell_all(datapipe, "set_timeout", self.timeout)
         return datapipe
 
 
@@ -145,16 +144,10 @@ class ShardingPolicy(Adapter):
 
     def __call__(self, datapipe: DataPipe) -> DataPipe:
         """Sets the block length of every filter, and switches the filter on or off."""
-        _tell_all(datapipe, "set_sharding_block", self.block)
-        _tell_all(datapipe, "set_sharding_enabled", self.enable)
+        tell_all(datapipe, "set_sharding_block", self.block)
+        tell_all(datapipe, "set_sharding_enabled", self.enable)
         return datapipe
 
     def adapt_reading_service(self, service: Any) -> Any:
         """Sets the number of shards of an epoch in the reading service."""
         return service if self.splits is None else divided(service, self.splits)
-
-
-def _tell_all(datapipe: DataPipe, method: str, *values: Any) -> None:
-    for pipe in whole(datapipe).breadth_first():
-        if has_method(pipe, method):
-            getattr(pipe, method)(*values)

@@ -13,7 +13,7 @@ from math import gcd
 from typing import Any, Literal
 
 from torchdata._reporting import warn_outside
-from torchdata.dataloader2.graph import DataPipe, DataPipeGraph, traverse_dps
+from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.cutting import find_lca_round_robin_sharding_dp
 from torchdata.dataloader2.graph.settings import is_sharding, is_shuffler
 from torchdata.dataloader2.graph.utils import has_method
@@ -461,15 +461,4 @@ def _is_plain(iterable: Any) -> bool:
 
 def _check_shuffle_before_sharding(datapipe: DataPipe) -> bool:
     """Returns whether items are shuffled on every path that leads into a sharding pipe."""
-    return _shuffled_before_sharding(traverse_dps(datapipe))
-
-
-def _shuffled_before_sharding(graph: DataPipeGraph) -> bool:
-    return all(
-        _shuffled(sources) if is_sharding(pipe) else _shuffled_before_sharding(sources)
-        for pipe, sources in graph.values()
-    )
-
-
-def _shuffled(graph: DataPipeGraph) -> bool:
-    return bool(graph) and all(is_shuffler(pipe) or _shuffled(sources) for pipe, sources in graph.values())
+    return not any(finding.kind == "no-shuffle-before-sharding" for finding in lint(datapipe))

@@ -37,7 +37,7 @@ class NodeRecorder(BatchRecorder):
             return
         first = 1
         for node in mappers:
-            node._pages = Pages(counting, first)
+            node._pages = Pages(counting, first, new_board)
             first += node.num_workers
         if self._bound is None or self._bound[0] is not counting:
             rows = list(_rows_of(root))[-PIPES + 1 :] if self.full else []

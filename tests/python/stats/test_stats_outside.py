@@ -225,7 +225,7 @@ def test_a_stopped_process_is_shown_as_stopped(program):
     stacks = {head.partition(" (")[0]: (head, stack) for head, stack in attached.stacks()}
     head, stack = stacks["worker process 1"]
     assert "stopped (by SIGSTOP" in head
-    assert "no Python stack" in stack
+    assert "Python stack is not available" in stack
 
 
 def test_a_warning_names_the_waiting_process_its_target_and_the_location(program):

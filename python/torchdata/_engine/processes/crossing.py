@@ -92,17 +92,27 @@ _warned = False
 
 
 class Handle(Generic[SharedT]):
-    """Shared memory (a `Link`, `StatsBoard` or `BellBoard`) that is sent to a child."""
+    """Shared memory (a `Link`, `StatsBoard` or `BellBoard`) that is sent to a child.
 
-    def __init__(self, shared: SharedT) -> None:
+    Args:
+        spare: creates a private replacement if the child finds the shared memory damaged; None if damage is an error.
+    """
+
+    def __init__(self, shared: SharedT, spare: Callable[[], SharedT] | None = None) -> None:
         self.shared: SharedT = shared
+        self.spare: Callable[[], SharedT] | None = spare
 
     def __reduce__(self) -> Any:
-        return _attach, (type(self.shared), reduction.DupFd(self.shared.fileno()))
+        return _attach, (type(self.shared), reduction.DupFd(self.shared.fileno()), self.spare)
 
 
-def _attach(kind: type[SharedT], duplicate: Any) -> Handle[SharedT]:
-    return Handle(kind.attach(duplicate.detach()))
+def _attach(kind: type[SharedT], duplicate: Any, spare: Callable[[], SharedT] | None) -> Handle[SharedT]:
+    try:
+        return Handle(kind.attach(duplicate.detach()), spare)
+    except RuntimeError:
+        if spare is None:
+            raise
+        return Handle(spare(), spare)
 
 
 def warn_of_lacks() -> None:

@@ -261,8 +261,5 @@ def _send_later(numbers: list[int]) -> None:
 
 
 def _is_in_finaliser(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_name in FINALISERS or frame.f_globals.get("__name__") == "weakref":
-            return True
-        frame = frame.f_back
-    return False
+    frames = () if frame is None else traceback.walk_stack(frame)
+    return any(each.f_code.co_name in FINALISERS or each.f_globals.get("__name__") == "weakref" for each, _ in frames)

@@ -145,7 +145,12 @@ class ChildSetup:
 
 
 def run_child(setup: ChildSetup) -> None:
-    setup.stats.shared = setup.stats.shared.here()
+    try:
+        setup.stats.shared = setup.stats.shared.here()
+    except RuntimeError:  # raised if the shared memory of the counters is damaged
+        if setup.stats.spare is None:
+            raise
+        setup.stats.shared = setup.stats.spare()
     links = [handle.shared for handle in setup.lines.all()]
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return

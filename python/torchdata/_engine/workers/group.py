@@ -84,9 +84,9 @@ class Group(OwnsChildren):
         self.bells = BellBoard(1 + count)
         self._has_board = pages is None
         if pages is None:
-            board = StatsBoard(1 + count, max(2, num_workers), PIPES, full_stats)
-            pages = Pages(Counting(board, MAIN_PAGE), 1)
-        self.counting, self.first_page = pages
+            new = partial(StatsBoard, 1 + count, max(2, num_workers), PIPES, full_stats)
+            pages = Pages(Counting(new(), MAIN_PAGE), 1, new)
+        self.counting, self.first_page, new_board = pages
         self.stats = self.counting.board
         common = CommonSetup.under(method, self.bells, place_outside())
         programs = [_shared(program, method)] * num_workers
@@ -111,7 +111,7 @@ class Group(OwnsChildren):
                 program=programs[index],
                 program_class=(kind.__module__, kind.__qualname__),
                 common=common,
-                stats=Handle(self.stats),
+                stats=Handle(self.stats, new_board),  # a child that finds the counters damaged creates its own counters
                 lines=lines,
                 output_peers=[MAIN] if worker else list(range(1, 1 + num_workers)),
                 dispatcher_index=count,

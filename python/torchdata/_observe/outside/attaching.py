@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from torchdata._native import StatsBoard
-from torchdata._observe.outside.stacks import ask_for_stack, kernel_state
+from torchdata._observe.outside.stacks import kernel_state, where_it_stands
 from torchdata._observe.show.shown import ShownStats
 from torchdata._observe.stats.model import LoaderStats, Reading
 from torchdata._observe.stats.reading import name_of_process, read_board, summarise
@@ -69,13 +69,10 @@ class Attached:
                     (head, "its stack is only available in the main process, which requests it if this process hangs")
                 )
                 continue
-            head = f"{process.name} (pid {process.pid}), {process.state}; {kernel_state(process.pid)}"
             page = pages[process.name]
-            try:
-                stack = ask_for_stack(process.pid, page["signal"], page["stack"])
-            except OSError:
-                stack = None
-            found.append((head, printable(stack or "it gives no Python stack", lines=True)))
+            where, stack = where_it_stands(process.pid, page["signal"], page["stack"])
+            head = f"{process.name} (pid {process.pid}), {process.state}; {where}"
+            found.append((head, printable(stack, lines=True)))
         return found
 
 

@@ -90,10 +90,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _free_signal() -> int:
-    for number in range(signal.SIGRTMAX - 3, signal.SIGRTMIN, -1):
-        if signal.getsignal(number) == signal.SIG_DFL:
-            return number
-    return 0
+    numbers = range(signal.SIGRTMAX - 3, signal.SIGRTMIN, -1)
+    return next((number for number in numbers if signal.getsignal(number) == signal.SIG_DFL), 0)
 
 
 def answer_for_stacks(board: StatsBoard, page: int) -> None:

@@ -16,6 +16,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
+from traceback import walk_stack
 from typing import Any
 
 from torchdata._native import Delivery, watch_after_fork, watch_before_fork, watch_is_over, watch_with
@@ -168,11 +169,7 @@ def _on_call_stall(number: int, waited: float, thread: int) -> None:
 
 
 def _is_debugged(frame: Any) -> bool:
-    while frame is not None:
-        if frame.f_globals.get("__name__") in _DEBUGGERS:
-            return True
-        frame = frame.f_back
-    return False
+    return any(each.f_globals.get("__name__") in _DEBUGGERS for each, _ in walk_stack(frame))
 
 
 def _is_ours(frame: Any) -> bool:
@@ -206,11 +203,7 @@ def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
 
 
 def _runs_ours(frame: Any) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename.startswith(PACKAGE):
-            return True
-        frame = frame.f_back
-    return False
+    return any(each.f_code.co_filename.startswith(PACKAGE) for each, _ in walk_stack(frame))
 
 
 watch_with(_on_call_stall)

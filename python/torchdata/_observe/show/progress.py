@@ -8,27 +8,18 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from typing import IO, Generic, Protocol, TypeVar
+from typing import IO, Any, Generic, TypeVar
 
-from torchdata._observe.stats.model import LoaderStats
 from torchdata._optional import optional_import
 
 T_co = TypeVar("T_co", covariant=True)
-
-
-class _Loader(Protocol[T_co]):
-    def __len__(self) -> int: ...
-
-    def __iter__(self) -> Iterator[T_co]: ...
-
-    def stats(self, since: LoaderStats | None = None) -> LoaderStats: ...
 
 
 class ProgressBar(Generic[T_co]):
     """See `DataLoader2.progress`."""
 
     def __init__(
-        self, loader: _Loader[T_co], *, description: str = "", file: IO[str] | None = None, interval: float = 0.5
+        self, loader: Any, *, description: str = "", file: IO[str] | None = None, interval: float = 0.5
     ) -> None:
         if isinstance(interval, bool) or not isinstance(interval, (int, float)) or not interval > 0:
             raise ValueError(f"progress: interval is a positive number of seconds, not {interval!r}")

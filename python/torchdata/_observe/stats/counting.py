@@ -10,7 +10,7 @@ from torchdata._observe.outside.stacks import answer_for_stacks, answer_no_more,
 from torchdata._observe.stats.labels import describe_pipes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torchdata._native import Collector, Sender, StatsBoard
 
@@ -26,6 +26,8 @@ class Pages(NamedTuple):
 
     counting: Counting
     first: int
+    #: Creates new memory for counters, with the same number of pages as the memory of `counting`.
+    new_board: Callable[[], StatsBoard]
 
 
 def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:

@@ -103,14 +103,15 @@ class _Since:
         times = now["count"] - before["count"]
         return (now["total"] - before["total"]) * _NS / times if times > 0 else None
 
-    def flows(self) -> list[tuple[Page, Page | None]]:
-        before = self.before["flows"] if self.before else []
-        return [(flow, before[i] if i < len(before) else None) for i, flow in enumerate(self.page["flows"])]
+    def both(self, what: str) -> list[tuple[Page, Page | None]]:
+        """Returns the present and the earlier counters of each flow or pipe."""
+        before = self.before[what] if self.before else []
+        return [(each, before[i] if i < len(before) else None) for i, each in enumerate(self.page[what])]
 
     def flow_sum(self, name: str, sends: bool | None = None) -> int:
         return sum(
             flow[name] - (before[name] if before else 0)
-            for flow, before in self.flows()
+            for flow, before in self.both("flows")
             if sends is None or flow["sends"] == sends
         )
 
@@ -119,11 +120,7 @@ class _Since:
         return max(0, _elapsed(flow["wait"], self.at) - earlier)
 
     def flow_waits(self, sends: bool) -> int:
-        return sum(self.flow_wait(flow, before) for flow, before in self.flows() if flow["sends"] == sends)
-
-    def pipes(self) -> list[tuple[Page, Page | None]]:
-        before = self.before["pipes"] if self.before else []
-        return [(pipe, before[i] if i < len(before) else None) for i, pipe in enumerate(self.page["pipes"])]
+        return sum(self.flow_wait(flow, before) for flow, before in self.both("flows") if flow["sends"] == sends)
 
 
 def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
@@ -207,7 +204,7 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
     pipes = page["pipes"]
     sent = since.flow_sum("items", sends=True)
     if role == "main":
-        ends = [(pipe, before) for pipe, before in since.pipes() if pipe["reader"] is None]
+        ends = [(pipe, before) for pipe, before in since.both("pipes") if pipe["reader"] is None]
         sent = sum(pipe["items"] - (before["items"] if before else 0) for pipe, before in ends)
         if not ends:
             sent = since.flow_sum("items")
@@ -241,7 +238,7 @@ def _process(since: _Since, now: Reading, names: Mapping[int, str]) -> ProcessSt
         room=_share(room_seconds, seconds),
         waited_for={
             names.get(flow["peer"], "another process"): since.flow_wait(flow, before) * _NS
-            for flow, before in since.flows()
+            for flow, before in since.both("flows")
             if not flow["sends"]
         },
         in_flight=in_flight,
@@ -297,7 +294,7 @@ def _in_flight(page: Page, now: Reading) -> tuple[int, int]:
 
 
 def _pipes(since: _Since, process: str) -> tuple[PipeStats, ...]:
-    grown = [(pipe, pipe["items"] - (b["items"] if b else 0), b) for pipe, b in since.pipes()]
+    grown = [(pipe, pipe["items"] - (b["items"] if b else 0), b) for pipe, b in since.both("pipes")]
     inputs: dict[int, int] = {}
     all_inputs: dict[int, int] = {}
     for pipe, items, _ in grown:

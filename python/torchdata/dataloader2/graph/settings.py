@@ -200,18 +200,20 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
     return datapipe
 
 
+def tell_all(datapipe: DataPipe, method: str, *values: Any, is_reversed: bool = False) -> None:
+    """Calls a method of all pipes that have it, beginning (or, if `is_reversed`, ending) with the last pipe."""
+    pipes = whole(datapipe).breadth_first()
+    for pipe in reversed(pipes) if is_reversed else pipes:
+        if has_method(pipe, method):
+            getattr(pipe, method)(*values)
+
+
 def pause_pipes(datapipe: DataPipe) -> None:
-    """Pauses all pipes, beginning with the last pipe."""
-    for pipe in whole(datapipe).breadth_first():
-        if has_method(pipe, "pause"):
-            pipe.pause()
+    tell_all(datapipe, "pause")
 
 
 def resume_pipes(datapipe: DataPipe) -> None:
-    """Resumes all pipes, ending with the last pipe."""
-    for pipe in reversed(whole(datapipe).breadth_first()):
-        if has_method(pipe, "resume"):
-            pipe.resume()
+    tell_all(datapipe, "resume", is_reversed=True)
 
 
 def apply_random_seed(datapipe: DataPipe, rng: Any) -> DataPipe:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from torchdata._ranks.torch_group import require_initialized
+
 __all__ = ["dist_share_seed"]
 
 
@@ -30,16 +32,9 @@ def dist_share_seed(seed: int, process_group: Any = None) -> int:
         ...     loader.seed(dist_share_seed(random.getrandbits(63)))
         ...     return loader
     """
-    try:
-        import torch
-        import torch.distributed as dist
-    except ImportError:
-        raise RuntimeError("sharing a seed among ranks needs PyTorch: pip install torch") from None
-    if not (dist.is_available() and dist.is_initialized()):
-        raise RuntimeError(
-            "sharing a seed among ranks needs an initialised process group: call "
-            "torch.distributed.init_process_group first"
-        )
+    dist = require_initialized("dist_share_seed")
+    import torch
+
     root = dist.get_global_rank(process_group, 0) if process_group is not None else 0
     # Not every torch backend broadcasts unsigned 64-bit numbers, so the bits are sent as a signed number.
     signed = seed - 2**64 if seed >= 2**63 else seed
