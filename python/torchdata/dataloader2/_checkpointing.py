@@ -41,12 +41,14 @@ class StateKeeper:
     Attributes:
         loaded: the state that was loaded last; None if no state was loaded.
         left: the position, seeds and ranks to save after a shutdown, or the reason why none can be saved.
+        is_rereading: whether `read_again` has begun, and was interrupted if it is not running.
     """
 
     def __init__(self, run: EpochRun) -> None:
         self._pipeline, self._seeds, self._run = run.pipeline, run.seeds, run
         self.loaded: LoaderState | None = None
         self.left: Whereabouts | str | None = None
+        self.is_rereading = False
         #: While an epoch begins, the position and seeds from before, or the reason why the loader had no state then.
         self._before_epoch: Whereabouts | str | None = None
         self._warned = False
@@ -183,11 +185,12 @@ class StateKeeper:
                     "again"
                 )
         delivery = self._run.delivery
-        delivery.begun = False
+        delivery.begun, self.is_rereading = False, True
         try:
             self.load(self.take(0, False, has_begun=True), strict=True, allow_pickle=True)
             if delivery.source is None:  # an earlier attempt was interrupted
                 self.begin()
+            self.is_rereading = False
         except BaseException:
             delivery.cut = True  # the next call of `next` repeats the attempt
             raise

@@ -180,7 +180,8 @@ class EpochRun:
 
     def _pass_over(self, position: Position, strict: bool) -> None:
         """Restores the graph to its state at the end of a saved epoch, and then begins the next epoch."""
-        moves = position.in_main and position.graph is not None and self.pipeline.contract.has_workers()
+        pipeline, is_in_main = self.pipeline, position.in_main and position.graph is not None
+        moves = is_in_main and pipeline.contract.has_workers() and lasts(pipeline.datapipe)
         if position.workers is not None or moves or (not position.in_main and position.graph is None):
             self.run(position, strict)
             for _ in self.delivery.source:

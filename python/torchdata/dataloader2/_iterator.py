@@ -72,8 +72,9 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         """Makes the loader continue after Ctrl-C has interrupted the computation of an item."""
         if self._run.is_paused:
             return
-        if self._run.position.may_lose():
-            self.dataloader._keeper.read_again()
+        keeper = self.dataloader._keeper
+        if keeper.is_rereading or self._run.position.may_lose():
+            keeper.read_again()
         self._run.delivery.cut = False
 
     def _refuse(self) -> Never:

@@ -27,6 +27,7 @@ from torchdata.dataloader2.state.position import Position, Processes, WorkersPos
 from torchdata.dataloader2.state.worker_positions import lasts, names_of_lasting
 from torchdata.datapipes._pipe.datasets import UnorderedSet
 from torchdata.datapipes._pipe.graph.graph import Graph
+from torchdata.datapipes._pipe.state.iteration import counted_attributes
 from torchdata.datapipes._pipe.state.layout import PipeEntry
 from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.datapipe import token_of
@@ -255,7 +256,8 @@ class Tracker:
 
     def _has_lasting(self) -> bool:
         begun = self._run.epochs if self._epochs_before is None else self._epochs_before
-        return bool(begun) and lasts(self._pipeline.datapipe)
+        graph = Graph(self._pipeline.datapipe)
+        return bool(begun) and (lasts(graph) or any(map(counted_attributes, graph)))
 
     def _require_no_drift(self) -> None:
         """Raises RuntimeError if a pipe in the main process keeps state between epochs, and the last epoch was
@@ -360,7 +362,7 @@ class Tracker:
     def _note_beginning(self, workers: WorkersPosition | None) -> None:
         """If pipes keep state from the previous epoch, adds this state to the first mark of the epoch."""
         output, (beginning, *_) = self.output, self._marks
-        looked = self._look(0, workers) if lasts(self._pipeline.datapipe) else None
+        looked = self._look(0, workers) if self._has_lasting() else None
         if looked is not None:
             self._marks = [looked._replace(beginning=beginning.beginning)]
         elif output is not None and output.lasts:
@@ -425,6 +427,8 @@ class Tracker:
             count = len(graph) - len(position.graph) + 1
             entries = [*beginning_entries(graph)[:count], *position.graph[1:]]
             position = position._replace(in_main=True, graph=entries)
+        elif self.output is not None and position.in_main and not (self.output.lasts or lasts(graph)):
+            return  # the graph contains only attributes of pipes without a state
         assert position.graph is not None
         self._require_same_process(position, "after an epoch that", "as it holds what pipes remember beyond epochs")
         generators = save_generators()

@@ -1,5 +1,6 @@
 """If Ctrl-C interrupts the computation of an item, neither later states nor a loop that continues lose an item."""
 
+import itertools
 import random
 import signal
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 from one_rank import Alone
-from pressing import check_each_call
+from pressing import check_each_call, read_until_call
 from random_graphs.users import Passing, unpinned
 from resuming import begun, continued, epochs_of, resumed, saved, stopped
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
@@ -379,3 +380,21 @@ def test_a_loader_that_was_shut_down_still_has_its_state(service: str, count: in
     assert resumed(other, state, 2) == [epochs[0][count:], epochs[1]]
     state = saved(other)
     assert resumed(loader("halting", service), state) == [epochs[2]]
+
+
+def test_a_loop_continues_although_ctrl_c_has_also_interrupted_an_earlier_attempt() -> None:
+    def build() -> DataLoader2[Any]:
+        return begun(DataLoader2(IterableWrapper(range(12)).shuffle().sharding_filter().prefetch(2), splits=3))
+
+    expected = epochs_of(build())
+    interruptions = 0
+    for number in itertools.count(5, 997):
+        with build() as made:
+            reading = iter(made)
+            got = read_until_call(reading, 30)
+            second = read_until_call(reading, number)
+            if got is None or second is None:
+                break
+            interruptions += 1
+            assert [[*got, *second, *reading], [*made]] == expected, f"interrupted at call {number}"
+    assert interruptions > 5

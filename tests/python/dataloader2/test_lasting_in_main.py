@@ -14,7 +14,7 @@ from random_graphs.users import ByHand, NoState, Passing, Unstated, unpinned
 from resuming import begun, check_resumes, continued, epochs_of, saved
 from torchdata.dataloader2 import DataLoader2, InProcessReadingService, MultiProcessingReadingService
 from torchdata.dataloader2.services.worker_output import WorkerOutput
-from torchdata.datapipes.iter import IterableWrapper, SampleMultiplexer
+from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, SampleMultiplexer
 
 Pipe = Any
 Build = Callable[[], Pipe]
@@ -166,6 +166,55 @@ def test_a_state_between_epochs_moves_between_workers_and_the_main_process(build
             state = saved(made)
             expected = [list(made) for _ in range(3)]
         assert epochs_of(loader(new, state), 3) == expected, (old, new)
+
+
+class Undeclared(IterDataPipe[Any]):
+    """A pipe without a state, which counts epochs and items in attributes, and draws from a generator of its own."""
+
+    def __init__(self, source: Any) -> None:
+        self.source, self.epoch, self.items, self.generator = source, 0, 0, random.Random(5)
+
+    def __iter__(self) -> Iterator[Any]:
+        self.epoch += 1
+        items = [*self.source]
+        self.generator.shuffle(items)
+        for item in items:
+            self.items += 1
+            yield item, self.epoch, self.items
+
+
+UNDECLARED: dict[str, Build] = {
+    "last": lambda: Undeclared(IterableWrapper(range(6)).shuffle()),
+    "in the middle": lambda: Undeclared(IterableWrapper(range(6))).shuffle(buffer_size=3).batch(2),
+    "above workers": lambda: Undeclared(in_main()),
+}
+
+
+@pytest.mark.parametrize("kind", UNDECLARED)
+def test_states_contain_the_attributes_of_a_users_pipe_that_change_in_the_main_process(kind: str) -> None:
+    workers = 2 if kind == "above workers" else 0
+
+    def loader(state: Any) -> DataLoader2[Any]:
+        return begun(DataLoader2(UNDECLARED[kind](), num_workers=workers), state)
+
+    check_resumes(loader, (0, 1), (1, 1 if workers else 0), (1, 2), (2, 1), (1, -1))
+
+
+def test_the_snapshot_of_a_worker_contains_the_attributes_of_a_users_pipe(often: None) -> None:
+    def loader(state: Any) -> DataLoader2[Any]:
+        return begun(DataLoader2(Undeclared(IterableWrapper(range(40))).sharding_filter(), num_workers=2), state)
+
+    with loader(None) as made:
+        list(made)
+        reading = iter(made)
+        for _ in range(30):
+            next(reading)
+            time.sleep(0.01)
+        state = saved(made)
+        expected = [*reading], [*made]
+    with loader(state) as made:
+        made.load_state_dict(state, allow_pickle=False)
+        assert (list(made), list(made)) == expected
 
 
 def shared_out(pipe: Pipe, dispatched: bool) -> Pipe:

@@ -151,6 +151,31 @@ def test_the_length_of_a_header_over_an_unsized_pipe_is_its_limit_with_a_warning
         assert len(IterableWrapper(range(9)).filter(is_even).header(3)) == 3
 
 
+class StartsOver(IterDataPipe[int]):
+    """A pipe that is its own iterator, and continues after its end."""
+
+    def __init__(self) -> None:
+        self.last = 0
+
+    def __iter__(self) -> Iterator[int]:
+        return self
+
+    def __next__(self) -> int:
+        self.last += 1
+        if self.last % 6 == 0:
+            raise StopIteration
+        return self.last
+
+
+def test_an_iteration_ends_at_the_first_end_of_the_pipes_own_iterator() -> None:
+    assert list(StartsOver().batch(5)) == [[1, 2, 3, 4, 5]]
+    assert list(StartsOver().batch(2)) == [[1, 2], [3, 4], [5]]
+    assert sorted(StartsOver().bucketbatch(batch_size=2).unbatch()) == [1, 2, 3, 4, 5]
+    pipe = StartsOver()
+    reading = iter(pipe)
+    assert [list(reading), list(reading), list(pipe)] == [[1, 2, 3, 4, 5], [], [7, 8, 9, 10, 11]]
+
+
 def test_a_batch_is_a_list_of_its_own_type() -> None:
     (chunk,) = IterableWrapper([1, 2]).batch(2)
     assert type(chunk) is DataChunk

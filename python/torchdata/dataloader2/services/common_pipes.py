@@ -19,7 +19,7 @@ from torchdata.dataloader2.state.worker_positions import lasts
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_iter_pipe, is_pipe
 from torchdata.datapipes._pipe.state.hooks import hooks_of
-from torchdata.datapipes._pipe.state.iteration import is_torchs
+from torchdata.datapipes._pipe.state.iteration import COUNTERS, is_torchs
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 
 #: Pipes of this package that prevent earlier pipes from running once for all shards, because they read their source
@@ -31,8 +31,6 @@ _LOCKING = frozenset({"EndOnDiskCacheHolder", "OnDiskCacheHolder"})
 #: Types of attributes that contain no user code, and the names of attributes that this package adds to every pipe.
 _PLAIN = frozenset({NoneType, bool, int, float, str, bytes, range, random.Random, deque})
 _BOOKKEEPING = frozenset({"_iteration_token", "_iteration_record"})
-#: Types of attributes in which pipes of the user count or draw.
-_COUNTERS = frozenset({NoneType, bool, int, float, str, bytes, random.Random})
 
 
 def filters_with_common_part(graph: Graph) -> list[ShardingFilter[Any]]:
@@ -88,7 +86,7 @@ def attributes_of(pipe: Any) -> dict[str, Any]:
     """Returns copies of the attributes in which a pipe of the user may count its iterations."""
     if type(pipe).__module__.startswith("torchdata."):
         return {}
-    return {name: deepcopy(value) for name, value in vars(pipe).items() if type(value) in _COUNTERS}
+    return {name: deepcopy(value) for name, value in vars(pipe).items() if type(value) in COUNTERS}
 
 
 def _is_plain(value: Any) -> bool:

@@ -60,8 +60,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     workers would yield the same items, a `DataPipeLintWarning` is issued (see `torchdata.dataloader2.linter`).
 
     A worker that is killed raises `torchdata.dataloader2.error.WorkerExitedError` within a second, after the items that
-    it had sent were delivered. An exception in a worker is raised in the main process with the original type and
-    traceback.
+    it had sent were delivered, as far as the order allows. An exception in a worker is raised in the main process with
+    the original type and traceback.
 
     With `on_worker_exit="restart"`, no item is lost or repeated, and the order of items does not change. The new
     process recomputes items that the main process has already received, compares them by checksum and drops them, so

@@ -38,7 +38,7 @@ struct Guard {
     /// The guard owns the token through `token_object`.
     token: *const IterationToken,
     /// The function that returns the next item from `argument`: the iterator's own function, or `next_timed` or
-    /// `next_metered` with this guard.
+    /// `next_metered` with this guard. After the end, `no_more`.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
     /// The item counter of the pipe in shared memory, or null. The counter is valid as long as the token.
@@ -176,6 +176,11 @@ pub fn guard_iterator<'py>(
         (&raw mut (*guard).pipe).write(pipe.into_ptr());
         Ok(object)
     }
+}
+
+/// Some iterators of users start again after their end, and a pipe that asks twice would mix two passes.
+unsafe extern "C" fn no_more(_: *mut ffi::PyObject) -> *mut ffi::PyObject {
+    std::ptr::null_mut()
 }
 
 /// The code for the common case cannot panic.
@@ -398,10 +403,14 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
             let pipe = Bound::from_borrowed_ptr(py, (*guard).pipe);
             (&*(*guard).token, pipe, Bound::from_borrowed_ptr(py, (*guard).iterator))
         };
-        outcome(token, &pipe, &iterator, id, sealed).unwrap_or_else(|error| {
-            error.restore(py);
-            false
-        })
+        match outcome(token, &pipe, &iterator, id, sealed) {
+            Ok(Outcome::Continues) => return true,
+            Ok(Outcome::Paused) => {}
+            // SAFETY: as in `next_item`.
+            Ok(Outcome::Ended) => unsafe { (*guard).next = no_more },
+            Err(error) => error.restore(py),
+        }
+        false
     };
     // SAFETY: the interpreter holds the GIL during the call of a slot.
     caught(false, || unsafe { Python::attach_unchecked(ended) })
@@ -415,14 +424,21 @@ fn is_panic(py: Python<'_>) -> bool {
     }
 }
 
-/// Returns Ok(false) if the iteration has ended, or Ok(true) if it continues after a skipped exception.
+enum Outcome {
+    Ended,
+    /// A subclass of StopIteration, such as `PauseIteration`, was raised.
+    Paused,
+    /// An exception was skipped.
+    Continues,
+}
+
 fn outcome(
     token: &IterationToken,
     pipe: &Bound<'_, PyAny>,
     iterator: &Bound<'_, PyAny>,
     id: u64,
     sealed: bool,
-) -> PyResult<bool> {
+) -> PyResult<Outcome> {
     let py = pipe.py();
     let Some(error) = PyErr::take(py) else {
         if !token.is_current(id) {
@@ -435,7 +451,7 @@ fn outcome(
             return Err(error);
         }
         token.finish();
-        return Ok(false);
+        return Ok(Outcome::Ended);
     };
     let error = if !error.is_instance_of::<PyStopIteration>(py) {
         error
@@ -449,14 +465,15 @@ fn outcome(
         raised
     } else {
         token.finish();
-        return Ok(false);
+        let is_plain = error.get_type(py).is(py.get_type::<PyStopIteration>());
+        return Ok(if is_plain { Outcome::Ended } else { Outcome::Paused });
     };
     explained(error, pipe, token.yielded(), iterator)
 }
 
-/// Returns Ok(true) to skip the exception.
+/// Returns Ok to skip the exception.
 #[cold]
-fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<bool> {
+fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<Outcome> {
     let py = pipe.py();
     let value = error.value(py);
     // Before Python 3.12, the traceback is stored separately from the exception.
@@ -465,7 +482,7 @@ fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bou
         .and_then(|module| module.call_method1("explain", passed));
     match told {
         Ok(told) if told.is_instance_of::<PyBaseException>() => Err(PyErr::from_value(told)), // too many were skipped
-        Ok(told) if told.is_truthy()? => Ok(true),
+        Ok(told) if told.is_truthy()? => Ok(Outcome::Continues),
         Ok(_) => Err(PyErr::from_value(value.clone().into_any())),
         // If `explain` fails, the original exception is raised, but a KeyboardInterrupt takes precedence.
         Err(other) if other.is_instance_of::<PyException>(py) => Err(error),

@@ -10,9 +10,11 @@ iteration of a pipe reads only iterations of its sources that began later.
 from __future__ import annotations
 
 import inspect
+import random
 from collections.abc import Callable, Iterator
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from itertools import count
+from types import NoneType
 from typing import Any
 
 from torchdata._plain_pickles import from_plain, to_plain
@@ -25,6 +27,9 @@ from torchdata.datapipes._pipe.state.layout import PipeEntry, explaining_damage
 from torchdata.datapipes._pipe.state.record import Beginning, PassRecord, existing_record, record_of, token_of
 
 _tick = count(1).__next__
+
+#: Types of attributes in which pipes of the user count or draw.
+COUNTERS = frozenset({NoneType, bool, int, float, str, bytes, random.Random})
 
 
 def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
@@ -68,7 +73,37 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
             if record is not None and record.stamp:
                 raise
             # Before its first iteration, a pipe may lack the attributes from which it creates its state.
+    elif counted := counted_attributes(pipe):
+        entry = entry._replace(state=counted)
     return entry, None
+
+
+def counted_attributes(pipe: Any) -> dict[str, Any]:
+    """Returns the attributes in which a pipe of the user without a state counts or draws, as plain data, if they have
+    changed since the pipe was first used. A replay must begin with these values."""
+    kind: Any = type(pipe)
+    if kind.__module__.startswith("torchdata.") or is_torchs(pipe) or not is_iter_pipe(pipe):
+        return {}
+    if hasattr(kind, "iteration_state") or hasattr(kind, "state_dict") or is_restorable(pipe):
+        return {}
+    now = {name: _as_plain(value) for name, value in vars(pipe).items() if type(value) in COUNTERS}
+    record = record_of(pipe)
+    before = record.attributes = now if record.attributes is None else record.attributes
+    return {name: value for name, value in now.items() if name not in before or before[name] != value}
+
+
+def _as_plain(value: Any) -> Any:
+    return value.getstate() if isinstance(value, random.Random) else value
+
+
+def _set_attributes(pipe: Any, state: dict[str, Any]) -> None:
+    counted_attributes(pipe)  # notes the attributes of the new pipe
+    for name, value in state.items():
+        own = vars(pipe).get(name)
+        if isinstance(own, random.Random):
+            own.setstate(value)
+        elif type(own) in COUNTERS:
+            setattr(pipe, name, value)
 
 
 def entry_anew(pipe: Any) -> PipeEntry:
@@ -230,6 +265,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
         and whether the iteration ends after these items.
     """
     token, record = token_of(datapipe), record_of(datapipe)
+    counted_attributes(datapipe)
     graph = None if record.watches is False else Graph(datapipe)
     if record.watches is None and graph is not None:
         _find_replayed(graph)
@@ -447,7 +483,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     elif resumes_without_reset(pipe):
         _take_end(pipe, record, entry.state)
     elif state is not None:
-        pipe.load_state_dict(state)
+        (pipe.load_state_dict if hasattr(pipe, "load_state_dict") else partial(_set_attributes, pipe))(state)
     if entry.seed is not None:
         pipe.set_seed(entry.seed)
     record.seeded = record.seeded if entry.follows is None else entry.follows

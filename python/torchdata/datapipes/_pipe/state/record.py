@@ -77,6 +77,8 @@ class PassRecord:
     #: The state of the graph when the running iteration began, if `watches` is True.
     beginning: Beginning | None = None
     fingerprint: Fingerprint | None = None
+    #: The attributes of a user's pipe without a state, from before its first iteration; see `counted_attributes`.
+    attributes: dict[str, Any] | None = None
     #: Names of pipes that were added to this pipe's graph after its first iteration.
     grown: list[str] = field(default_factory=list)
     goes_on: bool = False
