@@ -324,12 +324,15 @@ class StatefulStream:
         runs for later items.
         """
         while self._unread:
+            started = self.started
             try:
                 first = self._first()
             except StopIteration:
                 self.ended = True
                 return
             except BaseException as error:  # the yielded iterator raises the error, and the next call continues
+                if not isinstance(error, Exception):  # Ctrl-C: the item is not yielded, so the position is the old one
+                    self.started, self._unread = started, True
                 yield map(_raise, (error,))
                 continue
             item, first = [first], None

@@ -46,10 +46,10 @@ def error_of(description: tuple[Any, ...]) -> BaseException:
 
 class MapEach:
     """Calls a function with each item of a list, and returns a list of results. If a call raises, the list contains a
-    `Failure` in place of the result."""
+    `Failure` in place of the result, unless the error is not of the class `caught`."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.function = function
+    def __init__(self, function: Callable[[Any], Any], caught: type[BaseException] = BaseException) -> None:
+        self.function, self.caught = function, caught
 
     def __call__(self, items: list[Any]) -> list[Any]:
         results: list[Any] = []
@@ -58,6 +58,6 @@ class MapEach:
                 results.append(self.function(item))
             except StopIteration as error:
                 results.append(Failure(not_the_end("map_fn of ParallelMapper", error)))
-            except BaseException as error:
+            except self.caught as error:
                 results.append(Failure(error))
         return results

@@ -19,6 +19,7 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Sequence
+from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchdata._native import SourceReader
@@ -27,7 +28,7 @@ from torchdata._stateful import copied
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.nodes._fields import StateFields, Unsaved, position_of, state_at
 from torchdata.nodes._functions import not_the_end
-from torchdata.nodes.base_node import BaseNode, PassingNode, T, advance_of, check_node, is_repeatable
+from torchdata.nodes.base_node import BaseNode, PassingNode, T, advance_of, check_node, is_repeatable, reader_of
 
 if TYPE_CHECKING:
     from torchdata.nodes._processes import MapWorker
@@ -211,7 +212,7 @@ class ReadSource:
         self.work = _Work(name, limit, reader, max(later, default=dropped - 1) + 1, **options)
         #: Returns the next result, or raises the error of its item, after which further results can be read. Raises
         #: StopIteration at the end, and RuntimeError if the threads were shut down or belong to another process.
-        self.next: Callable[[], Any] = self.work.queue.pop
+        self.next: Callable[[], Any] = reader_of(starmap(self.work.queue.pop, repeat(())))
         work = self.work
         for function in functions:
             if not work.start(work.serve, function, prepare):

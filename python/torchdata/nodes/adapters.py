@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import repeat
 from typing import Any, ClassVar, TypeVar
 
 from torch.utils.data import Sampler, SequentialSampler
@@ -29,6 +30,7 @@ from torchdata.nodes.map import ParallelMapper
 __all__ = ["IterableWrapper", "MapStyleWrapper", "SamplerWrapper"]
 
 K = TypeVar("K", covariant=True)
+_NONE: Any = object()
 
 
 class IteratingNode(BaseNode[T]):
@@ -42,10 +44,13 @@ class IteratingNode(BaseNode[T]):
     ITERATOR_KEY = "_iterator"
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset(
-        {"_digest", "_it", "_loaded_digest", "_num_yielded", "_saved", "_started", "_stream", "_to_drop"}
+        {"_digest", "_iterator", "_loaded_digest", "_num_yielded", "_saved", "_started", "_steps", "_stream"}
+        | {"_to_drop"}
     )
 
-    _it: Iterator[Any] = iter(())
+    #: The current iterator, and an iterator that calls `next` with it.
+    _iterator: Iterator[Any] = iter(())
+    _steps: Iterator[Any] = iter(())
     #: The iterable, if it has a state. `_is_exact`: whether the iterable's state is exact even before the first item.
     _stateful: Stateful | None = None
     _is_exact = False
@@ -65,6 +70,14 @@ class IteratingNode(BaseNode[T]):
 
     #: The name of the node's attribute that contains the iterable.
     ITERABLE: ClassVar[str]
+
+    @property
+    def _it(self) -> Iterator[Any]:
+        return self._iterator
+
+    @_it.setter
+    def _it(self, iterator: Iterator[Any]) -> None:
+        self._iterator, self._steps = iterator, map(next, repeat(iterator))
 
     def _prepare(self) -> None:
         """Prepares the iterable before an iteration, or before a state is loaded."""
@@ -173,19 +186,24 @@ class IteratingNode(BaseNode[T]):
                 self._advance()  # raises an error
             self._started = True
             self._arrive()
+        item: Any = _NONE
         try:
-            item: T = next(self._it)
+            for read in self._steps:  # Ctrl-C cannot interrupt between reading and storing
+                item = read
+                break
+            else:
+                raise StopIteration
+            if self._digest is not None and self._digest.next == self._num_yielded:
+                self._digest.add(item)
         except Exception:
             raise
         except BaseException:
-            # The exception has ended a generator, and may have made a pipe lose an item.
-            if self._stateful is not None or getattr(self._it, "gi_frame", self) is None:
+            # The exception has ended a generator, may have made a pipe lose an item, or has interrupted `add`.
+            if item is not _NONE or self._stateful is not None or getattr(self._it, "gi_frame", self) is None:
                 self._it = _Interrupted(self)
             raise
-        if self._digest is not None and self._digest.next == self._num_yielded:
-            self._digest.add(item)
         self._num_yielded += 1
-        return item
+        return item  # type: ignore[no-any-return]
 
     def get_state(self) -> dict[str, Any]:
         if isinstance(self._it, _Interrupted):
@@ -377,7 +395,8 @@ class SamplerWrapper(IteratingNode[T]):
         """
         if initial_state is None:
             if self._started:
-                self.epoch = self.epoch_updater(self.epoch)
+                # No function is called between these assignments, so Ctrl-C cannot repeat one of them.
+                self.epoch, self._started = self.epoch_updater(self.epoch), False
             self._begin_epoch()
         else:
             fields = StateFields("SamplerWrapper", initial_state)

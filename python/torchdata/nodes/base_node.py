@@ -214,7 +214,19 @@ def advance_of(source: BaseNode[T]) -> Callable[[], T]:
     token = source._counted
     if token is None:
         return read
-    return guard_iterator(source, iter(read, _NEVER), token, token.current).__next__
+    return reader_of(guard_iterator(source, iter(read, _NEVER), token, token.current))
+
+
+def reader_of(items: Iterator[T]) -> Callable[[], T]:
+    """Returns a function that reads the next item of an iterator. After a call of a function of C, Ctrl-C may lose the
+    result, but Ctrl-C cannot interrupt between a step of a loop and returning the item."""
+
+    def read() -> T:
+        for item in items:
+            return item
+        raise StopIteration
+
+    return read
 
 
 def check_node(node: str, argument: str, value: Any) -> Any:

@@ -167,7 +167,7 @@ class Unbatcher(BaseNode[T]):
     REST_KEY = "rest"
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset(
-        {"_advance", "_batch", "_before", "_index", "_length", "_rereads", "_skipped"}
+        {"_advance", "_batch", "_before", "_index", "_is_new", "_length", "_rereads", "_skipped"}
     )
 
     _batch: Any = ()
@@ -175,6 +175,8 @@ class Unbatcher(BaseNode[T]):
     _before: Any = None
     #: The number of yielded members of the current batch. `_length`: the length of this batch.
     _index = _length = 0
+    #: Whether `_batch` was read, and `_length` is still that of an earlier batch.
+    _is_new = False
     #: After a state was loaded, the number of members of the next batch that were already yielded; otherwise 0.
     _skipped = 0
     #: Whether the source returns the same batch again when it is reset to the position before the batch.
@@ -195,7 +197,7 @@ class Unbatcher(BaseNode[T]):
         before = fields[self.SOURCE_KEY]
         self._skipped = fields.integer(self.BATCH_IDX_KEY, least=0)
         self._batch = fields.list_of(self.REST_KEY)
-        self._index, self._length = 0, len(self._batch)
+        self._index, self._length, self._is_new = 0, len(self._batch), False
         self._before = None if self._batch else before
         self.source.reset(copied(before))  # `reset` may modify the copy, but not the saved position
         self._advance = advance_of(self.source)
@@ -204,7 +206,7 @@ class Unbatcher(BaseNode[T]):
 
     def next(self) -> T:
         """Returns the next item; see `BaseNode.next`."""
-        if self._index == self._length:
+        if self._index == self._length or self._is_new:
             self._read_batch()
         item: T = self._batch[self._index]
         self._index += 1
@@ -212,25 +214,35 @@ class Unbatcher(BaseNode[T]):
 
     def _read_batch(self) -> None:
         """Reads batches until one of them has a member that was not yielded."""
-        while self._index >= self._length:
-            before = self._before
-            if not self._skipped:
-                before = position_of(self.source) if self._rereads else None
-            index, self._skipped = self._skipped, 0  # if the source raises an error, this batch is lost
-            self._batch = self._advance()
-            length = len(self._batch)
+        while self._index >= self._length or self._is_new:
+            if not self._is_new:
+                before = self._before
+                if not self._skipped:
+                    before = position_of(self.source) if self._rereads else None
+                try:
+                    batch = self._advance()
+                except Exception:
+                    self._skipped = 0  # this batch is lost
+                    raise
+                # No function is called from here on, so Ctrl-C cannot interrupt these lines.
+                self._batch, self._before, self._index, self._is_new = batch, before, self._skipped, True
+                self._skipped = 0
+            index, length = self._index, len(self._batch)
+            self._index, self._length, self._is_new = min(index, length), length, False
             if index > length:
                 raise ValueError(
                     f"Unbatcher: {self.BATCH_IDX_KEY!r} in the state is {index}, but the batch that is read again has "
                     f"only {length} members; load it with the data that it was saved with"
                 )
-            self._before, self._index, self._length = before, index, length
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position; see `BaseNode.get_state`."""
+        if self._is_new:
+            self._length, self._is_new = len(self._batch), False
         if self._index < self._length and self._before is None:
             rest = [self._batch[index] for index in range(self._index, self._length)]
             return {self.SOURCE_KEY: self.source.state_dict(), self.BATCH_IDX_KEY: 0, self.REST_KEY: rest}
-        index = self._skipped or (self._index if self._index < self._length else 0)
-        before = state_at(self._before) if index else self.source.state_dict()
+        is_inside = self._index < self._length
+        index = self._skipped or (self._index if is_inside else 0)
+        before = state_at(self._before) if index or is_inside else self.source.state_dict()
         return {self.SOURCE_KEY: before, self.BATCH_IDX_KEY: index}

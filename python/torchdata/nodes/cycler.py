@@ -34,11 +34,13 @@ class Cycler(BaseNode[T]):
     NUM_CYCLES_KEY = "_num_cycles"
     ENDED_KEY = "_ended"
 
-    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_ended", "_num_cycles"})
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_ended", "_must_turn", "_num_cycles"})
 
     _num_cycles = 0
     #: Whether this node's epoch is over because an epoch of the source has yielded no items.
     _ended = False
+    #: Whether the source has ended and must be reset.
+    _must_turn = False
 
     def __init__(self, source_node: BaseNode[T], max_cycles: int | None = None) -> None:
         super().__init__()
@@ -52,22 +54,22 @@ class Cycler(BaseNode[T]):
         #: The number of epochs of the source that have ended during this node's epoch.
         self._num_cycles = fields.integer(self.NUM_CYCLES_KEY, least=0, most=most)
         self._ended = fields.flag(self.ENDED_KEY, False)
-        self._advance = fields.reset(self.source_node, self.SOURCE_KEY)
+        self._must_turn, self._advance = False, fields.reset(self.source_node, self.SOURCE_KEY)
         super().reset(initial_state)
 
     def next(self) -> T:
         """Returns the next item; see `BaseNode.next`."""
         if self._ended:
             raise StopIteration
-        try:
-            item: T = self._advance()
-            return item
-        except StopIteration:
-            if self._num_cycles + 1 == self.max_cycles:
-                raise
-        self.source_node.reset(None)
-        self._advance = advance_of(self.source_node)
-        self._num_cycles += 1
+        if not self._must_turn:
+            try:
+                item: T = self._advance()
+                return item
+            except StopIteration:
+                if self._num_cycles + 1 == self.max_cycles:
+                    raise
+                self._must_turn = True
+        self._turn()
         try:
             again: T = self._advance()
         except StopIteration:
@@ -75,8 +77,16 @@ class Cycler(BaseNode[T]):
             raise
         return again
 
+    def _turn(self) -> None:
+        self.source_node.reset(None)
+        self._advance = advance_of(self.source_node)
+        # No function is called from here on, so Ctrl-C cannot interrupt these lines.
+        self._num_cycles, self._must_turn = self._num_cycles + 1, False
+
     def get_state(self) -> dict[str, Any]:
         """Returns the position; see `BaseNode.get_state`."""
+        if self._must_turn:
+            self._turn()
         state = {self.SOURCE_KEY: self.source_node.state_dict(), self.NUM_CYCLES_KEY: self._num_cycles}
         return {**state, self.ENDED_KEY: True} if self._ended else state
 

@@ -144,7 +144,7 @@ class _Unpacker(Unbatcher[T]):
 
     def next(self) -> T:
         item: Any = super().next()
-        if type(item) is Failure:
+        if item.__class__ is Failure:  # Ctrl-C may interrupt after a call of `type`
             error: BaseException = item.raisable()
             del item
             try:
@@ -265,7 +265,8 @@ class ParallelMapper(PassingNode[T]):
         #: The node whose items are the arguments of the user's function, even if `prebatch` combines them into lists.
         self._of_items = self.source
         if self.prebatch is not None:
-            self.map_fn = MapEach(self.map_fn)
+            # Without workers, Ctrl-C interrupts the function, and `_InlineMapper` keeps the list for the next call.
+            self.map_fn = MapEach(self.map_fn, BaseException if num_workers else Exception)
             self.source = Batcher(self.source, self.prebatch, drop_last=False)
         mapper: BaseNode[Any] = _ThreadMapper(self) if num_workers else _InlineMapper(self.source, self.map_fn)
         self._it: BaseNode[T] = mapper if self.prebatch is None else _Unpacker(mapper)

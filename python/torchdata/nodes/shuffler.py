@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import repeat
 from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe.checks import check_int
@@ -109,10 +110,16 @@ class Shuffler(BaseNode[T]):
                 self._ended = True
         if not buffer:
             raise StopIteration
-        index = self._random.randrange(len(buffer))
-        buffer[index], buffer[-1] = buffer[-1], buffer[index]
+        count = len(buffer)
+        bits = count.bit_length()
+        for index in map(self._random.getrandbits, repeat(bits)):  # as `randrange`, which Ctrl-C may interrupt
+            if index < count:
+                break
+        # No function is called from here on, so Ctrl-C cannot interrupt these lines.
+        item, buffer[index] = buffer[index], buffer[-1]
+        del buffer[-1]
         self._num_yielded += 1
-        return buffer.pop()
+        return item
 
     def get_state(self) -> dict[str, Any]:
         """Returns the position; see `BaseNode.get_state`."""

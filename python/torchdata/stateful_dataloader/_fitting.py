@@ -11,6 +11,7 @@ The state before the first loop is created without iterating over the dataset or
 from __future__ import annotations
 
 import contextlib
+import numbers
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -44,6 +45,25 @@ def iterates_as(one: Any, cls: Any) -> bool:
     return isinstance(one, cls) and of_object.__iter__ is cls.__iter__
 
 
+def _with_epoch(index_sampler: Any) -> Any:
+    """Returns the batch sampler or sampler with `set_epoch` and an attribute `epoch`; None if neither has both."""
+    for one in (index_sampler, innermost_of(index_sampler)):
+        if callable(getattr(one, "set_epoch", None)) and isinstance(getattr(one, "epoch", None), numbers.Integral):
+            return one
+    return None
+
+
+def epoch_of(index_sampler: Any) -> int | None:
+    one = _with_epoch(index_sampler)
+    return None if one is None else int(one.epoch)
+
+
+def set_epoch(index_sampler: Any, epoch: int | None) -> None:
+    one = _with_epoch(index_sampler)
+    if one is not None and epoch not in (None, one.epoch):
+        one.set_epoch(epoch)
+
+
 # -- before the first loop ---------------------------------------------------------------------------------
 
 
@@ -63,7 +83,7 @@ def unstarted_at(loader: Any) -> StateAt:
     here = None if workers else position()  # without workers, the main process reads the dataset
     encoded_order = loader._drawing.encoded
     state = EpochState(
-        OrderState(sampler=sampler, iterator=iterator),
+        OrderState(sampler=sampler, iterator=iterator, epoch=epoch_of(loader._index_sampler)),
         (),
         workers,
         facts_of(loader),
@@ -150,6 +170,7 @@ def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
         raise ValueError(order)
     if size:
         raise ValueError(size)
+    _check_epoch(state, loader, strict)
     _check_workers(state, loader)
     return state
 
@@ -197,6 +218,20 @@ def _other_size(state: EpochState, loader: Any) -> str:
 def _is_exact(position: ReadingPosition) -> bool:
     """Returns whether the position contains a state of the dataset instead of a number of batches."""
     return position.ended or (position.is_of_dataset and not position.since and position.later is None)
+
+
+def _check_epoch(state: EpochState, loader: Any, strict: bool) -> None:
+    """Warns if the program has set another epoch, because no checksum of a `DistributedSampler` raises an error."""
+    there, here = state.order.epoch, epoch_of(loader._index_sampler)
+    is_known = isinstance(innermost_of(loader._index_sampler), torch.utils.data.DistributedSampler)
+    if strict and is_known and state.order.yielded and None not in (there, here) and here != there:
+        warnings.warn(
+            f"StatefulDataLoader: the state was saved inside epoch {there} of the sampler, but set_epoch({here}) was "
+            "called after load_state_dict(), so the loop skips batches of another order. To resume, begin with epoch "
+            f"{there}; to begin epoch {here}, load a state that was saved at the end of an epoch",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _check_workers(state: EpochState, loader: Any) -> None:

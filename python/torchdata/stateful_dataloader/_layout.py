@@ -17,7 +17,8 @@ value, and which contains a single dict with these keys:
   indices; "digest": a checksum of the indices; "draws": the generators' states at each draw of the sampler that
   followed a draw by other code
 - "batch_size": the number of samples per batch, if the sampler provides it
-- "epoch": the epoch of a `DistributedSampler`
+- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Inside an epoch, the epoch that the
+  order belongs to, even if the program has already set the next epoch
 - "skipped": if samples may be skipped, the number of skipped samples by kind of exception, and the number of all
   samples
 - "workers", or "reading" without workers: for each worker, the parts of its position that 0.11 does not save

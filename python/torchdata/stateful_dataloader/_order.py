@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from inspect import GEN_CREATED, getgeneratorstate, isgenerator
 from itertools import repeat
 from typing import Any
 
@@ -28,7 +29,7 @@ from torch.utils.data.dataloader import _InfiniteConstantSampler
 
 from torchdata._stateful import copied, give, is_stateful, state_of
 from torchdata.stateful_dataloader._drawing import Drawing, Draws, Replay
-from torchdata.stateful_dataloader._fitting import innermost_of, iterates_as, unstarted_sampler
+from torchdata.stateful_dataloader._fitting import epoch_of, innermost_of, iterates_as, set_epoch, unstarted_sampler
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment
 from torchdata.stateful_dataloader._position import UNKNOWN, OrderState
 from torchdata.stateful_dataloader.sampler import (
@@ -94,6 +95,9 @@ class IndexOrder:
         #: iterator's first index.
         self._at_iter: Moment = {}
         self._at_first: Moment | None = None
+        #: The sampler's epoch when the order of the current loop was determined. The program may already have set the
+        #: next epoch.
+        self._epoch: int | None = None
         #: Records the random draws of a sampler that may also draw random numbers after its first index.
         self._draws = Draws(drawing)
         #: Whether the user's sampler has a state, so that `_kept` stores states of the sampler after some indices.
@@ -101,7 +105,7 @@ class IndexOrder:
 
     def note_random(self) -> None:
         self._at_iter = {} if self._is_plain else self._drawing.now()
-        self._at_first = None
+        self._at_first, self._epoch = None, epoch_of(self._sampler)
 
     def begin(self, iterator: Iterator[Any]) -> None:
         """Begins an epoch. `note_random` must be called before the sampler's iterator is created."""
@@ -139,6 +143,9 @@ class IndexOrder:
         """Draws an index from the sampler, and stores it in `_counted`."""
         if self._ended:
             raise StopIteration
+        if self._is_broken:
+            self._draw_again()
+            return
         if (self._is_known and self.drawn > 0) or self._is_plain:
             self._next()
             return
@@ -146,6 +153,7 @@ class IndexOrder:
             if self.drawn == 0 and not self._early:
                 self._at_first = self._drawing.now()
                 self._draws.begin(self._at_first)
+                self._note_epoch()
             if self._is_known:
                 self._next()
                 return
@@ -156,6 +164,12 @@ class IndexOrder:
             indices = self._counted if isinstance(self._iterator, BatchIndices) else [self._counted]
             self._draws.after(number, drawn, indices[early:])
 
+    def _note_epoch(self) -> None:
+        """Records the epoch if the iterator has not been read, because some samplers determine the order only then."""
+        one = self._iterator.inner if isinstance(self._iterator, BatchIndices) else self._iterator
+        if one is None or (isgenerator(one) and getgeneratorstate(one) == GEN_CREATED):
+            self._epoch = epoch_of(self._sampler)
+
     @property
     def _place(self) -> int:
         """The number of indices that the sampler has returned; if this package forms the batches, the number of
@@ -163,8 +177,6 @@ class IndexOrder:
         return self._iterator.samples_yielded if isinstance(self._iterator, BatchIndices) else self.drawn
 
     def _next(self) -> None:
-        if self._is_broken:
-            self._iterate_again()
         if self._read is _NONE:
             indices = map(next, repeat(self._iterator, 1))
             try:
@@ -177,7 +189,7 @@ class IndexOrder:
                 raise
             except BaseException:
                 inner = self._iterator.inner if isinstance(self._iterator, BatchIndices) else self._iterator
-                self._is_broken = getattr(inner, "gi_frame", inner) is None
+                self._is_broken = getattr(inner, "gi_frame", self) is None
                 raise
         drawn = self.drawn + 1
         if drawn == 1:
@@ -186,11 +198,22 @@ class IndexOrder:
             self._keep(drawn)
         self.drawn, self._counted, self._read = drawn, self._read, _NONE
 
-    def _iterate_again(self) -> None:
-        if self._never_ends:
-            self._iterator, self._is_broken = iter(self._sampler), False
-        else:
-            self.restore(self.state_at([], False, None)(self._drawing.now()))
+    def _draw_again(self) -> None:
+        """Iterates over the sampler again, up to the last index, and draws the next one."""
+        epoch = epoch_of(self._sampler)
+        set_epoch(self._sampler, self._epoch)
+        try:
+            if self._never_ends or (self._keeps_user_s and not self.drawn):
+                self._iterator, self._is_broken = iter(self._sampler), False
+            else:
+                self.restore(self.state_at([], False, None)(self._drawing.now()))
+            if not self._owed:
+                self._draw()
+                return
+        finally:
+            set_epoch(self._sampler, epoch)
+        self._counted = self._owed[0]
+        del self._owed[0]
 
     def put_back(self, index: Any) -> None:
         self._owed.appendleft(index)
@@ -231,7 +254,8 @@ class IndexOrder:
         if waiting and (self._has_holes or not in_order):  # the sampler's state already includes the waiting indices
             indices, waiting = waiting, []
         encoded, iterator, inner = self._drawing.encoded, None, innermost_of(self._sampler)
-        epoch = inner.epoch if isinstance(inner, DistributedSampler) and not finished else None
+        self._note_epoch()
+        epoch = epoch_of(self._sampler) if finished else self._epoch
         if self._keeps_position:
             state, then = self._kept_state(OrderState(given, indices=indices), waiting)
             state = state._replace(batch_size=self._size, epoch=epoch)
@@ -293,6 +317,8 @@ class IndexOrder:
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
         """Adds the sampler's state after the received indices, and returns the generators' states at that time."""
+        if not self._kept and self._read is not _NONE:
+            self._keep(1)
         if not self._kept:
             own, inner = (None if one is UNKNOWN else one for one in unstarted_sampler(self._sampler))
             return state._replace(sampler=own, iterator=inner), {}
@@ -316,7 +342,7 @@ class IndexOrder:
 
     def restore(self, state: OrderState) -> Iterator[Any]:
         iter_, first, now = self._moments(state)
-        self._at_iter, self._at_first = iter_, first
+        self._at_iter, self._at_first, self._epoch = iter_, first, epoch_of(self._sampler)
         self.begin(iter(()))
         self._has_holes = len(state.indices) > 1
         with self._drawing.going_on(now):

@@ -24,7 +24,7 @@ from torchdata._observe.stats.batches import BatchRecorder
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.stateful_dataloader._drawing import Drawing, Moments
-from torchdata.stateful_dataloader._fitting import StateAt, fitted, innermost_of, shards_of, unstarted_at
+from torchdata.stateful_dataloader._fitting import StateAt, epoch_of, fitted, set_epoch, shards_of, unstarted_at
 from torchdata.stateful_dataloader._in_process import InProcessIterator, ShardsInProcessIterator
 from torchdata.stateful_dataloader._iterator import StatefulIterator
 from torchdata.stateful_dataloader._layout import dump, parse
@@ -331,10 +331,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             ValueError: `state_dict` is not a state of a `StatefulDataLoader`.
         """
         if state_dict != {}:
-            epoch = parse(state_dict).order.epoch
-            sampler = innermost_of(self._index_sampler)
-            if epoch is not None and isinstance(sampler, torch.utils.data.DistributedSampler):
-                sampler.set_epoch(epoch)
+            state = parse(state_dict)
+            # Between two epochs, the program may already have set the epoch to begin with.
+            if not (state.is_over and epoch_of(self._index_sampler)):
+                set_epoch(self._index_sampler, state.order.epoch)
         self._drawing.loaded()
         if self._iterator is not None:
             self._iterator.state_was_loaded(self)

@@ -121,6 +121,71 @@ def test_a_distributed_sampler_resumes_its_epoch(sampler: Any, sets: str) -> Non
     assert run(loaded(later, state), [3, 4, 5]) == rest
 
 
+def holder(loader: Any) -> Any:
+    """Returns the sampler or batch sampler with the method `set_epoch`."""
+    return next(one for one in (loader.batch_sampler, loader.sampler) if hasattr(one, "set_epoch"))
+
+
+class ByEpoch:
+    """Batches, or indices without `size`, in an order that depends on the epoch."""
+
+    def __init__(self, size: int | None = None) -> None:
+        self.epoch, self.size = 0, size
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[Any]:
+        order = random.Random(self.epoch).sample(range(24), 24)
+        yield from [order[n : n + self.size] for n in range(0, 24, self.size)] if self.size else order
+
+    def __len__(self) -> int:
+        return 24 // (self.size or 1)
+
+
+BY_EPOCH: dict[str, Any] = {
+    "DistributedSampler": lambda: {"sampler": DistributedSampler(range(24), 2, 1), "batch_size": 4},
+    "one by one": lambda: {"sampler": DistributedSampler(range(24), 2, 1), "batch_size": None},
+    "StatefulDistributedSampler": lambda: {"sampler": StatefulDistributedSampler(range(24), 2, 1), "batch_size": 4},
+    "user's": lambda: {"sampler": ByEpoch(), "batch_size": 4},
+    "user's batches": lambda: {"batch_sampler": ByEpoch(4)},
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", BY_EPOCH)
+def test_a_state_has_the_epoch_of_its_order_even_if_the_program_has_set_the_next_epoch(kind: str, workers: int) -> None:
+    def make(epoch: int) -> Any:
+        loader = StatefulDataLoader(range(24), num_workers=workers, **BY_EPOCH[kind]())
+        holder(loader).set_epoch(epoch)
+        return loader
+
+    whole = {epoch: epochs_of(make(epoch), 1)[0] for epoch in (3, 4)}
+    loader = make(3)
+    assert epochs_of(loaded(make(0), saved(loader)), 1) == [whole[3]]  # before the first epoch
+    iterator = advanced(loader, 1)
+    holder(loader).set_epoch(4)
+    state = saved(loader)
+    assert [plain(batch) for batch in iterator] == whole[3][1:]
+    assert epochs_of(loaded(make(0), state), 1) == [whole[3][1:]]  # inside the epoch
+    assert epochs_of(loaded(make(0), saved(loader)), 1) == [whole[4]]  # after the epoch
+    loader = make(3)
+    list(loader)
+    assert epochs_of(loaded(make(4), saved(loader)), 1) == [whole[4]]  # the program has set the epoch before loading
+
+
+def test_another_epoch_after_loading_a_state_from_inside_an_epoch_is_warned_about() -> None:
+    def make() -> Any:
+        return StatefulDataLoader(range(24), batch_size=4, sampler=DistributedSampler(range(24), 2, 1))
+
+    loader = make()
+    advanced(loader, 1)
+    later = loaded(make(), saved(loader))
+    later.sampler.set_epoch(1)
+    with pytest.warns(RuntimeWarning, match=r"inside epoch 0 of the sampler, but set_epoch\(1\)"):
+        list(later)
+
+
 @pytest.mark.parametrize("seed", [1, 2**40 + 5])
 def test_states_of_generators_are_plain_and_come_back(seed: int) -> None:
     from torchdata.stateful_dataloader import _generators as generators

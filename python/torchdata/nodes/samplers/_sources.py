@@ -92,14 +92,27 @@ class MultiNode(BaseNode[T]):
             NothingThere: the source is exhausted.
         """
         if self._datasets_exhausted[name] and self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
+            self._look_whether_over()  # Ctrl-C may have interrupted this call at the end of the last source
+            if self._is_over:
+                raise StopIteration
             raise NothingThere
         for starts_over in (False, True):
             if starts_over:
                 self.source_nodes[name].reset(None)
                 self._advances[name] = advance_of(self.source_nodes[name])
             try:
-                item = self._advances[name]()
-                return self._tagged(name, item) if self.tag_output else item
+                item: Any = self._advances[name]()
+                # No function is called from here on, so Ctrl-C cannot interrupt these lines.
+                if not self.tag_output:
+                    return item
+                if dict not in item.__class__.__mro__:
+                    return {"data": item, "dataset_key": name}
+                if "dataset_key" not in item:
+                    return {**item, "dataset_key": name}
+                raise ValueError(
+                    f"{type(self).__name__}: an item of {name!r} has a key 'dataset_key' already, which tag_output "
+                    "adds; rename it, or leave tag_output out"
+                )
             except StopIteration:
                 self._datasets_exhausted[name] = True
                 if starts_over:
@@ -110,16 +123,6 @@ class MultiNode(BaseNode[T]):
             if self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
                 break
         raise NothingThere
-
-    def _tagged(self, name: str, item: Any) -> Any:
-        if not isinstance(item, dict):
-            return {"data": item, "dataset_key": name}
-        if "dataset_key" in item:
-            raise ValueError(
-                f"{type(self).__name__}: an item of {name!r} has a key 'dataset_key' already, which tag_output adds; "
-                "rename it, or leave tag_output out"
-            )
-        return {**item, "dataset_key": name}
 
     def get_state(self) -> dict[str, Any]:
         state = {

@@ -49,12 +49,13 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
         """Returns the next item; see `BaseNode.next`."""
         names = self.dataset_names
         while not self._is_over:
+            following = (self._current + 1) % len(names)  # before reading, because Ctrl-C may interrupt after `len`
             try:
                 item: T = self._item_of(names[self._current])
             except NothingThere:
-                self._current = (self._current + 1) % len(names)
+                self._current = following
                 continue
-            self._current = (self._current + 1) % len(names)
+            self._current = following
             return item
         raise StopIteration
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from itertools import repeat
 from typing import Any, ClassVar
 
 import torch
@@ -65,6 +66,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     CHOSEN_KEY = "chosen"
 
     _of_a_run: ClassVar[frozenset[str]] = MultiNode._of_a_run | {
+        "_choices",
         "_chosen",
         "_num_yielded",
         "_started",
@@ -73,7 +75,8 @@ class MultiNodeWeightedSampler(MultiNode[T]):
 
     _num_yielded = 0
     _started = False
-    #: The name of the chosen source if reading it has raised an error. The next call reads this source again.
+    #: The name of the chosen source until it has yielded an item. If reading raises an error, the next call reads this
+    #: source again.
     _chosen: str | None = None
 
     def __init__(
@@ -128,6 +131,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
                 if self._chosen not in self.dataset_names:
                     raise fields.wrong(self.CHOSEN_KEY, f"must be one of {self.dataset_names}")
         self._weighted_sampler = self._get_new_weighted_sampler(initial_state)
+        self._choices = map(next, repeat(self._weighted_sampler))
         super().reset(initial_state)
 
     def _get_new_weighted_sampler(self, initial_state: dict[str, Any] | None = None) -> Any:
@@ -137,22 +141,22 @@ class MultiNodeWeightedSampler(MultiNode[T]):
 
     def next(self) -> T:
         """Returns the next item; see `BaseNode.next`."""
-        self._started = True
+        self._started, choices = True, self._choices
         while not self._is_over:
             if self._chosen is None:
-                chosen = next(self._weighted_sampler)
-            else:
-                chosen, self._chosen = self._chosen, None
+                for self._chosen in choices:
+                    break
+                else:
+                    raise StopIteration
             try:
-                item: T = self._item_of(chosen)
+                item: T = self._item_of(self._chosen)
             except NothingThere:
+                self._chosen = None
                 continue
             except StopIteration:
+                self._chosen = None
                 raise
-            except BaseException:
-                self._chosen = chosen
-                raise
-            self._num_yielded += 1
+            self._chosen, self._num_yielded = None, self._num_yielded + 1
             return item
         raise StopIteration
 
