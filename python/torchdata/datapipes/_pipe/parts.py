@@ -7,19 +7,15 @@ function again.
 
 from __future__ import annotations
 
-import reprlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import compress, islice
-from operator import itemgetter, length_hint
+from itertools import islice
 from typing import Any
 
-from torchdata._reporting import add_note, name_of
 from torchdata.datapipes._pipe.streams import with_detached_streams
 from torchdata.datapipes.datapipe import DataChunk
 
-_MANY = 1 << 62
-_SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
+SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
 #: Types of results that are in memory, but do not support slices. They are converted to lists.
 _LISTED: tuple[type, ...] = (
@@ -33,53 +29,71 @@ _LISTED: tuple[type, ...] = (
 )
 
 
+def listed(result: Any) -> list[Any] | None:
+    in_memory = isinstance(result, _LISTED) or hasattr(type(result), "__array__")
+    return list(result) if in_memory else None
+
+
+def state_of_members(members: Any, left: Iterator[Any]) -> dict[str, Any] | None:
+    count = left.__length_hint__()  # type: ignore[attr-defined]
+    return {"members": members[len(members) - count :]} if count else None
+
+
+def detached(members: Any, left: Iterator[Any]) -> Any:
+    rest = members[len(members) - left.__length_hint__() :]  # type: ignore[attr-defined]
+    return list(map(with_detached_streams, rest)) if type(rest) in (list, tuple) else rest
+
+
+def restored(state: dict[str, Any]) -> Any:
+    return state["members"]
+
+
+class _Counted(Iterator[Any]):
+    __slots__ = ("_source", "done")
+
+    def __init__(self, source: Iterator[Any], done: int) -> None:
+        self._source = source
+        self.done = done
+
+    def __next__(self) -> Any:
+        item = next(self._source)
+        self.done += 1
+        return item
+
+
 class Parts:
-    """The members of the result of a pipe's function. `done` is the number of members that were already yielded, and
-    `left` is the iterator over the other members."""
+    """The members of one result. `done` is the number of members that were already yielded."""
 
-    __slots__ = ("_item", "_members", "_numbers", "left")
+    __slots__ = ("_item", "_members", "left")
 
-    def __init__(self, pipe: Any, function: Callable[[Any], Iterable[Any]], item: Any, done: int = 0) -> None:
-        result: Any = function(item)
-        if type(result) not in _SLICED and (isinstance(result, _LISTED) or hasattr(type(result), "__array__")):
-            result = list(result)
-        if type(result) in _SLICED:
-            self._numbers, self._members = None, result[done:] if done else result
+    def __init__(self, function: Callable[[Any], Iterable[Any]], item: Any, done: int = 0) -> None:
+        result = function(item)
+        members: Any = result if type(result) in SLICED else listed(result)
+        if members is not None:
+            self._item, self._members = None, members[done:] if done else members
             self.left: Iterator[Any] = iter(self._members)
-            return
-        # The item is copied first, because generating a member may read a stream in the item.
-        self._item, self._members = with_detached_streams(item), None
-        try:
+        else:
+            # The item is copied first, because generating a member may read a stream in the item.
+            self._item, self._members = with_detached_streams(item), None
             source = iter(result)
-        except TypeError as error:
-            add_note(
-                error,
-                f"The function of {name_of(pipe)} must return an iterable of items, but returned "
-                f"{reprlib.repr(result)}; map() takes functions that return one item.",
-            )
-            raise
-        if done:
             next(islice(source, done, done), None)
-        #: The numbers of the members, from 1. `compress` requests one for each member, without running Python code.
-        self._numbers = iter(range(done + 1, _MANY))
-        self.left = compress(source, self._numbers)
+            self.left = _Counted(source, done)
 
     def state_dict(self) -> dict[str, Any]:
-        if self._numbers is not None:
-            return {"item": self._item, "done": _MANY - 1 - length_hint(self._numbers)}
-        return {"members": self._members[len(self._members) - length_hint(self.left) :]}
+        if isinstance(self.left, _Counted):
+            return {"item": self._item, "done": self.left.done}
+        return state_of_members(self._members, self.left) or {"members": ()}
 
     def detach(self) -> None:
         """Keeps only what `state_dict` needs, and closes files. Called when the iteration is abandoned."""
-        if self._numbers is None:
-            rest = self.state_dict()["members"]
-            self._members = list(map(with_detached_streams, rest)) if type(rest) in (list, tuple) else rest
-            self.left = iter(self._members)
+        if isinstance(self.left, _Counted):
+            self.left = _Counted(iter(()), self.left.done)
         else:
-            self.left = iter(())
+            self._members = detached(self._members, self.left)
+            self.left = iter(self._members)
 
     @classmethod
-    def restored(cls, pipe: Any, function: Callable[[Any], Iterable[Any]], state: dict[str, Any]) -> Parts:
+    def restored(cls, function: Callable[[Any], Iterable[Any]], state: dict[str, Any]) -> Parts:
         if "members" in state:
-            return cls(pipe, itemgetter("members"), state)
-        return cls(pipe, function, state["item"], state["done"])
+            return cls(restored, state)
+        return cls(function, state["item"], state["done"])

@@ -5,14 +5,17 @@ Role: yields the parts of each item without running Python code for each part, a
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
-from torchdata._reporting import name_of
+from torchdata._reporting import add_note, name_of
 from torchdata.datapipes._pipe.explaining import not_the_end
-from torchdata.datapipes._pipe.parts import Parts
+from torchdata.datapipes._pipe.parts import SLICED, detached, listed, restored, state_of_members
 from torchdata.datapipes._pipe.state.declared import state
+from torchdata.datapipes._pipe.streams import with_detached_streams
+from torchdata.datapipes.datapipe import token_of
 
 
 class _Raising:
@@ -28,50 +31,93 @@ class _Raising:
         raise StopIteration
 
 
+def _iterator_over(parts: Any, pipe: Any) -> Iterator[Any]:
+    try:
+        return iter(parts)
+    except TypeError as error:
+        add_note(
+            error,
+            f"The function of {name_of(pipe)} must return an iterable of items, but returned {reprlib.repr(parts)}; "
+            "map() takes functions that return one item.",
+        )
+        raise
+
+
 class Unfolding:
     """A pipe that yields the parts of items, and saves the remaining parts of the current item. If the parts are
     generated on demand, the state instead contains the item and the number of yielded parts, and a resumed pipe
     regenerates the parts."""
 
-    _parts: Parts | None = state(items=True, saved=False)  # the parts of the current item; None before the first item
+    #: The remaining parts of the current item; None before the first item.
+    _left: Iterator[Any] | None = state(items=True, saved=False)
+    _in_memory: Any = state(items=True, saved=False)  # the parts, if they are in memory
+    _item: Any = state(items=True, saved=False)  # the item, if its parts are generated on demand
+    _yielded_before: int = state(0, saved=False)  # the number of items that were yielded before the parts of `_item`
     _resume: dict[str, Any] | None = state(items=True, saved=False)
 
     def _unfold(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
         return chain.from_iterable(self._each_parts(items, parts_of))
 
     def _each_parts(self, items: Iterator[Any], parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Iterator[Any]]:
-        parts: Parts | None = None
+        token, sliced = token_of(self), SLICED
+        left: Iterator[Any] | None = None
         try:
             if self._resume is not None:
-                resume, self._resume = self._resume, None
                 try:
-                    parts = self._parts = Parts.restored(self, parts_of, resume)
-                    yield parts.left
+                    left = self._resumed_parts(parts_of)
                 except Exception as error:
-                    yield _Raising(error)
+                    left = _Raising(error)
+                yield left
             for item in items:
                 try:
-                    parts = Parts(self, parts_of, item)
+                    parts = parts_of(item)
+                    members: Any = parts if type(parts) in sliced else listed(parts)
+                    # The item is copied first, because generating its parts may read a stream in the item.
+                    kept = with_detached_streams(item) if members is None else None
+                    left = _iterator_over(parts if members is None else members, self)
                 except Exception as error:
                     # `_Raising` raises the error outside this generator, which would end if it raised the error.
                     yield _Raising(not_the_end(name_of(self), error))
                     continue
-                self._parts = parts
-                yield parts.left
+                if members is None:
+                    self._item, self._yielded_before = kept, token.yielded
+                self._in_memory, self._left = members, left
+                yield left
         except GeneratorExit:
-            if parts is not None and self._parts is parts:  # the parts are not those of a newer iteration
-                parts.detach()
+            if self._left is left is not None:  # the parts are not those of a newer iteration
+                self._park()
             raise
 
     def _drop_broken(self) -> None:
         """Drops the rest of the current item after computing one of its parts has raised an exception."""
-        self._parts = None
+        self._item, self._in_memory, self._left = None, [], iter(())
+
+    def _park(self) -> None:
+        """Keeps only what `state_dict` needs, and closes files. Called when the iteration is abandoned."""
+        if self._in_memory is None:
+            self._left = iter(())
+        elif self._left is not None:
+            self._in_memory = detached(self._in_memory, self._left)
+            self._left = iter(self._in_memory)
+
+    def _resumed_parts(self, parts_of: Callable[[Any], Iterable[Any]]) -> Iterator[Any]:
+        state, self._resume = self._resume or {}, None
+        if "members" in state:
+            self._in_memory = restored(state)
+            self._left = left = iter(self._in_memory)
+            return left  # type: ignore[no-any-return]
+        self._item, done = state["item"], state["done"]
+        self._yielded_before = token_of(self).yielded - done
+        self._left = left = iter(parts_of(self._item))
+        next(islice(left, done, done), None)
+        return left
 
     def state_dict(self) -> dict[str, Any]:
-        if self._resume is not None or self._parts is None:
+        if self._resume is not None or self._left is None:
             return {"unfolding": self._resume}
-        state = self._parts.state_dict()
-        return {"unfolding": state if state.get("members", True) else None}
+        if self._in_memory is not None:
+            return {"unfolding": state_of_members(self._in_memory, self._left)}
+        return {"unfolding": {"item": self._item, "done": token_of(self).yielded - self._yielded_before}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._load_declared({})  # type: ignore[attr-defined]

@@ -86,7 +86,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         function = on_columns(self.fn, self.input_col)
         if self._restored is not None:
-            self._buffer = [Parts.restored(self, function, state) for state in self._restored]
+            self._buffer = [Parts.restored(function, state) for state in self._restored]
             self._restored = None
         source = iter(self.datapipe)
         if self._shuffling:
@@ -100,7 +100,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
                 yield parts.left
             for item in source:
                 buffer.clear()
-                buffer.append(Parts(self, function, item))
+                buffer.append(Parts(function, item))
                 yield buffer[0].left
 
     def _mixed(self, source: Iterator[Any], function: Callable[[Any], Any]) -> Iterator[Any]:
@@ -120,7 +120,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
                     else:
                         del buffer[index]
                 waiting.clear()
-                buffer.append(Parts(self, function, item))
+                buffer.append(Parts(function, item))
             while buffer:
                 index = below(len(buffer))
                 self._asked = buffer[index]
