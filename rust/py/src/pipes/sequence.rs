@@ -40,7 +40,6 @@ impl SequenceIterator {
         }
     }
 
-    #[inline]
     fn item<'py>(&self, py: Python<'py>, position: usize) -> PyResult<Bound<'py, PyAny>> {
         let sequence = self.sequence.bind(py);
         match self.kind {

@@ -48,7 +48,6 @@ pub struct IterationToken {
 }
 
 impl IterationToken {
-    #[inline]
     pub fn is_current(&self, id: u64) -> bool {
         self.current.load(Relaxed) == id
     }
@@ -58,13 +57,11 @@ impl IterationToken {
         self.place().map_or(ptr::null(), |place| &raw const place.pipe.record().yielded)
     }
 
-    #[inline]
     pub fn count(&self, items: u64) {
         self.own.store(self.own.load(Relaxed) + items, Relaxed);
     }
 
     /// Callers must not keep the record while Python code runs, because this code may bind the token to another record.
-    #[inline]
     pub fn place(&self) -> Option<&BoardSlot> {
         // SAFETY: the pointer is null, or points to a box that exists as long as the token.
         // SYNC(slot): pairs with the store in `activate`.

@@ -23,7 +23,6 @@ const ADDRESS: u32 = 48;
 
 /// Returns a number for this thread. A thread of the parent process may have the same address, so the number also
 /// depends on the number of forks.
-#[inline]
 fn this_thread() -> u64 {
     watching::this_thread() ^ (fork::current() << ADDRESS)
 }
@@ -53,7 +52,6 @@ pub struct TakenTurn<'a, 'py> {
 }
 
 impl Drop for TakenTurn<'_, '_> {
-    #[inline]
     fn drop(&mut self) {
         self.turn.reader.store(0);
         if self.turn.is_crowded.load() != 0 {
@@ -75,7 +73,6 @@ impl Default for Turn {
 
 impl Turn {
     /// Waits until earlier requests have ended. This thread may then read until the returned guard is dropped.
-    #[inline]
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
         if self.is_crowded.load() != 0 || !self.reader.replace(0, thread) {
