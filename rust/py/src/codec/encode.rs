@@ -16,7 +16,7 @@ use super::array;
 use super::dlpack::Exported;
 use super::helpers::{Kind, helpers, kind_of};
 use super::numbers::{self, Whole};
-use super::source::{OutBuffer, Owner, Source};
+use super::source::{OutBuffer, Source};
 use super::tensor::{self, Layout};
 use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 
@@ -356,7 +356,7 @@ impl Encoder {
         }
         match parts.strided {
             None => self.dense(item, parts.data, parts.len)?,
-            Some(strided) => self.bulk(item.py(), Source::strided(parts.data, strided, Owner::of(item)))?,
+            Some(strided) => self.bulk(item.py(), Source::strided(parts.data, strided, Some(item)))?,
         }
         Ok(())
     }
@@ -389,7 +389,7 @@ impl Encoder {
                 self.dense(item, data, len)?;
             }
             Layout::MemoryOrder(_) => self.dense(item, data, reach)?,
-            Layout::WithGaps(strided, _) => self.bulk(item.py(), Source::strided(data, strided, Owner::of(item)))?,
+            Layout::WithGaps(strided, _) => self.bulk(item.py(), Source::strided(data, strided, Some(item)))?,
         }
         Ok(())
     }
@@ -407,15 +407,15 @@ impl Encoder {
     fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<Span>> {
         self.opaque = true;
         let py = item.py();
-        let (pickled, buffers, spans): (Bound<'_, PyAny>, Vec<PyBuffer<u8>>, Vec<Span>) =
+        let (pickled, buffers, spans): (Bound<'_, PyAny>, Vec<Bound<'_, PyAny>>, Vec<Span>) =
             helpers(py)?.pickled_parts.bind(py).call1((item,))?.extract()?;
         self.tag(Tag::Pickle);
         let bytes = pickled.cast::<PyBytes>()?.as_bytes();
         self.dense(&pickled, bytes.as_ptr(), bytes.len())?;
         self.length(buffers.len());
-        for buffer in buffers {
-            let (data, len) = (buffer.buf_ptr().cast::<u8>(), buffer.len_bytes());
-            self.bulk(py, Source::dense(data, len, Owner::Buffer { _buffer: buffer }))?;
+        for owner in buffers {
+            let buffer = PyBuffer::<u8>::get(&owner)?; // the memory stays in place while the memoryview exists
+            self.dense(&owner, buffer.buf_ptr().cast::<u8>(), buffer.len_bytes())?;
         }
         Ok(spans)
     }
@@ -430,7 +430,7 @@ impl Encoder {
             }
             return Ok(());
         }
-        self.out_of_band(OutBuffer::Memory(Source::dense(data, len, Owner::of(owner))));
+        self.out_of_band(OutBuffer::Memory(Source::dense(data, len, Some(owner))));
         Ok(())
     }
 

@@ -202,12 +202,16 @@ impl Turn {
 /// The base class of iterators whose `next()` only one thread calls at a time.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct SharedIterator {
-    turn: Py<Turn>,
+    pub(super) turn: Py<Turn>,
     next: OnceLock<Py<PyAny>>,
-    meter: Meter,
+    pub(super) meter: Meter,
 }
 
 impl SharedIterator {
+    pub(super) fn new(py: Python<'_>) -> PyResult<Self> {
+        Ok(Self { turn: Py::new(py, Turn::default())?, next: OnceLock::new(), meter: Meter::new() })
+    }
+
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.meter.count_into(py, pipe);
     }
@@ -217,8 +221,8 @@ impl SharedIterator {
 impl SharedIterator {
     #[new]
     #[pyo3(signature = (*_arguments, **_options))]
-    fn new(py: Python<'_>, _arguments: Bound<'_, PyAny>, _options: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
-        Ok(Self { turn: Py::new(py, Turn::default())?, next: OnceLock::new(), meter: Meter::new() })
+    fn make(py: Python<'_>, _arguments: Bound<'_, PyAny>, _options: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
+        Self::new(py)
     }
 
     #[getter]

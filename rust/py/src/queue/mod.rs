@@ -217,8 +217,7 @@ impl ReadAheadQueue {
     }
 
     fn leave_source(&self, slot: Slot) -> PyResult<()> {
-        self.get()?.leave_source(slot);
-        Ok(())
+        self.get().map(|queue| queue.leave_source(slot))
     }
 
     /// Waits for submitted items, and claims `least` to `most` small items, or one large item, for one of `sharers`
@@ -306,8 +305,7 @@ impl ReadAheadQueue {
 
     /// A hold does not wait for workers that process a plain item, because they cannot change it.
     fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
-        self.get()?.submit(Entry { is_plain, ..Entry::new(item) });
-        Ok(())
+        self.get().map(|queue| queue.submit(Entry { is_plain, ..Entry::new(item) }))
     }
 
     fn append(&self, item: Py<PyAny>) -> PyResult<()> {
@@ -416,8 +414,7 @@ impl ReadAheadQueue {
 
     #[setter]
     fn set_capacity(&self, capacity: usize) -> PyResult<()> {
-        self.get()?.set_capacity(capacity);
-        Ok(())
+        self.get().map(|queue| queue.set_capacity(capacity))
     }
 
     #[getter]

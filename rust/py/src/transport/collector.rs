@@ -109,8 +109,7 @@ impl Collector {
         on_death: Py<PyAny>,
         on_replace: Py<PyAny>,
     ) -> PyResult<()> {
-        self.access.hold()?.watch.watch_and_replace(processes, Replacing { on_death, on_replace });
-        Ok(())
+        self.access.hold().map(|mut held| held.watch.watch_and_replace(processes, Replacing { on_death, on_replace }))
     }
 
     /// Replaces all exited processes, or returns False if a reading thread will replace them.
@@ -121,14 +120,12 @@ impl Collector {
     /// Calls `on_surplus(awaited peer, received peer, bytes)` once per epoch if items that were received early use more
     /// than `most` bytes.
     fn tell_surplus(&self, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
-        self.access.hold()?.peers.tell_surplus_to(most, on_surplus);
-        Ok(())
+        self.access.hold().map(|mut held| held.peers.tell_surplus_to(most, on_surplus))
     }
 
     /// Calls `on_note(peer, note)` for each note from a peer.
     fn tell_note(&self, on_note: Py<PyAny>) -> PyResult<()> {
-        self.access.hold()?.on_note = Some(on_note);
-        Ok(())
+        self.access.hold().map(|mut held| held.on_note = Some(on_note))
     }
 
     /// Link i uses the set of counters `first` + i, and `peers` contains the page number of each peer. In the main
@@ -153,16 +150,14 @@ impl Collector {
 
     /// Calls `on_stall(peer, seconds)` after a wait of `seconds`, and whenever the time has doubled.
     fn tell_stall(&self, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
-        self.access.hold()?.clock.tell_stall_to(duration(seconds), on_stall);
-        Ok(())
+        self.access.hold().map(|mut held| held.clock.tell_stall_to(duration(seconds), on_stall))
     }
 
     /// `on_hang(peer, seconds, patience)` is called regularly. It kills a process that takes longer than `patience`,
     /// and returns whether it has killed a process. Each process that was killed for the awaited item doubles
     /// `patience`.
     fn tell_hang(&self, on_hang: Py<PyAny>) -> PyResult<()> {
-        self.access.hold()?.clock.tell_hang_to(on_hang);
-        Ok(())
+        self.access.hold().map(|mut held| held.clock.tell_hang_to(on_hang))
     }
 
     /// Makes every wait raise `exception` once a command in the `control` link starts another epoch or stops the
@@ -176,7 +171,7 @@ impl Collector {
         main: usize,
     ) -> PyResult<()> {
         let announcer = output.get().0.announcer(bell(board, main)?);
-        self.access.hold()?.interrupt = Some(Interrupt::new(control.get().0.probe(), exception, announcer));
+        self.access.hold()?.interrupt = Some(Interrupt { control: control.get().0.probe(), exception, announcer });
         Ok(())
     }
 
@@ -200,8 +195,7 @@ impl Collector {
 
     fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
         let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
-        self.access.hold()?.progress.given = given;
-        Ok(())
+        self.access.hold().map(|mut held| held.progress.given = given)
     }
 
     /// Returns the positions of all peers after `delivered` items, or now. Returns None if the log is too short. The
@@ -298,8 +292,7 @@ impl Collector {
     }
 
     fn acknowledge(&self, count: u64) -> PyResult<()> {
-        self.access.hold()?.peers.links()[0].acknowledge(count);
-        Ok(())
+        self.access.hold().map(|held| held.peers.links()[0].acknowledge(count))
     }
 
     /// The iterator ends when a later epoch starts.

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use torchdata_core::error::Corrupted;
 use torchdata_core::link::arena::Arena;
 use torchdata_core::link::producer::{Part, Producer, Push};
@@ -20,7 +21,7 @@ use super::kinds as kind;
 use super::owning::OwningProcess;
 use super::snapshots::{Cadence, Relay};
 use super::waiting::wait_until;
-use crate::codec::{Encoder, OutBuffer, Owner, Source};
+use crate::codec::{Encoder, OutBuffer, Source};
 use crate::errors;
 
 pub(super) fn is_over(deadline: Option<Instant>) -> bool {
@@ -79,6 +80,12 @@ pub(super) struct Departing {
     /// The buffers that were already stored, followed by the payload if it is long.
     pub parts: Vec<Part>,
     pub streamed: usize,
+}
+
+impl Departing {
+    fn new(target: usize, kind: u16, encoder: Encoder) -> Self {
+        Self { target, kind, encoder, parts: Vec::new(), streamed: 0 }
+    }
 }
 
 #[inline]
@@ -227,7 +234,7 @@ impl Outlet {
 
     fn depart_end(&mut self, target: usize) {
         let encoder = std::mem::take(&mut self.encoder);
-        self.departing = Some(Departing { target, kind: kind::END, encoder, parts: Vec::new(), streamed: 0 });
+        self.departing = Some(Departing::new(target, kind::END, encoder));
         self.dealing.end(target);
     }
 
@@ -267,8 +274,29 @@ impl Outlet {
         producer.give_up(); // removes the fragments of an item that was abandoned after an exception
         let encoder = std::mem::take(encoder);
         let kind = item_kind(&encoder);
-        self.departing = Some(Departing { target, kind, encoder, parts: Vec::new(), streamed: 0 });
+        self.departing = Some(Departing::new(target, kind, encoder));
         Ok(())
+    }
+
+    /// Sends a snapshot of the head and the content.
+    pub fn send_content(
+        &mut self,
+        py: Python<'_>,
+        target: usize,
+        kind: u16,
+        head: &[u8],
+        content: &Bound<'_, PyBytes>,
+    ) -> PyResult<bool> {
+        let mut encoder = std::mem::take(&mut self.encoder);
+        encoder.clear();
+        encoder.payload.extend_from_slice(head);
+        let bytes = content.as_bytes();
+        if !bytes.is_empty() {
+            let source = Source::dense(bytes.as_ptr(), bytes.len(), Some(content.as_any()));
+            encoder.buffers.push(OutBuffer::Memory(source));
+        }
+        self.departing = Some(Departing::new(target, kind, encoder));
+        Ok(self.go_on(py)? == Sent::Done)
     }
 
     /// `go_on` sends the encoded object, followed by the bytes in `behind`.
@@ -278,7 +306,7 @@ impl Outlet {
         encoder.payload.extend_from_slice(behind);
         self.owner.check()?; // pickling runs user code, which may have forked this process
         self.producer(target).give_up(); // removes the fragments of a message that was abandoned after an exception
-        self.departing = Some(Departing { target, kind, encoder, parts: Vec::new(), streamed: 0 });
+        self.departing = Some(Departing::new(target, kind, encoder));
         Ok(())
     }
 
@@ -318,7 +346,7 @@ impl Outlet {
                 Some(OutBuffer::Memory(source)) => self.put_in_memory(py, *target, source, streamed, tick)?,
                 None => {
                     let payload = &encoder.payload;
-                    let mut payload = Source::dense(payload.as_ptr(), payload.len(), Owner::Caller);
+                    let mut payload = Source::dense(payload.as_ptr(), payload.len(), None);
                     self.put_in_memory(py, *target, &mut payload, streamed, tick)?
                 }
             };

@@ -218,7 +218,7 @@ impl Reader {
                 continue;
             }
             let Self { peers, own, interrupt, meters, .. } = self;
-            let is_ordered = || interrupt.as_ref().is_some_and(Interrupt::is_pending);
+            let is_ordered = || interrupt.as_ref().is_some_and(|interrupt| interrupt.control.pending());
             if is_ordered() {
                 break;
             }
@@ -332,14 +332,14 @@ impl Reader {
         };
         let any_died = || watch.any_died();
         let death: Option<&(dyn Fn() -> bool + Sync)> = if watch.is_empty() { None } else { Some(&any_died) };
-        let starve = || interrupt.into_iter().for_each(|interrupt| interrupt.starve(epoch));
+        let starve = || interrupt.into_iter().for_each(|interrupt| interrupt.announcer.starve(epoch));
         let mut died = false;
         let awoken = wait_among(py, own, meters.wait(link), death, ready, starve, |py| {
             starve(); // the control word may have been overwritten
             died = watch.any_died();
             if died { Err(a_process_has_died()) } else { clock.look(py, turn, paused) }
         });
-        interrupt.into_iter().for_each(Interrupt::go_on);
+        interrupt.into_iter().for_each(|interrupt| interrupt.announcer.go_on());
         if died {
             return Ok(None);
         }

@@ -134,20 +134,17 @@ impl Sender {
     ///
     /// `taker` returns None or (pass of the dispatched items, their items and checksum, bytes), and sends no units.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
-        self.outlet()?.taker = Some((taker, Cadence::new(duration(seconds), factor)));
-        Ok(())
+        self.outlet().map(|mut outlet| outlet.taker = Some((taker, Cadence::new(duration(seconds), factor))))
     }
 
     /// `pump` calls `noter(shard)` after each snapshot, and at the end of a shard. `noter` returns None or a note,
     /// which the reading process passes to `on_note`. `noter` must not send units.
     fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
-        self.outlet()?.noter = Some(noter);
-        Ok(())
+        self.outlet().map(|mut outlet| outlet.noter = Some(noter))
     }
 
     fn pass_on(&self, collector: &Bound<'_, Collector>) -> PyResult<()> {
-        self.outlet()?.relay = Some(Arc::clone(&collector.get().relay));
-        Ok(())
+        self.outlet().map(|mut outlet| outlet.relay = Some(Arc::clone(&collector.get().relay)))
     }
 
     /// Sends a snapshot. If a command is pending, returns False, and `pump` later sends the rest.
