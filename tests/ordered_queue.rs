@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use common::queue::{Waiting, hold};
 use common::watchdog;
 use proptest::prelude::*;
-use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve, View};
+use torchdata_core::queue::ordered::{OrderedQueue, Outcome, Pop, Reserve, View};
 
 type Queue = OrderedQueue<usize>;
 
@@ -65,10 +65,8 @@ fn push(queue: &Queue, outcome: Outcome<usize>) {
 }
 
 fn claimed(queue: &Queue, busy: bool) -> (u64, usize) {
-    match queue.try_claim(|&item| (item, busy)) {
-        Claim::Given(slot, item) => (slot, item),
-        other => panic!("nothing to claim: {other:?}"),
-    }
+    let (slots, items) = queue.claim_some((1, 1), 1, |_| false, |&mut item| (item, busy)).expect("not closed");
+    (slots[0], items[0])
 }
 
 fn buffered(queue: &Queue) -> Vec<usize> {
@@ -254,7 +252,7 @@ fn a_hold_blocks_submitted_items_and_waits_for_items_that_workers_may_change() {
     let still = hold(&queue);
     assert!(!queue.wait_still(NOW));
     assert!(!queue.wait_claimable(NOW));
-    assert_eq!(queue.try_claim(|&item| (item, true)), Claim::TimedOut);
+    assert_eq!(queue.claim_some((1, 1), 1, |_| false, |&mut item| (item, true)), Some((vec![], vec![])));
     queue.put(changing, Outcome::Item(1));
     assert!(queue.wait_still(NOW), "the other item cannot be changed");
     let worker = thread::spawn({
@@ -266,7 +264,7 @@ fn a_hold_blocks_submitted_items_and_waits_for_items_that_workers_may_change() {
     assert_eq!(claimed(&queue, true).1, 3);
     queue.put(plain, Outcome::Item(2));
     queue.close();
-    assert_eq!(queue.try_claim(|&item| (item, true)), Claim::Closed);
+    assert_eq!(queue.claim_some((1, 1), 1, |_| false, |&mut item| (item, true)), None);
 }
 
 #[test]

@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 pub use reading::SourceReader;
 use torchdata_core::process::fork;
-use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve, Slot, View};
+use torchdata_core::queue::ordered::{OrderedQueue, Outcome, Pop, Reserve, Slot, View};
 use torchdata_core::queue::place::{Index, QueuePosition};
 use window::{Window, is_small};
 
@@ -153,6 +153,22 @@ impl ReadAheadQueue {
         entry.content
     }
 
+    fn claimed(
+        &self,
+        py: Python<'_>,
+        limits: (usize, usize),
+        sharers: usize,
+        mut take: impl FnMut(&mut Entry) -> (Py<PyAny>, bool),
+    ) -> PyResult<Option<ClaimedItems>> {
+        let queue = self.get()?;
+        loop {
+            match queue.claim_some(limits, sharers, |entry| entry.is_small, &mut take) {
+                Some((slots, _)) if slots.is_empty() => wait_for(py, |slice| queue.wait_claimable(slice))?,
+                claimed => return Ok(claimed),
+            }
+        }
+    }
+
     fn ended(&self) -> PyErr {
         PyStopIteration::new_err(())
     }
@@ -202,18 +218,8 @@ impl ReadAheadQueue {
     }
 
     fn claim(&self, py: Python<'_>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
-        let queue = self.get()?;
-        loop {
-            let copy = |entry: &Entry| {
-                let copy = Entry { is_plain: entry.is_plain, ..Entry::new(entry.content.clone_ref(py)) };
-                (copy, !entry.is_plain)
-            };
-            match queue.try_claim(copy) {
-                Claim::Given(slot, entry) => return Ok(Some((slot, entry.content))),
-                Claim::Closed => return Ok(None),
-                Claim::TimedOut => wait_for(py, |slice| queue.wait_claimable(slice))?,
-            }
-        }
+        let claimed = self.claimed(py, (1, 1), 1, |entry| (entry.content.clone_ref(py), !entry.is_plain))?;
+        Ok(claimed.and_then(|(slots, items)| slots.into_iter().zip(items).next()))
     }
 
     fn leave_source(&self, slot: Slot) -> PyResult<()> {
@@ -223,14 +229,8 @@ impl ReadAheadQueue {
     /// Waits for submitted items, and claims `least` to `most` small items, or one large item, for one of `sharers`
     /// workers.
     fn claim_some(&self, py: Python<'_>, least: usize, most: usize, sharers: usize) -> PyResult<Option<ClaimedItems>> {
-        let queue = self.get()?;
-        let take = |entry: &mut Entry| std::mem::replace(&mut entry.content, py.None());
-        loop {
-            match queue.claim_some((least, most), sharers, |entry| entry.is_small, take) {
-                Some((slots, _)) if slots.is_empty() => wait_for(py, |slice| queue.wait_claimable_some(slice))?,
-                claimed => return Ok(claimed),
-            }
-        }
+        let take = |entry: &mut Entry| (std::mem::replace(&mut entry.content, py.None()), false);
+        self.claimed(py, (least, most), sharers, take)
     }
 
     fn put_some(&self, py: Python<'_>, slots: Vec<Slot>, results: Vec<Py<PyAny>>) -> PyResult<()> {

@@ -14,17 +14,6 @@ pub enum Reserve {
     Closed,
 }
 
-/// The result of a request for a submitted item.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Claim<T> {
-    /// The item of a slot.
-    Given(Slot, T),
-    /// No submitted item is available, or the queue is on hold.
-    TimedOut,
-    /// The queue is closed, so it would drop further results.
-    Closed,
-}
-
 /// The content of a slot that a worker has completed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome<T> {

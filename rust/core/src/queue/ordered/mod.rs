@@ -2,7 +2,7 @@
 //!
 //! A worker reserves a slot *before* it computes an item, so there is always space for the result. The worker takes an
 //! item from the source, which one worker at a time may use ([`OrderedQueue::try_reserve`]), or claims an item that the
-//! consumer has submitted ([`OrderedQueue::try_claim`]).
+//! consumer has submitted ([`OrderedQueue::claim_some`]).
 //!
 //! Crossbeam's channels cannot reserve a slot before its item exists, change their capacity, or show the buffered items
 //! to saved states and Python's garbage collector.
@@ -19,7 +19,7 @@ mod state;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-pub use answers::{Claim, Outcome, Pop, Reserve, Slot, View};
+pub use answers::{Outcome, Pop, Reserve, Slot, View};
 use state::{Begun, Pending, Phase, State, sleep};
 
 use crate::sync::primitive::{Condvar, Mutex, MutexGuard};
