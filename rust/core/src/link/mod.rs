@@ -10,12 +10,9 @@ pub mod carrier;
 #[cfg(not(loom))]
 pub mod consumer;
 #[cfg(not(loom))]
-#[cfg(not(loom))]
 mod ends;
 #[cfg(not(loom))]
 mod header;
-#[cfg(not(loom))]
-mod idle_chunks;
 #[cfg(not(loom))]
 pub mod lease;
 #[cfg(not(loom))]
