@@ -200,7 +200,7 @@ impl Arena {
             self.untidy.store(true, Ordering::Relaxed);
             (offset, allocator.len_of(offset))
         };
-        self.layout.region().mapping().pin();
+        self.layout.region.mapping.pin();
         let block = Block { arena: Arc::clone(self), offset, len };
         self.layout.reserve_arena(offset, whole).then_some(block)
     }
@@ -325,7 +325,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.arena.layout.region().mapping().unpin();
+        self.arena.layout.region.mapping.unpin();
         self.arena.dropped(self.offset);
     }
 }
@@ -364,7 +364,7 @@ mod tests {
         let layout = Arc::new(Layout::create(config).unwrap());
         let arena = Arena::new(Arc::clone(&layout));
         let resident = || {
-            let stat = rustix::fs::fstat(layout.region().fd()).unwrap();
+            let stat = rustix::fs::fstat(layout.region.fd()).unwrap();
             512 * stat.st_blocks as usize
         };
         let block = |value: u8| {

@@ -149,7 +149,7 @@ pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
 
 #[derive(Debug)]
 pub(crate) struct Layout {
-    region: Region,
+    pub region: Region,
     pub config: LinkConfig,
 }
 
@@ -202,10 +202,6 @@ impl Layout {
         }
         layout.config = config;
         Ok(layout)
-    }
-
-    pub fn region(&self) -> &Region {
-        &self.region
     }
 
     pub fn header(&self) -> &Header {

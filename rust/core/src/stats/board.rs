@@ -46,7 +46,8 @@ impl Role {
 /// memory, so its counts are not visible.
 #[derive(Debug)]
 pub struct Board {
-    region: Region,
+    /// The shared memory of the counters.
+    pub region: Region,
     config: BoardConfig,
     /// Other programs find the memory by this descriptor, which only the creator has.
     fd: Option<Descriptor>,
@@ -58,7 +59,7 @@ impl Board {
     pub fn create(config: BoardConfig, full: bool) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::create_named("torchdata-stats", config.total(), config.total())?;
-        region.mapping().wipe_on_fork();
+        region.mapping.wipe_on_fork();
         let fd = Some(Descriptor::note(region.take_descriptor().expect("a new region has a descriptor")));
         let board = Self { region, config, fd, generation };
         let header = board.header();
@@ -78,7 +79,7 @@ impl Board {
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::attach(fd)?;
-        region.mapping().wipe_on_fork();
+        region.mapping.wipe_on_fork();
         drop(region.take_descriptor());
         Self::checked(region, generation)
     }
@@ -127,11 +128,6 @@ impl Board {
     /// Closes the descriptor. Must not be called while a result of `fd` is in use.
     pub fn close(&self) {
         self.fd.iter().for_each(Descriptor::close);
-    }
-
-    /// Returns the memory of the board.
-    pub fn region(&self) -> &Region {
-        &self.region
     }
 
     /// Returns the sizes of the board.

@@ -364,43 +364,29 @@ impl Encoder {
     fn tensor(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
         self.visit(item)?;
         let Some(tensor) = Exported::of(item)? else { return self.other(item, place.depth) };
-        let (Some(layout), Ok(_)) = (Layout::of(&tensor)?, u8::try_from(tensor.shape().len())) else {
+        let (Some(Layout { strides, strided }), Ok(_)) = (Layout::of(&tensor)?, u8::try_from(tensor.shape().len()))
+        else {
             return self.other(item, place.depth);
         };
         let (data, len, reach) = (tensor.data(), tensor.len(), tensor.reach());
         let start = data as usize;
         self.visit_span((start, start.saturating_add(reach)))?;
         self.tag(Tag::Tensor);
-        let strides = match &layout {
-            Layout::Contiguous => None,
-            Layout::MemoryOrder(strides) | Layout::WithGaps(_, strides) => Some(&strides[..]),
-        };
         self.opaque |= strides.is_some();
-        tensor::write(&mut self.payload, tensor.element(), tensor.shape(), strides);
+        tensor::write(&mut self.payload, tensor.element(), tensor.shape(), strides.as_deref());
         drop(tensor); // the capsule would count as another reference to the memory
-        match layout {
-            Layout::Contiguous => {
-                if !self.is_inline(len) && place.is_alone(item) && place.arena.holds(data) {
-                    let room = helpers(item.py())?.room_of.bind(item.py()).call1((item, start)).map_err(Stop::from)?;
-                    if !room.is_none() && self.hand_over(&room, data, len, place) {
-                        return Ok(());
-                    }
-                }
-                self.dense(item, data, len)?;
-            }
-            Layout::MemoryOrder(_) => self.dense(item, data, reach)?,
-            Layout::WithGaps(strided, _) => self.bulk(item.py(), Source::strided(data, strided, Some(item)))?,
+        if let Some(strided) = strided {
+            return Ok(self.bulk(item.py(), Source::strided(data, strided, Some(item)))?);
         }
-        Ok(())
-    }
-
-    /// Sends the arena block of a tensor without copying it, if the tensor covers the whole block.
-    fn hand_over(&mut self, room: &Bound<'_, PyAny>, data: *const u8, len: usize, place: Within<'_>) -> bool {
-        let Some(block) = array::block_under(room, data, len).filter(|block| block.is_of(place.arena)) else {
-            return false;
-        };
-        self.out_of_band(OutBuffer::Block(block));
-        true
+        if strides.is_none() && !self.is_inline(len) && place.is_alone(item) && place.arena.holds(data) {
+            let room = helpers(item.py())?.room_of.bind(item.py()).call1((item, start)).map_err(Stop::from)?;
+            // The arena block is sent without copying it, if the tensor covers the whole block.
+            if let Some(block) = array::block_under(&room, data, len).filter(|block| block.is_of(place.arena)) {
+                self.out_of_band(OutBuffer::Block(block));
+                return Ok(());
+            }
+        }
+        Ok(self.dense(item, data, reach)?)
     }
 
     /// The returned memory ranges of the object's tensors do not overlap.

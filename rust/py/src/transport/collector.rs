@@ -140,7 +140,7 @@ impl Collector {
     ) -> PyResult<()> {
         let mut held = self.access.hold()?;
         let flows = held.meters.count_into(board.get(), page, first, peers, main)?;
-        held.peers.links_mut().iter_mut().zip(flows).for_each(|(link, flow)| link.count_into(flow));
+        held.peers.links.iter_mut().zip(flows).for_each(|(link, flow)| link.count_into(flow));
         Ok(())
     }
 
@@ -219,7 +219,7 @@ impl Collector {
 
     /// Waits for each peer's first unit of the epoch, usually a snapshot.
     fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
-        self.access.hold()?.await_snapshots(py, self.access.signs(), dealt)
+        self.access.hold()?.await_snapshots(py, &self.access.signs, dealt)
     }
 
     /// Waits in a worker for the dispatching process's first snapshot of the epoch, which must be relayed, or for a
@@ -246,7 +246,7 @@ impl Collector {
 
     /// Returns (pass, (items read, checksum)) of a worker's dispatched items.
     fn share(&self, py: Python<'_>) -> (u64, Entry) {
-        (self.access.signs().pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
+        (self.access.signs.pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
 
     /// Ends this epoch, even if some items were not read, so that the peers send no further items of the epoch.
@@ -273,9 +273,9 @@ impl Collector {
     /// for other peers. Must be called repeatedly until all children have executed a command. `done` is true in the
     /// last call.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
-        let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does so itself
+        let Some(mut held) = self.access.reader.try_hold() else { return Ok(()) }; // the reading thread does so itself
         if done {
-            held.peers.links_mut().iter_mut().for_each(Consumer::restore_grant);
+            held.peers.links.iter_mut().for_each(Consumer::restore_grant);
             return Ok(());
         }
         let Reader { peers, collecting, .. } = &mut *held;
@@ -283,16 +283,16 @@ impl Collector {
     }
 
     fn taken(&self) -> PyResult<Vec<u64>> {
-        Ok(self.access.hold()?.peers.links().iter().map(Consumer::taken).collect())
+        Ok(self.access.hold()?.peers.links.iter().map(Consumer::taken).collect())
     }
 
     /// Returns the bytes of shared memory that received items still use, for each link.
     fn leased(&self) -> PyResult<Vec<u64>> {
-        Ok(self.access.hold()?.peers.links().iter().map(Consumer::leased).collect())
+        Ok(self.access.hold()?.peers.links.iter().map(Consumer::leased).collect())
     }
 
     fn acknowledge(&self, count: u64) -> PyResult<()> {
-        self.access.hold().map(|held| held.peers.links()[0].acknowledge(count))
+        self.access.hold().map(|held| held.peers.links[0].acknowledge(count))
     }
 
     /// The iterator ends when a later epoch starts.
@@ -305,7 +305,7 @@ impl Collector {
     /// items.
     #[pyo3(signature = (peer, seconds = None))]
     fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.access.check_owner()?;
+        self.access.owner.check()?;
         self.access.hold()?.receive(py, peer, seconds.map(duration))
     }
 
@@ -319,18 +319,18 @@ impl Collector {
         last: u64,
         seconds: Option<f64>,
     ) -> PyResult<Row<'py>> {
-        self.access.check_owner()?;
+        self.access.owner.check()?;
         self.access.hold()?.receive_results(py, peer, last, seconds.map(duration))
     }
 
     /// While a thread reads, its reference keeps this object alive, so nothing is visited. The lock is only used with
     /// the GIL, so all passes of the garbage collector visit the same references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.access.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))
+        self.access.reader.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))
     }
 
     fn __clear__(&self) {
-        let cleared = self.access.try_hold().map(|mut reader| reader.clear());
+        let cleared = self.access.reader.try_hold().map(|mut reader| reader.clear());
         drop(cleared); // after the reader is released, because dropping may run code that calls this object
     }
 }

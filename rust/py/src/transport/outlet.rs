@@ -158,7 +158,7 @@ impl Outlet {
 
     pub fn begin_next(&mut self) {
         self.begin(self.producers[0].stream().next_pass());
-        self.dealing.begin();
+        self.dealing.turn.start();
     }
 
     #[inline]
@@ -227,7 +227,7 @@ impl Outlet {
             if self.go_on(py)? == Sent::Interrupted {
                 return Ok(Sent::Interrupted);
             }
-            let Some(target) = self.dealing.turn() else { return Ok(Sent::Done) };
+            let Some(target) = self.dealing.turn.next() else { return Ok(Sent::Done) };
             self.depart_end(target);
         }
     }
@@ -235,7 +235,7 @@ impl Outlet {
     fn depart_end(&mut self, target: usize) {
         let encoder = std::mem::take(&mut self.encoder);
         self.departing = Some(Departing::new(target, kind::END, encoder));
-        self.dealing.end(target);
+        self.dealing.turn.end(target);
     }
 
     /// Records that a shard's iterator has ended. The next `settle` sends the shard's last note and the message that

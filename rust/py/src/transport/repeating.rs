@@ -68,8 +68,8 @@ impl Outlet {
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();
-        for shard in 0..if self.has_shards { self.dealing.count() } else { 1 } {
-            if !self.dealing.is_ended(shard) {
+        for shard in 0..if self.has_shards { self.dealing.turn.peers() } else { 1 } {
+            if !self.dealing.turn.is_ended(shard) {
                 self.push_snapshot(py, shard)?;
             }
         }

@@ -115,11 +115,11 @@ impl Sender {
             relay.take(); // drops a snapshot of an earlier epoch
         }
         outlet.begin(Stream::new(epoch, pass_number));
-        let count = outlet.dealing.count();
+        let count = outlet.dealing.turn.peers();
         if turn >= count {
             return Err(PyValueError::new_err(format!("there are {count} shards or readers, and no number {turn}")));
         }
-        outlet.dealing.begin_at(turn);
+        outlet.dealing.turn.start_at(turn);
         let starts = starts.unwrap_or_default();
         outlet.expected = starts.iter().map(|&(.., expected)| expected).collect();
         for (target, (at, again, _)) in starts.into_iter().enumerate().take(count) {
@@ -151,7 +151,7 @@ impl Sender {
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
-        if shard >= outlet.dealing.count() {
+        if shard >= outlet.dealing.turn.peers() {
             return Err(PyValueError::new_err(format!("there is no shard {shard}")));
         }
         Ok(outlet.go_on(py)? == Sent::Done && outlet.send_snapshot(py, shard)?)
@@ -184,7 +184,7 @@ impl Sender {
         let shards = iterator.cast::<PyTuple>().ok();
         let iterators: Vec<_> = shards.map_or_else(|| vec![iterator.clone()], |shards| shards.iter().collect());
         let several = iterators.len() > 1;
-        if iterators.len() != if outlet.has_shards { outlet.dealing.count() } else { 1 } {
+        if iterators.len() != if outlet.has_shards { outlet.dealing.turn.peers() } else { 1 } {
             return Err(PyValueError::new_err(
                 "a sender needs one iterator for each of its shards, or one for all links",
             ));
@@ -229,7 +229,7 @@ impl Sender {
                 _ => outlet.producer(target).skip(),
             }
             if !is_owed {
-                outlet.dealing.advance();
+                outlet.dealing.turn.advance();
             }
             drop(item);
             if outlet.go_on(py)? == Sent::Interrupted {
@@ -241,7 +241,7 @@ impl Sender {
             }
         }
         if !outlet.ending {
-            (0..outlet.dealing.count()).try_for_each(|target| outlet.check_all_came_again(target))?;
+            (0..outlet.dealing.turn.peers()).try_for_each(|target| outlet.check_all_came_again(target))?;
             outlet.ending = true;
         }
         Ok(outlet.send_ends(py)? == Sent::Done)
@@ -273,9 +273,9 @@ impl Sender {
             if outlet.go_on(py)? == Sent::Interrupted {
                 return Ok(false);
             }
-            let Some(target) = outlet.dealing.turn() else { return Ok(true) };
+            let Some(target) = outlet.dealing.turn.next() else { return Ok(true) };
             outlet.depart(target, kind::ERROR, description, &[])?;
-            outlet.dealing.end(target);
+            outlet.dealing.turn.end(target);
         }
     }
 
