@@ -175,7 +175,7 @@ fn after_an_error_of_the_source_workers_wait_until_the_consumer_has_received_it(
         it.produce(1);
     };
     explore(3, (3, true), [fail], |it| {
-        assert_eq!(it.queue.pop(EVER), Pop::Broken(7));
+        assert_eq!(it.queue.pop(EVER), Pop::Error(7));
         it.consume(1);
     });
 }

@@ -133,7 +133,7 @@ fn after_an_error_of_the_source_no_item_is_taken_until_the_consumer_has_received
         queue.put(first, Outcome::Item(1));
         assert_eq!(queue.pop(NOW), Pop::Item(1));
         assert_eq!(queue.reserve(NOW), Reserve::TimedOut);
-        assert_eq!(queue.pop(NOW), Pop::Broken(BROKEN));
+        assert_eq!(queue.pop(NOW), Pop::Error(BROKEN));
         push(&queue, Outcome::Item(2));
         assert_eq!(queue.pop(NOW), Pop::Item(2));
     }
@@ -218,7 +218,7 @@ fn appended_outcomes_are_first_and_an_appended_end_stops_the_producer() {
     for item in 1..=3 {
         assert_eq!(queue.pop(NOW), Pop::Item(item));
     }
-    assert_eq!(queue.pop(NOW), Pop::Broken(BROKEN));
+    assert_eq!(queue.pop(NOW), Pop::Error(BROKEN));
 }
 
 #[test]
@@ -234,7 +234,7 @@ fn submitted_items_are_claimed_in_order_and_their_results_given_in_order() {
             View::Running(&item) => ("running", item),
             View::Error(&item) => ("error", item),
             View::Waiting(&item) => ("waiting", item),
-            View::Item(&item) | View::Broken(&item) => ("else", item),
+            View::Item(&item) => ("else", item),
         });
     });
     assert_eq!(seen, [("running", 1), ("error", BROKEN), ("waiting", 3)]);
@@ -429,7 +429,7 @@ proptest! {
                         match model.pop_front() {
                             Some(BROKEN) => {
                                 ended = true;
-                                Pop::Broken(BROKEN)
+                                Pop::Error(BROKEN)
                             }
                             Some(item) => Pop::Item(item),
                             None => Pop::TimedOut,

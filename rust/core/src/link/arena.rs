@@ -10,11 +10,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::cursor::ConsumerCursor;
 use super::header::{BLOCK_ALIGN, Layout, LinkConfig, returned_offset};
 use crate::error::Corrupted;
 use crate::process::fork;
 use crate::stats::FlowRef;
+use crate::sync::cursor::ConsumerCursor;
 
 #[derive(Debug, Clone, Copy)]
 struct Holders {

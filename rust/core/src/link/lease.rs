@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::cursor::ProducerCursor;
 use super::header::{Layout, return_entry};
 use crate::error::NoMemory;
 use crate::process::board::BellRef;
 use crate::process::fork;
+use crate::sync::cursor::ProducerCursor;
 
 #[derive(Debug)]
 pub(super) struct Returns {

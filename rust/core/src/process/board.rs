@@ -8,9 +8,9 @@ use std::time::Duration;
 use crossbeam_utils::CachePadded;
 
 use super::backend::system;
-use super::bell::{Bell, Parker};
 use super::region::Region;
 use crate::error::OpenError;
+use crate::sync::bell::{Bell, Parker};
 
 /// Puts threads to sleep and wakes them up with calls of the operating system.
 #[derive(Debug, Clone, Copy, Default)]

@@ -14,8 +14,10 @@ pub type Index = u64;
 /// The position of a consumer in a source.
 #[derive(Debug)]
 pub struct QueuePosition<M> {
-    mark: M,
-    steps: u64,
+    /// The latest mark before which all items have been delivered.
+    pub mark: M,
+    /// The number of items after the mark that have been delivered without a gap.
+    pub steps: u64,
     next: Index,
     /// The numbers of items that were delivered before an item with a lower number.
     ahead: BTreeSet<Index>,
@@ -29,16 +31,6 @@ impl<M> QueuePosition<M> {
     pub fn new(mark: M, steps: u64, ahead: impl IntoIterator<Item = Index>) -> Self {
         let ahead = ahead.into_iter().collect();
         Self { mark, steps, next: steps, ahead, marks: BTreeMap::new(), spent: Vec::new() }
-    }
-
-    /// Returns the latest mark before which all items have been delivered.
-    pub fn mark(&self) -> &M {
-        &self.mark
-    }
-
-    /// Returns how many items after the mark have been delivered without a gap.
-    pub fn steps(&self) -> u64 {
-        self.steps
     }
 
     /// Returns the number of all delivered items, including items that were delivered before an earlier item.
@@ -108,7 +100,7 @@ mod tests {
     use super::QueuePosition;
 
     fn shown(place: &QueuePosition<u64>) -> (u64, u64, Vec<u64>) {
-        (*place.mark(), place.steps(), place.ahead().collect())
+        (place.mark, place.steps, place.ahead().collect())
     }
 
     fn given(place: &QueuePosition<u64>) -> Vec<u64> {

@@ -307,9 +307,9 @@ impl PageRef {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds the duration of a measured call of the main process's last pipe. The duration counts for `weight` calls.
-    pub fn inside(&self, nanoseconds: u64, weight: u64) {
-        super::layout::add(&self.header().inside, nanoseconds.saturating_mul(weight));
+    /// Adds the estimated duration of the calls of the main process's last pipe for which a measured call counts.
+    pub fn inside(&self, nanoseconds: u64) {
+        super::layout::add(&self.header().inside, nanoseconds);
         super::layout::add(&self.header().inside_samples, 1);
     }
 

@@ -72,12 +72,12 @@ impl TFRecordReader {
 
     #[getter]
     fn offset(&self) -> u64 {
-        self.records.offset()
+        self.records.offset
     }
 
     #[getter]
     fn record(&self) -> u64 {
-        self.records.record()
+        self.records.record
     }
 
     #[getter]
@@ -117,7 +117,7 @@ impl TFRecordReader {
         if !error.get_type(py).is(py.get_type::<PyRuntimeError>()) {
             return error;
         }
-        let (offset, record) = (self.records.offset(), self.records.record());
+        let (offset, record) = (self.records.offset, self.records.record);
         let what = error.value(py);
         let explained = fault(format!("{}, record {record} at byte {offset}: {what}", self.place));
         if error.traceback(py).is_some() {
@@ -177,9 +177,9 @@ impl Maker {
     }
 
     fn values<'py>(&mut self, py: Python<'py>, name: &str, feature: &Feature<'_>) -> PyResult<Bound<'py, PyAny>> {
-        let array = match feature.kind() {
+        let array = match feature.kind {
             Some(FeatureKind::Bytes) => {
-                let values = feature.bytes().iter().map(|bytes| PyBytes::new(py, bytes));
+                let values = feature.parts.iter().map(|bytes| PyBytes::new(py, bytes));
                 return Ok(PyList::new(py, values)?.into_any());
             }
             Some(FeatureKind::Float) => {

@@ -99,7 +99,7 @@ impl CountedItems {
     fn note(&mut self, began: u64, came: bool) {
         let page = self.pipe.page();
         if self.metering.measured != 0 {
-            page.inside(self.metering.note(began), 1);
+            page.inside(self.metering.note(began));
             return;
         }
         page.end_first();

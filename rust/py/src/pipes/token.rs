@@ -84,7 +84,7 @@ impl IterationToken {
     pub fn activate(&self, py: Python<'_>) {
         self.pending.with(py, |pending| {
             let Some(mut place) = pending.take() else { return };
-            place.pipe.record().restart(self.yielded(), true);
+            place.pipe.record().restart(self.yielded());
             let old = self.place.load(Relaxed);
             // SAFETY: an earlier call of this method created the pointer with `into_raw`. The new record keeps the old
             // record, and frees it later.
@@ -98,7 +98,7 @@ impl IterationToken {
     fn restart(&self, yielded: u64) {
         self.own.store(yielded, Relaxed);
         if let Some(place) = self.place() {
-            place.pipe.record().restart(yielded, true);
+            place.pipe.record().restart(yielded);
         }
     }
 

@@ -329,7 +329,6 @@ impl ReadAheadQueue {
             match queue.try_pop() {
                 Pop::Item(entry) => return Ok(self.given(py, entry)),
                 Pop::Error(entry) => return Err(PyErr::from_value(self.given(py, entry).into_bound(py))),
-                Pop::Broken(entry) => return Err(PyErr::from_value(entry.content.into_bound(py))),
                 Pop::Ended => return Err(self.ended()),
                 Pop::Closed => {
                     return Err(self
@@ -350,7 +349,7 @@ impl ReadAheadQueue {
     fn place(&self, py: Python<'_>) -> Option<PlaceParts> {
         self.place.with(py, |place| {
             let place = place.as_ref()?;
-            Some((place.mark().clone_ref(py), place.steps(), place.given(), place.ahead().collect()))
+            Some((place.mark.clone_ref(py), place.steps, place.given(), place.ahead().collect()))
         })
     }
 
@@ -383,17 +382,18 @@ impl ReadAheadQueue {
 
     fn slots(&self, py: Python<'_>) -> PyResult<Vec<SlotParts>> {
         let mut slots = Vec::new();
-        self.get()?.for_each(|slot, view| {
+        self.get()?.try_for_each(|slot, view| {
             let kind = match view {
                 View::Waiting(_) => "waiting",
                 View::Running(_) => "running",
                 View::Item(_) => "result",
-                View::Error(_) | View::Broken(_) => "error",
+                View::Error(_) => "error",
             };
             let entry = view.content();
             let mark = entry.mark.as_ref().map(|mark| mark.clone_ref(py));
             slots.push((slot, kind, entry.content.clone_ref(py), mark));
-        });
+            Ok::<_, PyErr>(())
+        })?;
         Ok(slots)
     }
 

@@ -209,7 +209,7 @@ impl Outlet {
             let link = if self.has_shards { 0 } else { target };
             // If the control word is damaged, the wait ends, and the next call of the producer reports the damage.
             let ready = || producers[link].permit() != Ok(Permit::Wait) || is_interrupted(control, None);
-            wait_until(py, &self.own, meters.get(link), ready, || (), |py| tidy(py, arenas).map(drop))?;
+            wait_until(py, &self.own, meters.get(link), ready, |py| tidy(py, arenas).map(drop))?;
         }
     }
 
@@ -384,7 +384,7 @@ impl Outlet {
             return Ok(placed);
         }
         let from = source.make_dense(py)?;
-        let longest = self.producer(target).fragment_len();
+        let longest = self.producer(target).max_inline();
         while *streamed < len {
             let piece = longest.min(len - *streamed);
             // SAFETY: `from` is valid for `len` bytes, which the owner of the source keeps alive.
@@ -467,19 +467,12 @@ impl Outlet {
         let unwanted =
             |producer: &mut Producer| matches!(producer.reader(), Ok(Reader::Left | Reader::Ahead | Reader::Done));
         let ready = || room(producer) || is_interrupted(control, held) || unwanted(producer);
-        wait_until(
-            py,
-            own,
-            meters.get(if *has_shards { 0 } else { target }),
-            ready,
-            || (),
-            |_| {
-                if is_over(*deadline) {
-                    return Err(PyTimeoutError::new_err("the peer does not read"));
-                }
-                tick.map_or(Ok(()), |tick| tick.call0().map(drop))
-            },
-        )?;
+        wait_until(py, own, meters.get(if *has_shards { 0 } else { target }), ready, |_| {
+            if is_over(*deadline) {
+                return Err(PyTimeoutError::new_err("the peer does not read"));
+            }
+            tick.map_or(Ok(()), |tick| tick.call0().map(drop))
+        })?;
         if is_interrupted(control, held) {
             return Ok(Some(Sent::Interrupted));
         }

@@ -227,7 +227,7 @@ impl Reader {
                 break;
             }
             let ready = || peers.has_arrived(0) || is_ordered();
-            wait_among(py, own, meters.wait(None), None, ready, || (), |_| Ok(()))?;
+            wait_until(py, own, meters.wait(None), ready, |_| Ok(()))?;
         }
         Ok(())
     }
@@ -370,7 +370,7 @@ impl Reader {
                 return Ok(false);
             }
             let ready = || consumer.readable().unwrap_or(true) || is_over();
-            wait_until(py, own, meters.idle.as_ref(), ready, || (), |_| Ok(()))?;
+            wait_until(py, own, meters.idle.as_ref(), ready, |_| Ok(()))?;
         }
     }
 

@@ -255,7 +255,7 @@ impl Sender {
             // A damaged word counts as a request for a pass, because the first item of that pass reports the error.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
-        wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), || (), |_| Ok(()))?;
+        wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), |_| Ok(()))?;
         if is_interrupted(control, None) {
             return Ok(false);
         }
@@ -329,7 +329,7 @@ impl Sender {
         let outlet = self.outlet()?;
         let producer = &outlet.producers[0];
         let done = || producer.acknowledged().map_or(true, |done| done >= count);
-        wait_until(py, &outlet.own, None, || done() || is_over(deadline), || (), |_| tick.call0().map(drop))?;
+        wait_until(py, &outlet.own, None, || done() || is_over(deadline), |_| tick.call0().map(drop))?;
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 

@@ -222,11 +222,11 @@ impl<T> OrderedQueue<T> {
             Some(Outcome::Error(error)) => Pop::Error(error),
             Some(Outcome::Break(error)) => {
                 state.broken = false;
-                Pop::Broken(error)
+                Pop::Error(error)
             }
             Some(Outcome::End(error)) => {
                 state.ended = true;
-                error.map_or(Pop::Ended, Pop::Broken)
+                error.map_or(Pop::Ended, Pop::Error)
             }
         };
         self.tell(state);
@@ -301,14 +301,6 @@ impl<T> OrderedQueue<T> {
             view.map_or(Ok(()), |view| look(one.number, view))?;
         }
         Ok(())
-    }
-
-    /// Passes all buffered outcomes and items to `look`, like [`try_for_each`](Self::try_for_each).
-    pub fn for_each(&self, mut look: impl FnMut(Slot, View<'_, T>)) {
-        let Ok(()) = self.try_for_each(|slot, view| -> Result<(), std::convert::Infallible> {
-            look(slot, view);
-            Ok(())
-        });
     }
 
     /// Replaces the content of a slot, unless a worker is processing the slot. Returns the replaced content, or
