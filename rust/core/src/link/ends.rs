@@ -5,8 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::consumer::Consumer;
-use super::header::Layout;
-use super::header::LinkConfig;
+use super::header::{Layout, LinkConfig};
 use super::producer::Producer;
 use crate::error::{Corrupted, OpenError};
 use crate::integrity::{open, seal};

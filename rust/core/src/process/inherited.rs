@@ -231,8 +231,7 @@ pub fn wipe_what_is_the_parents() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::Link;
-    use crate::link::LinkConfig;
+    use crate::link::{Link, LinkConfig};
 
     fn maps(inode: u64) -> bool {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -5,9 +5,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{self, Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::clock::nanoseconds;
 use super::flow::{FlowRef, WaitRef};

@@ -129,7 +129,7 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
 pub struct Exported<'py> {
     tensor: Described,
     item: Bound<'py, PyAny>,
-    size: usize,
+    pub size: usize,
     _capsule: Option<Bound<'py, PyAny>>,
 }
 
@@ -158,10 +158,6 @@ impl<'py> Exported<'py> {
 
     pub fn element(&self) -> ElementType {
         self.tensor.element
-    }
-
-    pub fn size(&self) -> usize {
-        self.size
     }
 
     pub fn shape(&self) -> &[i64] {
@@ -279,22 +275,14 @@ fn none_of<T>(py: Python<'_>, error: PyErr) -> PyResult<Option<T>> {
 
 pub enum Memory {
     Leased(Arc<Lease>),
-    Own(Own),
+    Own(Vec<u128>),
 }
 
-pub struct Own(Vec<u128>);
-
-impl Own {
-    pub fn new(len: usize) -> PyResult<Self> {
-        let mut words = Vec::new();
-        let room = words.try_reserve_exact(len.div_ceil(size_of::<u128>()));
-        room.map_err(|_| PyMemoryError::new_err(format!("there is no memory for a tensor of {len} bytes")))?;
-        Ok(Self(words))
-    }
-
-    pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.0.as_mut_ptr().cast()
-    }
+pub fn own_memory(len: usize) -> PyResult<Vec<u128>> {
+    let mut words = Vec::new();
+    let room = words.try_reserve_exact(len.div_ceil(size_of::<u128>()));
+    room.map_err(|_| PyMemoryError::new_err(format!("there is no memory for a tensor of {len} bytes")))?;
+    Ok(words)
 }
 
 /// The owner of a tensor's memory. Torch frees this owner in any thread, after the last tensor that uses the memory.
@@ -329,7 +317,7 @@ pub fn tensor_over<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let data = match &mut memory {
         Memory::Leased(lease) => lease.as_mut_ptr(),
-        Memory::Own(own) => own.as_mut_ptr(),
+        Memory::Own(own) => own.as_mut_ptr().cast(),
     };
     let dimensions = extents.len() / 2;
     let shape = extents.as_mut_ptr(); // moving the vector does not move its memory

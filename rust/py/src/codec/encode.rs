@@ -338,11 +338,11 @@ impl Encoder {
     fn array(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
         self.visit(item)?;
         let Some(parts) = array::parts(item) else { return self.other(item, place.depth) };
-        self.opaque |= !parts.order.is_by_index();
+        self.opaque |= !parts.order.is_empty();
         self.tag(Tag::Array);
         parts.dtype.write(&mut self.payload);
         self.payload.push(parts.shape.len() as u8);
-        parts.order.write(&mut self.payload);
+        array::write_order(&parts.order, &mut self.payload);
         for &dim in parts.shape {
             self.length(dim as usize);
         }

@@ -22,7 +22,7 @@ impl Layout {
         if tensor.reach() <= tensor.len() {
             return Ok(Some(Self { strides: Some(strides), strided: None }));
         }
-        let dense = without_gaps(tensor.size(), tensor.shape(), &strides);
+        let dense = without_gaps(tensor.size, tensor.shape(), &strides);
         Ok(dense.map(|(strided, strides)| Self { strides: Some(strides), strided: Some(strided) }))
     }
 }

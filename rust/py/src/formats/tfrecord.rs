@@ -3,7 +3,8 @@
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyBytes, PyDict, PyList};
 use rustc_hash::FxHashSet;
 use torchdata_core::formats::example::{Example, Feature, FeatureKind};
 use torchdata_core::formats::tfrecord::{LONGEST, Records};
@@ -96,21 +97,14 @@ impl TFRecordReader {
 impl TFRecordReader {
     fn fill(&mut self, py: Python<'_>) -> PyResult<bool> {
         let piece = self.read.bind(py).call1((PIECE,))?;
-        let filled = |length: usize| length > 0;
-        if let Ok(bytes) = piece.cast::<PyBytes>() {
-            self.records.feed(bytes.as_bytes());
-            return Ok(filled(bytes.as_bytes().len()));
-        }
-        if let Ok(bytes) = piece.cast::<PyByteArray>() {
-            let bytes = bytes.to_vec();
-            self.records.feed(&bytes);
-            return Ok(filled(bytes.len()));
-        }
-        let found = piece.get_type().name()?;
-        Err(PyTypeError::new_err(format!(
-            "{}: its stream returns {found} instead of bytes; open the file in binary mode",
-            self.place
-        )))
+        let (place, found) = (&self.place, piece.get_type().name()?);
+        let bytes = piece.extract::<PyBackedBytes>().map_err(|_| {
+            PyTypeError::new_err(format!(
+                "{place}: its stream returns {found} instead of bytes; open the file in binary mode"
+            ))
+        })?;
+        self.records.feed(&bytes);
+        Ok(!bytes.is_empty())
     }
 
     fn explained(&self, py: Python<'_>, error: PyErr) -> PyErr {

@@ -95,12 +95,8 @@ impl<'py> Deferred<'py> {
         }
     }
 
-    fn end(mut self) -> PyResult<()> {
-        self.restore()
-    }
-
-    fn restore(&mut self) -> PyResult<()> {
-        let Some(noted) = self.noted.take() else { return Ok(()) };
+    fn end(self) -> PyResult<()> {
+        let Some(noted) = self.noted else { return Ok(()) };
         let current = signals(self.py)?.getattr("getsignal")?.call1((libc::SIGINT,))?;
         let restored = if current.is(&noted) {
             install(self.py, noted.get().handler.bind(self.py))

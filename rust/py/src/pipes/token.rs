@@ -4,10 +4,8 @@
 //! guard was created.
 
 use std::ptr;
-use std::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
-};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 
 use pyo3::prelude::*;
 use torchdata_core::stats::PipeRef;

@@ -168,10 +168,6 @@ impl ReadAheadQueue {
             }
         }
     }
-
-    fn ended(&self) -> PyErr {
-        PyStopIteration::new_err(())
-    }
 }
 
 #[pymethods]
@@ -329,12 +325,10 @@ impl ReadAheadQueue {
             match queue.try_pop() {
                 Pop::Item(entry) => return Ok(self.given(py, entry)),
                 Pop::Error(entry) => return Err(PyErr::from_value(self.given(py, entry).into_bound(py))),
-                Pop::Ended => return Err(self.ended()),
+                Pop::Ended => return Err(PyStopIteration::new_err(())),
                 Pop::Closed => {
-                    return Err(self
-                        .when_closed
-                        .as_ref()
-                        .map_or_else(|| self.ended(), |words| PyRuntimeError::new_err(words.clone())));
+                    let words = self.when_closed.clone();
+                    return Err(words.map_or_else(|| PyStopIteration::new_err(()), PyRuntimeError::new_err));
                 }
                 Pop::TimedOut => wait_for(py, |slice| queue.wait_filled(slice))?,
             }

@@ -20,7 +20,7 @@ use super::peers::Peers;
 use super::progress::StreamProgress;
 use super::snapshots::{self, Relayed};
 use super::waiting::{wait_among, wait_until};
-use super::watched::{DeathWatch, Replacing};
+use super::watched::DeathWatch;
 use crate::codec;
 use crate::errors;
 
@@ -429,21 +429,12 @@ impl Reader {
         visit.call(self.interrupt.as_ref().map(|interrupt| &interrupt.exception))
     }
 
-    pub fn clear(&mut self) -> Callbacks {
+    /// The callbacks must be dropped after the reader is released, because dropping may run arbitrary code.
+    pub fn clear(&mut self) -> impl Sized + use<> {
         let (on_exit, replacing) = self.watch.clear();
         (on_exit, replacing, self.peers.clear(), self.clock.clear(), self.interrupt.take(), self.on_note.take())
     }
 }
-
-/// The callbacks must be dropped after the reader is released, because dropping may run arbitrary code.
-pub type Callbacks = (
-    Option<Py<PyAny>>,
-    Option<Replacing>,
-    Option<Py<PyAny>>,
-    [Option<Py<PyAny>>; 2],
-    Option<Interrupt>,
-    Option<Py<PyAny>>,
-);
 
 fn a_process_has_died() -> PyErr {
     PyRuntimeError::new_err("a process has died")
