@@ -67,21 +67,3 @@ impl Dealing {
         asked
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::{Deal, Dealing};
-    use crate::protocol::sending::Permit;
-
-    #[test]
-    fn shards_are_dealt_to_in_strict_turn_and_all_want_items_or_none() {
-        let mut dealing = Dealing::new(3);
-        dealing.begin_at(2);
-        for target in [2, 0, 1, 2] {
-            assert_eq!(dealing.next_of_shards(Permit::Wait), Deal::WaitFor(target));
-            assert_eq!(dealing.next_of_shards(Permit::Now), Deal::To(target));
-            dealing.advance();
-        }
-        assert_eq!(dealing.next_of_shards(Permit::Unwanted), Deal::Nobody);
-    }
-}

@@ -109,32 +109,6 @@ mod tests {
     }
 
     #[test]
-    fn in_order_the_last_mark_and_the_items_since_are_kept() {
-        let mut place = QueuePosition::new(0, 0, []);
-        for index in 0..7 {
-            place.note(index, (index % 3 == 2).then_some(index + 1));
-            assert_eq!(given(&place), (0..=index).collect::<Vec<_>>());
-        }
-        assert_eq!((shown(&place), place.given(), place.spent), ((6, 1, vec![]), 7, vec![0, 3]));
-    }
-
-    #[test]
-    fn out_of_order_gaps_are_kept_and_closed_for_any_marks() {
-        for marked in [[true; 4], [false; 4], [true, false, true, false], [false, true, false, true]] {
-            let mut place = QueuePosition::new(0, 0, []);
-            let mut seen = Vec::new();
-            for index in [2, 0, 3, 1] {
-                place.note(index, marked[index as usize].then_some(index + 1));
-                seen.push(index);
-                seen.sort_unstable();
-                assert_eq!(given(&place), seen, "{marked:?}");
-                assert_eq!(place.given(), seen.len() as u64);
-            }
-            assert_eq!(place.ahead().count(), 0);
-        }
-    }
-
-    #[test]
     fn a_mark_of_an_item_delivered_earlier_advances_the_position() {
         let mut place = QueuePosition::new(0, 3, [4]);
         assert_eq!(given(&place), [0, 1, 2, 4]);
