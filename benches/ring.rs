@@ -114,7 +114,7 @@ fn two_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, 
     receivers.iter_mut().for_each(|receiver| receiver.end.begin(Stream::default(), window));
     let _children: Vec<_> = workers
         .drain(..)
-        .map(|(bell, link)| start_with(&format!("worker {size} {bell}"), &[link.fd(), bells.fd()]))
+        .map(|(bell, link)| start_with(&format!("worker {size} {bell}"), &[link.region().fd(), bells.region.fd()]))
         .collect();
     let mut turn = 0;
     group.bench_function(format!("{name}/ring, two processes in turn"), |bench| {
@@ -192,7 +192,7 @@ fn latency(criterion: &mut Criterion) {
     let links = [0, 1].map(|_| Link::create(LinkConfig::default()).unwrap());
     let bells = BellBoard::create(2).unwrap();
     let (mut sender, mut receiver) = conversation([&links[0], &links[1]], &bells, 0);
-    let _child = start_with("answer", &[links[0].fd(), bells.fd(), links[1].fd()]);
+    let _child = start_with("answer", &[links[0].region().fd(), bells.region.fd(), links[1].region().fd()]);
     group.bench_function("ring, processes", |bench| {
         bench.iter_custom(|count| {
             timed(count, || {

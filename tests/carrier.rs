@@ -192,7 +192,7 @@ fn an_inconsistent_frame_is_reported() {
 fn memory_that_was_not_used_for_a_while_returns_to_the_system() {
     let mut way = way(64 << 20, 64 << 20);
     let allocated = |way: &Way| {
-        let file = File::from(way._links[1].fd().try_clone_to_owned().unwrap());
+        let file = File::from(way._links[1].region().fd().try_clone_to_owned().unwrap());
         file.metadata().unwrap().blocks() * 512
     };
     let stream = Stream::first(1);

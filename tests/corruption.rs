@@ -66,7 +66,7 @@ fn memory_that_is_not_a_link_is_rejected() {
 #[test]
 fn a_link_of_another_release_or_with_impossible_sizes_is_rejected() {
     let _watchdog = watchdog(30);
-    let attach = |link: &Link| Link::attach(link.fd().try_clone_to_owned().unwrap());
+    let attach = |link: &Link| Link::attach(link.region().fd().try_clone_to_owned().unwrap());
     let (link, _bells) = open(SMALL);
     let raw = Raw::new(&link);
     let ours = raw.u32(VERSION).load(Relaxed);

@@ -45,9 +45,9 @@ fn encoded(values: &Values, packed: bool) -> Vec<u8> {
 
 fn decoded(feature: &Feature<'_>) -> Result<Option<Values>, WireError> {
     let (mut floats, mut integers) = (vec![1.0], vec![1]);
-    Ok(match feature.kind() {
+    Ok(match feature.kind {
         None => None,
-        Some(FeatureKind::Bytes) => Some(Values::Bytes(feature.bytes().iter().map(|value| value.to_vec()).collect())),
+        Some(FeatureKind::Bytes) => Some(Values::Bytes(feature.parts.iter().map(|value| value.to_vec()).collect())),
         Some(FeatureKind::Float) => {
             feature.floats(&mut floats)?;
             Some(Values::Floats(floats.iter().map(|value| value.to_bits()).collect()))

@@ -459,7 +459,7 @@ fn an_unlimited_window_is_unlimited_and_a_new_epoch_counts_from_zero() {
 fn each_end_is_taken_once_also_through_another_mapping() {
     let _watchdog = watchdog(30);
     let (link, bells) = open(SMALL);
-    let again = Link::attach(link.fd().try_clone_to_owned().unwrap()).unwrap();
+    let again = Link::attach(link.region().fd().try_clone_to_owned().unwrap()).unwrap();
     let bell = || bells.bell(0).unwrap();
     let _producer = link.producer(bell()).unwrap();
     let _consumer = again.consumer(bell()).unwrap();

@@ -11,8 +11,8 @@ use std::time::Duration;
 use common::watchdog;
 use loom::sync::{Arc, Condvar, Mutex};
 use loom::thread;
-use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
-use torchdata_core::process::bell::{Bell, Parker, Wanted};
+use torchdata_core::sync::bell::{Bell, Parker, Wanted};
+use torchdata_core::sync::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::sync::primitive::{AtomicU32, AtomicU64, Ordering};
 
 /// A model of the kernel's futex: no wake-up can occur between the comparison of the value and the sleep.
@@ -169,7 +169,7 @@ fn a_sleeper_that_leaves_does_not_consume_the_ring_of_another() {
 #[test]
 fn a_sleeper_that_waits_for_one_event_is_woken_only_for_it() {
     model(|| {
-        let shared = Arc::new((Process::new(), Wanted::new(), AtomicU64::new(0)));
+        let shared = Arc::new((Process::new(), Wanted::default(), AtomicU64::new(0)));
         let provider = beside(&shared, |theirs| {
             theirs.2.store(1, Ordering::Relaxed);
             if theirs.1.is_raised() {
@@ -191,7 +191,7 @@ fn a_sleeper_that_waits_for_one_event_is_woken_only_for_it() {
 #[test]
 fn a_sleeper_that_raises_its_word_before_it_sleeps_is_woken() {
     model(|| {
-        let shared = Arc::new((Process::new(), [Wanted::new(), Wanted::new()], AtomicU64::new(0)));
+        let shared = Arc::new((Process::new(), [Wanted::default(), Wanted::default()], AtomicU64::new(0)));
         shared.1[0].raise();
         let provider = beside(&shared, |theirs| {
             theirs.2.store(1, Ordering::Relaxed);

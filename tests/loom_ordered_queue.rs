@@ -13,7 +13,7 @@ use loom::model::Builder;
 use loom::sync::Arc;
 use loom::sync::atomic::{AtomicUsize, Ordering};
 use loom::thread;
-use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve};
+use torchdata_core::queue::ordered::{OrderedQueue, Outcome, Pop, Reserve};
 
 const EVER: Duration = Duration::MAX;
 
@@ -50,13 +50,11 @@ impl Shared {
     }
 
     fn serve(&self) {
-        loop {
-            self.queue.wait_claimable(EVER);
-            match self.queue.try_claim(|&item| (item, true)) {
-                Claim::Given(slot, item) => drop(self.queue.put(slot, Outcome::Item(item))),
-                Claim::TimedOut => {}
-                Claim::Closed => return,
+        while let Some((slots, items)) = self.queue.claim_some((1, 1), 1, |_| false, |&mut item| (item, true)) {
+            if slots.is_empty() {
+                self.queue.wait_claimable(EVER);
             }
+            slots.into_iter().zip(items).for_each(|(slot, item)| drop(self.queue.put(slot, Outcome::Item(item))));
         }
     }
 
@@ -80,10 +78,12 @@ impl Shared {
     /// Claims up to two items at a time, until the queue has no unclaimed item.
     fn serve_some(&self) {
         let mut gives_back = true;
-        while let Some((slots, items)) = self.queue.claim_some((1, 2), 1, |_| true, std::mem::take) {
+        while let Some((slots, items)) =
+            self.queue.claim_some((1, 2), 1, |_| true, |item| (std::mem::take(item), false))
+        {
             let mut claimed: Vec<_> = slots.into_iter().zip(items).collect();
             if claimed.is_empty() {
-                self.queue.wait_claimable_some(EVER);
+                self.queue.wait_claimable(EVER);
             }
             if claimed.len() > 1 && std::mem::take(&mut gives_back) {
                 self.queue.hand_back(claimed.split_off(1), |rest, item| *rest += item);
@@ -175,7 +175,7 @@ fn after_an_error_of_the_source_workers_wait_until_the_consumer_has_received_it(
         it.produce(1);
     };
     explore(3, (3, true), [fail], |it| {
-        assert_eq!(it.queue.pop(EVER), Pop::Broken(7));
+        assert_eq!(it.queue.pop(EVER), Pop::Error(7));
         it.consume(1);
     });
 }

@@ -11,7 +11,7 @@ use loom::sync::Arc;
 use loom::thread;
 use torchdata_core::error::Corrupted;
 use torchdata_core::integrity::seal;
-use torchdata_core::link::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
+use torchdata_core::sync::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::sync::primitive::AtomicU64;
 
 /// A ring. Loom reports an error if two threads access a slot concurrently.

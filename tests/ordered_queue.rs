@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use common::queue::{Waiting, hold};
 use common::watchdog;
 use proptest::prelude::*;
-use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve, View};
+use torchdata_core::queue::ordered::{OrderedQueue, Outcome, Pop, Reserve, View};
 
 type Queue = OrderedQueue<usize>;
 
@@ -65,10 +65,8 @@ fn push(queue: &Queue, outcome: Outcome<usize>) {
 }
 
 fn claimed(queue: &Queue, busy: bool) -> (u64, usize) {
-    match queue.try_claim(|&item| (item, busy)) {
-        Claim::Given(slot, item) => (slot, item),
-        other => panic!("nothing to claim: {other:?}"),
-    }
+    let (slots, items) = queue.claim_some((1, 1), 1, |_| false, |&mut item| (item, busy)).expect("not closed");
+    (slots[0], items[0])
 }
 
 fn buffered(queue: &Queue) -> Vec<usize> {
@@ -135,7 +133,7 @@ fn after_an_error_of_the_source_no_item_is_taken_until_the_consumer_has_received
         queue.put(first, Outcome::Item(1));
         assert_eq!(queue.pop(NOW), Pop::Item(1));
         assert_eq!(queue.reserve(NOW), Reserve::TimedOut);
-        assert_eq!(queue.pop(NOW), Pop::Broken(BROKEN));
+        assert_eq!(queue.pop(NOW), Pop::Error(BROKEN));
         push(&queue, Outcome::Item(2));
         assert_eq!(queue.pop(NOW), Pop::Item(2));
     }
@@ -220,7 +218,7 @@ fn appended_outcomes_are_first_and_an_appended_end_stops_the_producer() {
     for item in 1..=3 {
         assert_eq!(queue.pop(NOW), Pop::Item(item));
     }
-    assert_eq!(queue.pop(NOW), Pop::Broken(BROKEN));
+    assert_eq!(queue.pop(NOW), Pop::Error(BROKEN));
 }
 
 #[test]
@@ -236,7 +234,7 @@ fn submitted_items_are_claimed_in_order_and_their_results_given_in_order() {
             View::Running(&item) => ("running", item),
             View::Error(&item) => ("error", item),
             View::Waiting(&item) => ("waiting", item),
-            View::Item(&item) | View::Broken(&item) => ("else", item),
+            View::Item(&item) => ("else", item),
         });
     });
     assert_eq!(seen, [("running", 1), ("error", BROKEN), ("waiting", 3)]);
@@ -254,7 +252,7 @@ fn a_hold_blocks_submitted_items_and_waits_for_items_that_workers_may_change() {
     let still = hold(&queue);
     assert!(!queue.wait_still(NOW));
     assert!(!queue.wait_claimable(NOW));
-    assert_eq!(queue.try_claim(|&item| (item, true)), Claim::TimedOut);
+    assert_eq!(queue.claim_some((1, 1), 1, |_| false, |&mut item| (item, true)), Some((vec![], vec![])));
     queue.put(changing, Outcome::Item(1));
     assert!(queue.wait_still(NOW), "the other item cannot be changed");
     let worker = thread::spawn({
@@ -266,7 +264,7 @@ fn a_hold_blocks_submitted_items_and_waits_for_items_that_workers_may_change() {
     assert_eq!(claimed(&queue, true).1, 3);
     queue.put(plain, Outcome::Item(2));
     queue.close();
-    assert_eq!(queue.try_claim(|&item| (item, true)), Claim::Closed);
+    assert_eq!(queue.claim_some((1, 1), 1, |_| false, |&mut item| (item, true)), None);
 }
 
 #[test]
@@ -431,7 +429,7 @@ proptest! {
                         match model.pop_front() {
                             Some(BROKEN) => {
                                 ended = true;
-                                Pop::Broken(BROKEN)
+                                Pop::Error(BROKEN)
                             }
                             Some(item) => Pop::Item(item),
                             None => Pop::TimedOut,

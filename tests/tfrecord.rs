@@ -58,13 +58,13 @@ fn offset_and_number_continue_from_the_start_of_reading() {
     let file = [framed(b"one"), framed(b"")].concat();
     let mut records = Records::new(100, 7, true, LONGEST);
     records.advance();
-    assert_eq!((records.offset(), records.record()), (100, 7));
+    assert_eq!((records.offset, records.record), (100, 7));
     records.feed(&file);
     records.advance();
-    assert_eq!((records.offset(), records.record()), (119, 8));
+    assert_eq!((records.offset, records.record), (119, 8));
     assert_eq!(records.unread(), framed(b""));
     records.advance();
-    assert_eq!((records.offset(), records.record(), records.unread().len()), (135, 9, 0));
+    assert_eq!((records.offset, records.record, records.unread().len()), (135, 9, 0));
 }
 
 proptest! {

@@ -30,7 +30,7 @@ impl Drop for Process {
 
 /// Without a role, the test `child_process` does nothing.
 pub fn start(role: &str, link: &Link, bells: &Arc<BellBoard>) -> Process {
-    start_with(role, &[link.fd(), bells.fd()])
+    start_with(role, &[link.region().fd(), bells.region.fd()])
 }
 
 pub fn start_with(role: &str, fds: &[BorrowedFd<'_>]) -> Process {

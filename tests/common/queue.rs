@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use torchdata_core::queue::ordered::{OrderedQueue, Pop, Reserve};
+use torchdata_core::queue::ordered::{OrderedQueue, Pop, Reserve, Slot, View};
 
 pub trait Waiting<T> {
     fn reserve(&self, timeout: Duration) -> Reserve;
     fn pop(&self, timeout: Duration) -> Pop<T>;
+    fn for_each(&self, look: impl FnMut(Slot, View<'_, T>));
 }
 
 impl<T> Waiting<T> for OrderedQueue<T> {
@@ -26,6 +27,14 @@ impl<T> Waiting<T> for OrderedQueue<T> {
                 popped => return popped,
             }
         }
+    }
+
+    fn for_each(&self, mut look: impl FnMut(Slot, View<'_, T>)) {
+        let looked: Result<(), ()> = self.try_for_each(|slot, view| {
+            look(slot, view);
+            Ok(())
+        });
+        looked.expect("`look` does not fail");
     }
 }
 

@@ -9,7 +9,7 @@ pub struct Raw(MmapRaw);
 
 impl Raw {
     pub fn new(link: &Link) -> Self {
-        Self(MmapOptions::new().map_raw(&link.fd()).unwrap())
+        Self(MmapOptions::new().map_raw(&link.region().fd()).unwrap())
     }
 
     pub fn byte(&self, place: usize) -> &AtomicU8 {

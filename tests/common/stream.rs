@@ -134,7 +134,7 @@ impl Sender {
     }
 
     pub fn stream(&mut self, buffer: &[u8]) -> Result<Part, Corrupted> {
-        for fragment in buffer.chunks(self.end.fragment_len()) {
+        for fragment in buffer.chunks(self.end.max_inline()) {
             while self.end.push_fragment(fragment)? == Push::Full {
                 self.wait_for_room(0, fragment.len())?;
             }

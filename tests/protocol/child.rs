@@ -157,7 +157,7 @@ impl World {
         match (step, ordered.command) {
             (Step::Run(_), Command::Epoch(epoch) | Command::Repeat(epoch)) => {
                 child.pump.begin(Stream::first(epoch));
-                child.pump.dealing.begin();
+                child.pump.dealing.turn.start();
                 child.doing = Doing::Pumping;
                 (child.read, child.pass, child.made, child.exhausted, child.failed) = (0, 0, (0, 0), false, false);
                 child.begin(&ordered);
@@ -223,7 +223,7 @@ impl World {
                 self.broken = Some("the graph ends before all has come again that the reader has");
                 return "has ended";
             }
-            let Some(target) = pump.dealing.turn() else {
+            let Some(target) = pump.dealing.turn.next() else {
                 if setting.is_dispatcher(index) {
                     child.doing = Doing::Between;
                 } else {
@@ -234,7 +234,7 @@ impl World {
             };
             let kind = if child.failed { Kind::Error } else { Kind::End };
             pump.departing = Some((target, Unit { stream: pump.stream(), kind }));
-            pump.dealing.end(target);
+            pump.dealing.turn.end(target);
             return "is about to end";
         }
         let (deal, sending) = next_deal(setting, pump, links, first);
@@ -260,7 +260,7 @@ impl World {
         let pump = &mut child.pump;
         let next = pump.stream().next_pass();
         pump.begin(next);
-        pump.dealing.begin();
+        pump.dealing.turn.start();
         child.doing = Doing::Pumping;
         (child.read, child.failed) = (0, false);
         "begins once more"
@@ -398,7 +398,7 @@ impl World {
         let pump = &mut child.pump;
         if !std::mem::take(&mut child.skips) {
             pump.departing = Some((target, Unit { stream: pump.stream(), kind: Kind::Item(item.0, item.1) }));
-            pump.dealing.advance();
+            pump.dealing.turn.advance();
             return;
         }
         if pump.sending[target].owed() > 0 {
@@ -410,7 +410,7 @@ impl World {
         } else {
             pump.count(setting, target, 0);
         }
-        self.children[index].pump.dealing.advance();
+        self.children[index].pump.dealing.turn.advance();
         self.between_items(setting, index);
     }
 }

@@ -248,7 +248,7 @@ impl World {
         self.both_books().for_each(|books| drop(books.begin(&starts)));
         if let Some(going_on) = &going_on {
             let turn = going_on.place.turn;
-            self.collecting.begin_at(turn);
+            self.collecting.turn.start_at(turn);
             self.both_books().for_each(|books| books.begin_at(turn));
             for (worker, given) in starts.iter().enumerate() {
                 let made = setting.made_by(worker);

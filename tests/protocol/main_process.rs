@@ -193,7 +193,7 @@ pub fn plainly(command: Command) -> Ordered {
 
 impl World {
     pub fn begin_collecting(&mut self, setting: &Setting) {
-        self.collecting.begin();
+        self.collecting.turn.start();
         self.delivered = 0;
         self.seen = 0;
         self.given = 0;
@@ -285,7 +285,7 @@ impl World {
                 let unit = taken_in.or_else(|| self.out[peer].units.pop_front()).expect("it was ready");
                 match unit.kind {
                     Kind::Item(epoch, item) => {
-                        self.collecting.advance();
+                        self.collecting.turn.advance();
                         if setting.saves() {
                             let given = self.given;
                             let lag = |total| setting.lag(total, given);
@@ -297,7 +297,7 @@ impl World {
                         Asked::Item((epoch, item))
                     }
                     Kind::End => {
-                        self.collecting.end(peer);
+                        self.collecting.turn.end(peer);
                         self.both_books().for_each(|books| books.end(peer));
                         Asked::Busy
                     }

@@ -117,6 +117,6 @@ impl World {
 
     fn has_ended(&self, worker: usize) -> bool {
         let is_last = |unit: &Unit| matches!(unit.kind, Kind::End | Kind::Error);
-        self.collecting.is_ended(worker) || self.held[worker].iter().any(is_last)
+        self.collecting.turn.is_ended(worker) || self.held[worker].iter().any(is_last)
     }
 }

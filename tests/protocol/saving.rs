@@ -71,7 +71,7 @@ impl Child {
             (self.made, self.exhausted) = (graph.made, graph.exhausted);
         }
         self.share_start = start.share;
-        self.pump.dealing.begin_at(start.turn);
+        self.pump.dealing.turn.start_at(start.turn);
         for (link, &(account, again, expected)) in start.starts.iter().enumerate() {
             self.pump.accounts[link] = account;
             self.pump.sending[link].repeat(again);

@@ -171,7 +171,7 @@ impl Shards {
         };
         world.books.begin(&accounts);
         world.books.begin_at(turn);
-        world.collecting.begin_at(turn);
+        world.collecting.turn.start_at(turn);
         world.replacing.begin();
         for (peer, snapshot) in snapshots.into_iter().enumerate() {
             snapshot.into_iter().for_each(|snapshot| drop(world.books.keep(peer, snapshot, None)));
@@ -231,8 +231,9 @@ impl Shards {
             account
         };
         let accounts: Vec<Account> = (0..self.peers()).map(received).collect();
-        let has_ended =
-            |peer: usize| world.collecting.is_ended(peer) || world.held[peer].iter().any(|unit| unit.kind == Kind::End);
+        let has_ended = |peer: usize| {
+            world.collecting.turn.is_ended(peer) || world.held[peer].iter().any(|unit| unit.kind == Kind::End)
+        };
         let ended: Vec<bool> = (0..self.workers)
             .map(|worker| (0..self.shards).all(|shard| has_ended(worker + shard * self.workers)))
             .collect();
@@ -318,7 +319,7 @@ impl Shards {
     fn deliver(&self, world: &mut World, peer: usize, unit: Unit, is_new: bool) -> Result<(), String> {
         match unit.kind {
             Kind::End => {
-                world.collecting.end(peer);
+                world.collecting.turn.end(peer);
                 world.books.end(peer);
             }
             Kind::Saved(snapshot) => drop(world.books.keep(peer, snapshot, Some(0))),
@@ -330,7 +331,7 @@ impl Shards {
                 }
                 world.given[peer] += 1;
                 world.books.deliver(peer, digest(peer, item), |_| Some(0));
-                world.collecting.advance();
+                world.collecting.turn.advance();
                 if is_new {
                     let link = &mut world.links[peer % self.workers];
                     link.grant = link.receiving.take().word();
@@ -389,7 +390,7 @@ impl Shards {
         let (worker, link) = (&mut workers[index], &mut links[index]);
         if let Some(start) = worker.order.take() {
             worker.sending.begin(start.stream);
-            worker.dealing.begin_at(start.turn);
+            worker.dealing.turn.start_at(start.turn);
             worker.strands = start.strands;
             (worker.departing, worker.ending, worker.runs) = (None, false, true);
             return take(("begins the epoch", index), Ok(after));
@@ -411,7 +412,7 @@ impl Shards {
         if *snapshots > 0 && has_room && !is_away && !worker.ending {
             let mut saved = world.clone();
             saved.snapshots -= 1;
-            for shard in (0..self.shards).filter(|&shard| !worker.dealing.is_ended(shard)) {
+            for shard in (0..self.shards).filter(|&shard| !worker.dealing.turn.is_ended(shard)) {
                 if saved.links[index].units.len() < self.ring {
                     let Strand { account, made, .. } = worker.strands[shard];
                     let kind = Kind::Saved(Snapshot { sent: account, share: Share::default(), content: made });
@@ -428,12 +429,12 @@ impl Shards {
     /// Returns None if the worker must wait between two items.
     fn pump(&self, worker: &mut Worker, link: &Link, index: usize) -> Option<Result<(), String>> {
         let stream = worker.sending.stream();
-        let Some(turn) = worker.dealing.turn() else {
+        let Some(turn) = worker.dealing.turn.next() else {
             worker.runs = false;
             return Some(Ok(()));
         };
         if worker.ending {
-            worker.dealing.end(turn);
+            worker.dealing.turn.end(turn);
             worker.departing = Some(Unit { stream, shard: turn, kind: Kind::End });
             return Some(Ok(()));
         }
@@ -456,7 +457,7 @@ impl Shards {
             if strand.owed > 0 {
                 return Some(Err("a shard ends before all has come again that the reader has".to_owned()));
             }
-            worker.dealing.end(shard);
+            worker.dealing.turn.end(shard);
             worker.departing = Some(Unit { stream, shard, kind: Kind::End });
             return Some(Ok(()));
         }
@@ -475,7 +476,7 @@ impl Shards {
         }
         worker.sending.sent();
         worker.departing = Some(Unit { stream, shard, kind: Kind::Item(item) });
-        worker.dealing.advance();
+        worker.dealing.turn.advance();
         Some(Ok(()))
     }
 }

@@ -8,9 +8,7 @@ pub mod formats;
 pub mod images;
 #[cfg_attr(loom, allow(dead_code, reason = "links, whose units are summed, are not part of loom's build"))]
 pub mod integrity;
-pub mod link;
 pub mod packing;
-pub mod process;
 pub mod protocol;
 pub mod queue;
 pub mod round_robin;
@@ -20,6 +18,10 @@ pub mod seed;
 pub mod strided;
 pub mod sync;
 
+#[cfg(not(loom))]
+pub mod link;
+#[cfg(not(loom))]
+pub mod process;
 #[cfg(not(loom))]
 pub mod ranks;
 #[cfg(not(loom))]

@@ -23,13 +23,7 @@ pub fn bounds(sizes: &[u32]) -> Option<Vec<i32>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{bounds, positions};
-
-    #[test]
-    fn positions_restart_with_each_piece() {
-        assert_eq!(positions(&[3, 1, 0, 2]), [0, 1, 2, 0, 0, 1]);
-        assert_eq!(positions(&[]), [0_i64; 0]);
-    }
+    use super::bounds;
 
     #[test]
     fn bounds_are_sums_of_the_sizes_and_none_for_a_row_that_is_too_long() {

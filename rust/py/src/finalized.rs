@@ -5,7 +5,7 @@
 //! interrupts `_finalize`, the finalizer calls `_finalize` again, which must finalize the object, and then raise the
 //! KeyboardInterrupt. If the attribute `_ended` of an object is true, the finalizer runs no Python code.
 
-use std::ffi::{c_int, c_void};
+use std::ffi::{CStr, c_int, c_ulong, c_void};
 
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::ffi;
@@ -18,21 +18,30 @@ const TRIES: usize = 1000;
 
 /// A derived class must have a method `_finalize(interrupted)`.
 pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
-    let slot = |number: c_int, pointer: *mut c_void| ffi::PyType_Slot { slot: number, pfunc: pointer };
     let doc = c"A base of classes whose `_finalize(interrupted)` is called at their end, whatever signals do, unless `_ended`.";
-    let mut slots = [
-        slot(ffi::Py_tp_doc, doc.as_ptr().cast_mut().cast()),
-        slot(ffi::Py_tp_finalize, finalize as *mut c_void),
-        slot(0, std::ptr::null_mut()),
-    ];
-    let mut spec = ffi::PyType_Spec {
-        name: c"torchdata._native.Finalized".as_ptr(),
-        basicsize: size_of::<ffi::PyObject>() as c_int,
-        itemsize: 0,
-        flags: (ffi::Py_TPFLAGS_DEFAULT | ffi::Py_TPFLAGS_BASETYPE) as _,
-        slots: slots.as_mut_ptr(),
-    };
-    // SAFETY: a well-formed specification. The slots have the signatures that the interpreter expects.
+    let slots = [(ffi::Py_tp_doc, doc.as_ptr().cast_mut().cast()), (ffi::Py_tp_finalize, finalize as *mut c_void)];
+    // SAFETY: the finalizer has the signature that the interpreter expects.
+    unsafe {
+        new_type(py, c"torchdata._native.Finalized", size_of::<ffi::PyObject>(), ffi::Py_TPFLAGS_BASETYPE, &slots)
+    }
+}
+
+/// Creates a class with a size in bytes, flags and slots.
+///
+/// # Safety
+/// The slots have the signatures that the interpreter expects.
+pub unsafe fn new_type<'py>(
+    py: Python<'py>,
+    name: &'static CStr,
+    size: usize,
+    flags: c_ulong,
+    slots: &[(c_int, *mut c_void)],
+) -> PyResult<Bound<'py, PyType>> {
+    let all = slots.iter().chain(&[(0, std::ptr::null_mut())]);
+    let mut slots: Vec<_> = all.map(|&(slot, pfunc)| ffi::PyType_Slot { slot, pfunc }).collect();
+    let (basicsize, flags) = (size as c_int, (ffi::Py_TPFLAGS_DEFAULT | flags) as _);
+    let mut spec = ffi::PyType_Spec { name: name.as_ptr(), basicsize, itemsize: 0, flags, slots: slots.as_mut_ptr() };
+    // SAFETY: a well-formed specification, whose slots the caller guarantees.
     let class = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyType_FromSpec(&mut spec))? };
     Ok(class.cast_into::<PyType>()?)
 }

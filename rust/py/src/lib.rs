@@ -79,61 +79,30 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     initialize(module.py())?;
     forking::register()?;
     module.add("Finalized", finalized::finalized_type(module.py())?)?;
-    module.add_class::<pipes::token::IterationToken>()?;
     module.add("IteratorGuard", pipes::guard::guard_type(module.py())?)?;
-    module.add_function(wrap_pyfunction!(pipes::guard::guard_iterator, module)?)?;
-    module.add_class::<pipes::calling::TimedCall>()?;
-    module.add_class::<pipes::iterators::FilterIterator>()?;
-    module.add_class::<pipes::iterators::IndexedIterator>()?;
-    module.add_class::<pipes::sequence::SequenceIterator>()?;
-    module.add_class::<pipes::sharing::ShareIterator>()?;
-    module.add_function(wrap_pyfunction!(pipes::packing::row_bounds, module)?)?;
-    module.add_function(wrap_pyfunction!(pipes::packing::row_positions, module)?)?;
-    module.add_function(wrap_pyfunction!(pipes::sampling::sample_order, module)?)?;
-    module.add_class::<pipes::delivery::Delivery>()?;
-    module.add_class::<pipes::delivery::DeliveryIterator>()?;
-    module.add_class::<pipes::handing::HandingIterator>()?;
-    module.add_class::<descriptors::OwnedDescriptor>()?;
-    module.add_class::<transport::links::PyLink>()?;
-    module.add_class::<transport::links::PyBellBoard>()?;
-    module.add_class::<transport::carrier::PyCarrier>()?;
-    module.add_class::<transport::stats::PyStatsBoard>()?;
-    module.add_class::<buffers::LeasedBuffer>()?;
-    module.add_class::<buffers::ArenaBuffer>()?;
-    module.add_class::<shard_globals::Exchange>()?;
-    module.add_class::<shard_globals::SavedGlobals>()?;
-    module.add_class::<shard_globals::ShardTurns>()?;
-    module.add_class::<transport::sender::Sender>()?;
-    module.add_class::<transport::collector::Collector>()?;
-    module.add_class::<transport::collector::ItemStream>()?;
-    module.add_class::<protocol::PyObedience>()?;
-    module.add_class::<protocol::PyReplacing>()?;
-    module.add_function(wrap_pyfunction!(protocol::order_of, module)?)?;
-    module.add_class::<queue::ReadAheadQueue>()?;
-    module.add_class::<queue::ReadAheadHold>()?;
-    module.add_class::<queue::SourceReader>()?;
-    module.add_class::<pipes::turn::SharedIterator>()?;
-    module.add_class::<pipes::turn::Turn>()?;
-    module.add_class::<ranks::PyMeeting>()?;
-    module.add_class::<seed::PySeedGenerator>()?;
-    module.add_class::<formats::gzip::GzipReader>()?;
-    module.add_class::<formats::tfrecord::TFRecordReader>()?;
-    module.add_function(wrap_pyfunction!(buffers::bytes_in_place, module)?)?;
-    module.add_function(wrap_pyfunction!(formats::pickle::check_plain_pickle, module)?)?;
-    module.add_function(wrap_pyfunction!(formats::tar::tar_file_header, module)?)?;
-    module.add_function(wrap_pyfunction!(formats::tar::tar_pax_records, module)?)?;
-    module.add_function(wrap_pyfunction!(images::resize_pixels, module)?)?;
-    module.add_function(wrap_pyfunction!(transport::links::drop_inherited, module)?)?;
-    module.add_function(wrap_pyfunction!(continue_with_parent, module)?)?;
-    module.add_function(wrap_pyfunction!(exit_with_parent, module)?)?;
-    module.add_function(wrap_pyfunction!(take_no_notice, module)?)?;
-    module.add_function(wrap_pyfunction!(name_process, module)?)?;
-    module.add_function(wrap_pyfunction!(is_portable, module)?)?;
-    module.add_function(wrap_pyfunction!(system_lacks, module)?)?;
-    module.add_function(wrap_pyfunction!(forking::fork_waits_for, module)?)?;
-    module.add_function(wrap_pyfunction!(watching::watch_with, module)?)?;
-    module.add_function(wrap_pyfunction!(watching::watch_before_fork, module)?)?;
-    module.add_function(wrap_pyfunction!(watching::watch_after_fork, module)?)?;
-    module.add_function(wrap_pyfunction!(watching::watch_is_over, module)?)?;
+    macro_rules! add {
+        ($($class:ty),+; $($function:path),+;) => {
+            $(module.add_class::<$class>()?;)+
+            $(module.add_function(wrap_pyfunction!($function, module)?)?;)+
+        };
+    }
+    add!(
+        pipes::token::IterationToken, pipes::calling::TimedCall, pipes::iterators::FilterIterator,
+        pipes::iterators::IndexedIterator, pipes::sequence::SequenceIterator, pipes::sharing::ShareIterator,
+        pipes::delivery::Delivery, pipes::delivery::DeliveryIterator, pipes::handing::HandingIterator,
+        descriptors::OwnedDescriptor, transport::links::PyLink, transport::links::PyBellBoard,
+        transport::carrier::PyCarrier, transport::stats::PyStatsBoard, buffers::LeasedBuffer, buffers::ArenaBuffer,
+        shard_globals::Exchange, shard_globals::SavedGlobals, shard_globals::ShardTurns, transport::sender::Sender,
+        transport::collector::Collector, transport::collector::ItemStream, protocol::PyObedience,
+        protocol::PyReplacing, queue::ReadAheadQueue, queue::ReadAheadHold, queue::SourceReader,
+        pipes::turn::SharedIterator, pipes::turn::Turn, ranks::PyMeeting, seed::PySeedGenerator,
+        formats::gzip::GzipReader, formats::tfrecord::TFRecordReader;
+        pipes::guard::guard_iterator, pipes::packing::row_bounds, pipes::packing::row_positions,
+        pipes::sampling::sample_order, protocol::order_of, buffers::bytes_in_place,
+        formats::pickle::check_plain_pickle, formats::tar::tar_file_header, formats::tar::tar_pax_records,
+        images::resize_pixels, transport::links::drop_inherited, continue_with_parent, exit_with_parent,
+        take_no_notice, name_process, is_portable, system_lacks, forking::fork_waits_for, watching::watch_with,
+        watching::watch_before_fork, watching::watch_after_fork, watching::watch_is_over;
+    );
     Ok(())
 }

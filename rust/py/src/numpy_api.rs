@@ -9,6 +9,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
+use numpy::npyffi::objects::_PyArray_DescrNumPy2_fields as DescrFields;
 use numpy::npyffi::{PyArray_DatetimeDTypeMetaData, PyArray_DescrProto, npy_intp};
 use pyo3::exceptions::{PyImportError, PyRuntimeError};
 use pyo3::ffi;
@@ -26,24 +27,10 @@ static SECOND: AtomicBool = AtomicBool::new(false);
 /// The feature version of the C API that NumPy 2.0 has.
 const SECOND_FEATURES: c_uint = 0x12;
 
-/// A built-in dtype of NumPy 2. The fields are the start of `_PyArray_LegacyDescr` in NumPy's headers.
+/// The start of a built-in dtype of NumPy 2 (`_PyArray_LegacyDescr` in NumPy's headers): its header, the fields of all
+/// dtypes, and the pointers `subarray`, `fields`, `names` and `c_metadata`.
 #[repr(C)]
-struct SecondDescr {
-    object: ffi::PyObject,
-    class: *mut ffi::PyTypeObject,
-    letters: [u8; 4],
-    number: c_int,
-    flags: u64,
-    size: npy_intp,
-    alignment: npy_intp,
-    metadata: *mut ffi::PyObject,
-    hash: isize,
-    reserved: [*mut c_void; 2],
-    subarray: *mut c_void,
-    fields: *mut ffi::PyObject,
-    names: *mut ffi::PyObject,
-    unit: *mut c_void,
-}
+struct SecondDescr(ffi::PyObject, DescrFields, [*mut c_void; 4]);
 
 /// The ABI version of NumPy 2, which is the newest version that this module supports.
 const NEWEST_ABI: c_uint = 0x0200_0000;
@@ -115,11 +102,6 @@ impl NumPy {
         unsafe { self.0.as_ptr().add(index).cast::<T>().read() }
     }
 
-    pub fn array_class(self) -> *mut ffi::PyTypeObject {
-        // SAFETY: entry 2 is PyArray_Type.
-        unsafe { self.entry(2) }
-    }
-
     /// If `own` is true, the dtype is a new object that the caller may change.
     ///
     /// # Safety
@@ -138,7 +120,7 @@ impl NumPy {
         // SAFETY: guaranteed by the caller. NumPy's version determines the layout of the descriptor.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
-                (*dtype.cast::<SecondDescr>()).size
+                (*dtype.cast::<SecondDescr>()).1.elsize
             } else {
                 (*dtype.cast::<PyArray_DescrProto>()).elsize as npy_intp
             }
@@ -151,7 +133,7 @@ impl NumPy {
         // SAFETY: see `item_size`.
         unsafe {
             let metadata = if SECOND.load(Ordering::Relaxed) {
-                (*dtype.cast::<SecondDescr>()).metadata
+                (*dtype.cast::<SecondDescr>()).1.metadata
             } else {
                 (*dtype.cast::<PyArray_DescrProto>()).metadata
             };
@@ -167,7 +149,7 @@ impl NumPy {
         // SAFETY: see `item_size`.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
-                (*dtype.cast::<SecondDescr>()).unit.cast()
+                (*dtype.cast::<SecondDescr>()).2[3].cast()
             } else {
                 (*dtype.cast::<PyArray_DescrProto>()).c_metadata.cast()
             }
@@ -195,11 +177,11 @@ impl NumPy {
             *mut ffi::PyObject,
         ) -> *mut ffi::PyObject;
         let py = dtype.py();
-        // SAFETY: PyArray_NewFromDescr takes over the dtype, and returns a new reference, or NULL with an exception.
+        // SAFETY: entry 2 is PyArray_Type. PyArray_NewFromDescr takes over the dtype, and returns a new reference, or NULL with an exception.
         unsafe {
             let new: New = self.entry(94);
             let (dimensions, no_parent) = (shape.len() as c_int, std::ptr::null_mut());
-            let class = self.array_class();
+            let class: *mut ffi::PyTypeObject = self.entry(2);
             let array = new(class, dtype.into_ptr(), dimensions, shape.as_mut_ptr(), strides, data, flags, no_parent);
             Bound::from_owned_ptr_or_err(py, array)
         }

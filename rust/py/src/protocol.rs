@@ -1,7 +1,5 @@
 //! Provides the Python classes that decide how children react to commands, and which children are replaced.
 
-use std::sync::{Mutex, PoisonError};
-
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use torchdata_core::protocol::{Acknowledged, Command, Obedience, Replacing, Step};
@@ -24,27 +22,20 @@ pub fn order_of(kind: &str, number: u64) -> PyResult<Option<u64>> {
     command(kind, number).map(Command::order)
 }
 
-#[pyclass(frozen, name = "Obedience", module = "torchdata._native")]
-pub struct PyObedience(Mutex<Obedience>);
-
-impl PyObedience {
-    fn with<T>(&self, look: impl FnOnce(&mut Obedience) -> T) -> T {
-        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
+#[pyclass(name = "Obedience", module = "torchdata._native")]
+pub struct PyObedience(Obedience);
 
 #[pymethods]
 impl PyObedience {
     #[new]
     fn new(dispatches: bool) -> Self {
-        Self(Mutex::new(Obedience::new(dispatches)))
+        Self(Obedience::new(dispatches))
     }
 
     /// Returns the next step ("leave", "run", "apply" or "end"), and whether to acknowledge the command before and
     /// after this step.
-    fn obey(&self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
-        let command = command(kind, number)?;
-        Ok(match self.with(|obedience| obedience.obey(command)) {
+    fn obey(&mut self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
+        Ok(match self.0.obey(command(kind, number)?) {
             Step::Leave => ("leave", false, false),
             Step::Run(Acknowledged::Begun) => ("run", true, false),
             Step::Run(Acknowledged::Done) => ("run", false, true),
@@ -54,56 +45,57 @@ impl PyObedience {
         })
     }
 
-    fn leave(&self) {
-        self.with(Obedience::leave);
+    fn leave(&mut self) {
+        self.0.leave();
     }
 
     #[getter]
     fn runs(&self) -> bool {
-        self.with(|obedience| obedience.runs())
+        self.0.runs()
     }
 }
 
 /// The dispatching process is the last child (see `torchdata_core::protocol::Replacing`).
-#[pyclass(frozen, name = "Replacing", module = "torchdata._native")]
-pub struct PyReplacing(Mutex<Replacing>);
-
-impl PyReplacing {
-    fn with<T>(&self, look: impl FnOnce(&mut Replacing) -> T) -> T {
-        look(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-}
+#[pyclass(name = "Replacing", module = "torchdata._native")]
+pub struct PyReplacing(Replacing);
 
 #[pymethods]
 impl PyReplacing {
     #[new]
     fn new(workers: usize, dispatches: bool) -> Self {
-        Self(Mutex::new(Replacing::new(workers, dispatches)))
+        Self(Replacing::new(workers, dispatches))
     }
 
-    fn begin(&self) {
-        self.with(Replacing::begin);
+    fn begin(&mut self) {
+        self.0.begin();
     }
 
     fn rests(&self, child: usize) -> bool {
-        self.with(|replacing| replacing.rests(child))
+        self.0.rests(child)
     }
 
-    fn wanted(&self, dead: Vec<usize>, ended: Vec<bool>) -> Vec<usize> {
-        self.with(|replacing| replacing.wanted(&dead, &ended))
+    fn wanted(&mut self, dead: Vec<usize>, ended: Vec<bool>) -> Vec<usize> {
+        self.0.wanted(&dead, &ended)
     }
 
     /// Returns (number of exits at this item, whether this exit is new, whether to give up).
-    fn judge(&self, child: usize, process: u64, epoch: u32, received: Vec<u64>, halted: bool) -> (usize, bool, bool) {
-        let verdict = self.with(|replacing| replacing.judge(child, process, epoch, &received, halted));
+    fn judge(
+        &mut self,
+        child: usize,
+        process: u64,
+        epoch: u32,
+        received: Vec<u64>,
+        halted: bool,
+    ) -> (usize, bool, bool) {
+        let verdict = self.0.judge(child, process, epoch, &received, halted);
         (verdict.deaths, verdict.is_new, verdict.is_final())
     }
 
     fn item_of(&self, child: usize, received: Vec<u64>) -> u64 {
-        self.with(|replacing| replacing.item_of(child, &received))
+        self.0.item_of(child, &received)
     }
 
-    fn repeats(&self, child: usize, ended: Vec<bool>) -> bool {
-        self.with(|replacing| replacing.repeats(child, &ended))
+    fn repeats(&mut self, child: usize, ended: Vec<bool>) -> bool {
+        self.0.repeats(child, &ended)
     }
 }

@@ -13,12 +13,12 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::sync::Arc;
 use torchdata_core::ranks::meeting::{Meeting, Tokens};
-use torchdata_core::ranks::{Answer, Fault, Verdict, WATCH};
+use torchdata_core::ranks::{Answer, Verdict, WATCH};
 
 use crate::enter::{self, Slices};
 
 /// The reason for a failure, the ranks at fault, and the rank that has detected the fault.
-type Blame = (&'static str, Vec<u32>, u32);
+type Blame = (String, Vec<u32>, u32);
 
 #[pyclass(frozen, name = "Meeting", module = "torchdata._native")]
 pub struct PyMeeting {
@@ -36,15 +36,7 @@ impl Drop for PyMeeting {
 }
 
 fn blame(verdict: Verdict) -> Blame {
-    let what = match verdict.fault {
-        Fault::Absent => "absent",
-        Fault::Late => "late",
-        Fault::Dead => "dead",
-        Fault::Silent => "silent",
-        Fault::Parted => "parted",
-        Fault::Left => "left",
-    };
-    (what, verdict.ranks, verdict.by)
+    (format!("{:?}", verdict.fault).to_lowercase(), verdict.ranks, verdict.by)
 }
 
 fn seconds(value: f64) -> PyResult<Duration> {

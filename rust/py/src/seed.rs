@@ -1,61 +1,51 @@
 //! Provides the Python class for the seed generator.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::seed::SeedGenerator;
 
 /// The class that `torchdata.dataloader2.random.SeedGenerator` wraps.
-#[pyclass(frozen, name = "SeedGenerator", module = "torchdata._native")]
-pub struct PySeedGenerator(Mutex<SeedGenerator>);
-
-impl PySeedGenerator {
-    fn lock(&self) -> MutexGuard<'_, SeedGenerator> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
+#[pyclass(name = "SeedGenerator", module = "torchdata._native")]
+pub struct PySeedGenerator(SeedGenerator);
 
 #[pymethods]
 impl PySeedGenerator {
     #[new]
     fn new(seed: u64) -> Self {
-        Self(Mutex::new(SeedGenerator::new(seed)))
+        Self(SeedGenerator::new(seed))
     }
 
-    fn seed(&self, seed: u64) {
-        self.lock().seed(seed);
+    fn seed(&mut self, seed: u64) {
+        self.0.seed(seed);
     }
 
-    fn generate_shared_seed(&self) -> u64 {
-        self.lock().generate_shared_seed()
+    fn generate_shared_seed(&mut self) -> u64 {
+        self.0.generate_shared_seed()
     }
 
-    fn generate_seed(&self) -> u64 {
-        self.lock().generate_seed()
+    fn generate_seed(&mut self) -> u64 {
+        self.0.generate_seed()
     }
 
     fn spawn(&self, worker_id: u64) -> Self {
-        Self(Mutex::new(self.lock().spawn(worker_id)))
+        Self(self.0.spawn(worker_id))
     }
 
-    fn spawn_in_place(&self, worker_id: u64) {
-        self.lock().spawn_in_place(worker_id);
+    fn spawn_in_place(&mut self, worker_id: u64) {
+        self.0.spawn_in_place(worker_id);
     }
 
     fn export<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
-        PyBytes::new(py, &self.lock().export())
+        PyBytes::new(py, &self.0.export())
     }
 
     #[staticmethod]
     fn from_state(state: &[u8]) -> PyResult<Self> {
-        SeedGenerator::import(state)
-            .map(|seeds| Self(Mutex::new(seeds)))
-            .map_err(|e| PyValueError::new_err(e.to_string()))
+        SeedGenerator::import(state).map(Self).map_err(|error| PyValueError::new_err(error.to_string()))
     }
 
-    fn __eq__(&self, other: &Bound<'_, Self>) -> bool {
-        std::ptr::eq(self, other.get()) || *self.lock() == *other.get().lock()
+    fn __eq__(&self, other: &Self) -> bool {
+        self.0 == other.0
     }
 }

@@ -19,22 +19,13 @@ pub enum FeatureKind {
 /// The values of a feature, as slices of the record.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Feature<'a> {
-    kind: Option<FeatureKind>,
+    /// The type of the values, or None if the feature contains no list of values.
+    pub kind: Option<FeatureKind>,
     /// For byte strings, each part is one value. For numbers, each part contains one or more encoded numbers.
-    parts: Vec<&'a [u8]>,
+    pub parts: Vec<&'a [u8]>,
 }
 
 impl<'a> Feature<'a> {
-    /// Returns the type of the values, or None if the feature contains no list of values.
-    pub fn kind(&self) -> Option<FeatureKind> {
-        self.kind
-    }
-
-    /// Returns the values of a feature of byte strings.
-    pub fn bytes(&self) -> &[&'a [u8]] {
-        &self.parts
-    }
-
     /// Replaces the contents of `out` with the values of a feature of floats.
     pub fn floats(&self, out: &mut Vec<f32>) -> Result<(), WireError> {
         out.clear();

@@ -49,8 +49,10 @@ pub struct Records {
     /// The bytes from index `begin` on have not been returned as records yet.
     buffer: Vec<u8>,
     begin: usize,
-    offset: u64,
-    record: u64,
+    /// The offset of the next record in the file.
+    pub offset: u64,
+    /// The number of the next record, counted from 0.
+    pub record: u64,
     verify: bool,
     longest: u64,
 }
@@ -60,16 +62,6 @@ impl Records {
     /// longer than `longest` (at most [`LONGEST`]) are rejected before they are read.
     pub fn new(offset: u64, record: u64, verify: bool, longest: u64) -> Self {
         Self { buffer: Vec::new(), begin: 0, offset, record, verify, longest: longest.min(LONGEST) }
-    }
-
-    /// Returns the offset of the next record in the file.
-    pub fn offset(&self) -> u64 {
-        self.offset
-    }
-
-    /// Returns the number of the next record, counted from 0.
-    pub fn record(&self) -> u64 {
-        self.record
     }
 
     /// Returns the bytes that `feed` has added and that have not been returned as part of a record yet.

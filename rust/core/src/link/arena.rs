@@ -8,14 +8,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use super::cursor::ConsumerCursor;
 use super::header::{BLOCK_ALIGN, Layout, LinkConfig, returned_offset};
-use super::idle_chunks::IdleChunks;
 use crate::error::Corrupted;
 use crate::process::fork;
 use crate::stats::FlowRef;
+use crate::sync::cursor::ConsumerCursor;
 
 #[derive(Debug, Clone, Copy)]
 struct Holders {
@@ -25,6 +24,12 @@ struct Holders {
     /// The number of units (messages) that refer to this block and that the consumer has not returned yet.
     remote: u64,
 }
+
+/// Pages above all blocks that were allocated or freed during this time are idle. An allocation uses the lowest free
+/// range, so pages in regular use are below.
+const PERIOD: Duration = Duration::from_secs(2);
+/// Idle pages are returned in huge pages.
+const HUGE_PAGE: u64 = 2 << 20;
 
 #[derive(Debug)]
 struct Allocator {
@@ -36,7 +41,11 @@ struct Allocator {
     in_use: u64,
     peak: u64,
     flow: Option<FlowRef>,
-    idle_chunks: IdleChunks,
+    /// The highest end of a block that was allocated or freed since `period_began`.
+    recent: u64,
+    period_began: Instant,
+    /// The end of the pages that may have to be returned to the system.
+    dirty: u64,
     /// Whether the file system can free pages of the arena. The value is true until the first failure.
     punches: bool,
     returns: ConsumerCursor,
@@ -52,7 +61,9 @@ impl Allocator {
             in_use: 0,
             peak: 0,
             flow: None,
-            idle_chunks: IdleChunks::new(Instant::now()),
+            recent: 0,
+            period_began: Instant::now(),
+            dirty: 0,
             punches: true,
             returns: ConsumerCursor::new(most as u64),
         }
@@ -72,7 +83,7 @@ impl Allocator {
         self.in_use += len;
         self.peak = self.peak.max(self.in_use);
         self.mirror();
-        self.idle_chunks.touch(offset, len);
+        self.touch(offset + len);
         Some(offset)
     }
 
@@ -97,18 +108,21 @@ impl Allocator {
         Ok(())
     }
 
+    fn touch(&mut self, end: u64) {
+        self.recent = self.recent.max(end);
+        self.dirty = self.dirty.max(end);
+    }
+
+    /// Returns the free ranges that have become idle.
     fn take_idle(&mut self, now: Instant) -> Vec<Range<u64>> {
-        let mut parts = Vec::new();
-        for idle in self.idle_chunks.take_idle(now) {
-            let before = self.free.range(..idle.start).next_back();
-            for (&start, &len) in before.into_iter().chain(self.free.range(idle.start..idle.end)) {
-                let part = start.max(idle.start)..(start + len).min(idle.end);
-                if part.start < part.end {
-                    parts.push(part);
-                }
-            }
+        if now.saturating_duration_since(self.period_began) < PERIOD {
+            return Vec::new();
         }
-        parts
+        let start = std::mem::take(&mut self.recent).next_multiple_of(HUGE_PAGE);
+        let end = self.dirty;
+        (self.dirty, self.period_began) = (start.min(end), now);
+        let parts = self.free.iter().map(|(&free, &len)| free.max(start)..(free + len).min(end));
+        parts.filter(|part| part.start < part.end).collect()
     }
 
     fn free_if_unheld(&mut self, offset: u64) {
@@ -119,7 +133,7 @@ impl Allocator {
         let (mut start, mut len) = (offset, holders.len);
         self.in_use -= len;
         self.mirror();
-        self.idle_chunks.touch(start, len);
+        self.touch(start + len);
         self.taken.remove(&offset);
         if let Some((&before, &extent)) = self.free.range(..start).next_back()
             && before + extent == start
@@ -186,7 +200,7 @@ impl Arena {
             self.untidy.store(true, Ordering::Relaxed);
             (offset, allocator.len_of(offset))
         };
-        self.layout.region().mapping().pin();
+        self.layout.region.mapping.pin();
         let block = Block { arena: Arc::clone(self), offset, len };
         self.layout.reserve_arena(offset, whole).then_some(block)
     }
@@ -233,7 +247,7 @@ impl Arena {
                 allocator.punches &= self.layout.punch_arena(part.start, part.end - part.start);
             }
         }
-        let untidy = allocator.in_use > 0 || allocator.punches && !allocator.idle_chunks.is_empty();
+        let untidy = allocator.in_use > 0 || allocator.punches && allocator.dirty > 0;
         self.untidy.store(untidy, Ordering::Relaxed);
         Ok(untidy)
     }
@@ -311,7 +325,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        self.arena.layout.region().mapping().unpin();
+        self.arena.layout.region.mapping.unpin();
         self.arena.dropped(self.offset);
     }
 }
@@ -345,13 +359,12 @@ mod tests {
 
     #[test]
     fn pages_that_nobody_uses_go_back_and_those_of_live_blocks_stay() {
-        use super::super::idle_chunks::PERIOD;
         const LEN: usize = 16 << 20;
         let config = LinkConfig { arena_capacity: 8 * LEN as u64, ..LinkConfig::default() };
         let layout = Arc::new(Layout::create(config).unwrap());
         let arena = Arena::new(Arc::clone(&layout));
         let resident = || {
-            let stat = rustix::fs::fstat(layout.region().fd()).unwrap();
+            let stat = rustix::fs::fstat(layout.region.fd()).unwrap();
             512 * stat.st_blocks as usize
         };
         let block = |value: u8| {

@@ -288,7 +288,7 @@ impl Carrier {
             }
         }
         while *streamed < bytes.len() {
-            let piece = outbound.fragment_len().min(bytes.len() - *streamed);
+            let piece = outbound.max_inline().min(bytes.len() - *streamed);
             if outbound.push_fragment(&bytes[*streamed..*streamed + piece])? == Push::Full {
                 return Ok(Lack::Room { blocks: 0, payload: piece });
             }

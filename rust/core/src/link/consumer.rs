@@ -6,7 +6,6 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use super::cursor::ConsumerCursor;
 use super::header::{BLOCK_ALIGN, Layout};
 use super::lease::{Lease, Returns};
 use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, OPAQUE, UNIT_HEADER, UnitHeader, bare_len};
@@ -15,6 +14,7 @@ use crate::integrity::{Digest, open, seal};
 use crate::process::board::BellRef;
 use crate::protocol::{Ahead, Grant, Judgement, Receiving, Stream};
 use crate::stats::{FlowRef, add};
+use crate::sync::cursor::ConsumerCursor;
 
 /// A large buffer of a received unit.
 #[derive(Debug, Clone)]

@@ -1,12 +1,11 @@
 //! Creates and attaches the shared memory of links, and creates the two ends of a link.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::consumer::Consumer;
-use super::header::Layout;
-use super::header::LinkConfig;
+use super::header::{Layout, LinkConfig};
 use super::producer::Producer;
 use crate::error::{Corrupted, OpenError};
 use crate::integrity::{open, seal};
@@ -31,14 +30,9 @@ impl Link {
         Ok(Self { layout: Arc::new(Layout::attach(Region::attach(fd)?)?) })
     }
 
-    /// Returns the descriptor, which can be passed to another process.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.layout.region().fd()
-    }
-
     /// Returns the memory of the link.
     pub fn region(&self) -> &Region {
-        self.layout.region()
+        &self.layout.region
     }
 
     /// Takes the producer end. `peer` is the bell of the consumer. Each end can be taken once.

@@ -14,13 +14,13 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crossbeam_utils::CachePadded;
 
-use super::cursor;
 use crate::error::OpenError;
 use crate::integrity::{placed, seal};
-use crate::process::bell::Wanted;
 use crate::process::region::Region;
 use crate::protocol::Ahead;
 use crate::stats::{Flow, FlowRef};
+use crate::sync::bell::Wanted;
+use crate::sync::cursor;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
 /// Must be increased whenever the layout of the header, the units or the rings changes.
@@ -120,17 +120,7 @@ const _: () = {
     assert!(std::mem::offset_of!(Header, version) == 8);
     assert!(std::mem::offset_of!(Header, ring_capacity) == 24);
     assert!(std::mem::offset_of!(Header, tail) == LINE);
-    assert!(std::mem::offset_of!(Header, head) == 2 * LINE);
-    assert!(std::mem::offset_of!(Header, return_tail) == 3 * LINE);
-    assert!(std::mem::offset_of!(Header, return_head) == 4 * LINE);
-    assert!(std::mem::offset_of!(Header, granted) == 5 * LINE);
-    assert!(std::mem::offset_of!(Header, blocks_wanted) == 6 * LINE);
-    assert!(std::mem::offset_of!(Header, starving) == 7 * LINE);
-    assert!(std::mem::offset_of!(Header, order) == 8 * LINE);
-    assert!(std::mem::offset_of!(Header, acknowledged) == 9 * LINE);
-    assert!(std::mem::offset_of!(Header, items_wanted) == 10 * LINE);
-    assert!(std::mem::offset_of!(Header, ahead) == 11 * LINE);
-    assert!(std::mem::offset_of!(Header, sent) == 12 * LINE);
+    assert!(std::mem::offset_of!(Header, sent) == 12 * LINE); // after eleven words
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
@@ -149,7 +139,7 @@ pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
 
 #[derive(Debug)]
 pub(crate) struct Layout {
-    region: Region,
+    pub region: Region,
     pub config: LinkConfig,
 }
 
@@ -202,10 +192,6 @@ impl Layout {
         }
         layout.config = config;
         Ok(layout)
-    }
-
-    pub fn region(&self) -> &Region {
-        &self.region
     }
 
     pub fn header(&self) -> &Header {

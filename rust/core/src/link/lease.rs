@@ -3,11 +3,11 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::cursor::ProducerCursor;
 use super::header::{Layout, return_entry};
 use crate::error::NoMemory;
 use crate::process::board::BellRef;
 use crate::process::fork;
+use crate::sync::cursor::ProducerCursor;
 
 #[derive(Debug)]
 pub(super) struct Returns {
@@ -53,7 +53,7 @@ impl Returns {
     pub(super) fn lease(self: &Arc<Self>, offset: u64, len: u64) -> Lease {
         self.leased.fetch_add(len, Ordering::Relaxed);
         self.leases.fetch_add(1, Ordering::Relaxed);
-        self.layout.region().mapping().pin();
+        self.layout.region.mapping.pin();
         Lease { returns: Arc::clone(self), offset, len: len as usize }
     }
 
@@ -126,7 +126,7 @@ impl Drop for Lease {
     fn drop(&mut self) {
         self.returns.leased.fetch_sub(self.len as u64, Ordering::Relaxed);
         self.returns.leases.fetch_sub(1, Ordering::Relaxed);
-        self.returns.layout.region().mapping().unpin();
+        self.returns.layout.region.mapping.unpin();
         self.returns.give_back(self.offset);
     }
 }

@@ -8,7 +8,6 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::arena::{Arena, Block};
-use super::cursor::ProducerCursor;
 use super::header::Layout;
 use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, OPAQUE, UnitHeader, sampled_len};
 use super::wake::WakePolicy;
@@ -18,6 +17,7 @@ use crate::process::board::BellRef;
 use crate::protocol::{Account, Ahead, Permit, Reader, Sending, Stream};
 use crate::sampled_clock::SampledClock;
 use crate::stats::{FlowRef, add};
+use crate::sync::cursor::ProducerCursor;
 
 const WAKE_BATCH: u32 = 64;
 
@@ -386,8 +386,7 @@ impl Producer {
 
     /// Pushes a unit that is not an item, and wakes up the consumer immediately.
     pub fn push(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        let (pushed, _) = self.write(kind, parts, payload)?;
-        self.streaming &= pushed == Push::Full;
+        let pushed = self.push_soon(kind, parts, payload)?;
         self.ring();
         Ok(pushed)
     }
@@ -491,10 +490,5 @@ impl Producer {
         let pad = First::pad(self.cursor.tail(), total);
         // SAFETY: at least 8 free, contiguous bytes follow the tail, because tail and ring end are multiples of 8.
         unsafe { self.layout.ring_ptr(self.cursor.tail()).cast::<u64>().write(pad) };
-    }
-
-    /// Returns the maximum length of a fragment in bytes.
-    pub fn fragment_len(&self) -> usize {
-        self.max_inline()
     }
 }

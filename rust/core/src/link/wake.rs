@@ -8,8 +8,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::process::bell::Wanted;
 use crate::process::board::BellRef;
+use crate::sync::bell::Wanted;
 
 /// The maximum delay of the consumer's wake-up. If items have longer intervals, the producer rings the bell for each
 /// item.

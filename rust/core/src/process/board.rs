@@ -1,6 +1,6 @@
 //! The doorbells of all processes of a loader, in one region of shared memory.
 
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
@@ -8,9 +8,9 @@ use std::time::Duration;
 use crossbeam_utils::CachePadded;
 
 use super::backend::system;
-use super::bell::{Bell, Parker};
 use super::region::Region;
 use crate::error::OpenError;
+use crate::sync::bell::{Bell, Parker};
 
 /// Puts threads to sleep and wakes them up with calls of the operating system.
 #[derive(Debug, Clone, Copy, Default)]
@@ -29,7 +29,8 @@ impl Parker for SystemParker {
 /// The doorbells of all processes of a loader, in one small region of shared memory.
 #[derive(Debug)]
 pub struct BellBoard {
-    region: Region,
+    /// The shared memory of the doorbells.
+    pub region: Region,
 }
 
 impl BellBoard {
@@ -42,16 +43,6 @@ impl BellBoard {
     /// Maps the doorbells of `fd`, a descriptor that was received from the process that created them.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         Ok(Arc::new(Self { region: Region::attach(fd)? }))
-    }
-
-    /// Returns the descriptor of the shared memory, which can be passed to another process.
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.region.fd()
-    }
-
-    /// Returns the shared memory of the doorbells.
-    pub fn region(&self) -> &Region {
-        &self.region
     }
 
     /// Returns the number of doorbells.

@@ -231,8 +231,7 @@ pub fn wipe_what_is_the_parents() {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::Link;
-    use crate::link::LinkConfig;
+    use crate::link::{Link, LinkConfig};
 
     fn maps(inode: u64) -> bool {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -253,13 +252,13 @@ mod tests {
     fn a_forked_child_drops_everything_except_its_own_and_pinned_mappings() {
         let links: Vec<Link> = (0..3).map(|_| Link::create(LinkConfig::default()).unwrap()).collect();
         let watch = crate::process::liveness::Watch::open(std::process::id() as i32).unwrap();
-        let inodes: Vec<u64> = links.iter().map(|link| rustix::fs::fstat(link.fd()).unwrap().st_ino).collect();
-        links[1].region().mapping().pin();
+        let inodes: Vec<u64> = links.iter().map(|link| rustix::fs::fstat(link.region().fd()).unwrap().st_ino).collect();
+        links[1].region().mapping.pin();
         // SAFETY: the child reads /proc, changes its mappings and exits, which takes no lock of another thread.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let before = descriptors();
-            drop_all_but(&[links[0].region().mapping()]);
+            drop_all_but(&[&links[0].region().mapping]);
             let kept: Vec<bool> = inodes.iter().map(|&inode| maps(inode)).collect();
             let right = kept == [true, true, false] && descriptors() < before;
             let right = right && links[2].sent() == (0, 0) && !watch.exited();
@@ -271,7 +270,7 @@ mod tests {
         // SAFETY: the call waits for the child that was just forked.
         assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
         assert_eq!(status, 0, "the child found something else than it expected");
-        links[1].region().mapping().unpin();
+        links[1].region().mapping.unpin();
         assert!(!watch.exited());
     }
 }

@@ -21,7 +21,7 @@ use crate::error::{self, OpenError};
 #[derive(Debug)]
 pub struct Region {
     /// Fields are dropped in order, so `mapping` must precede `map`.
-    mapping: Mapping,
+    pub(crate) mapping: Mapping,
     map: MmapRaw,
     /// The descriptor, or -1 once it has been closed.
     fd: AtomicI32,
@@ -82,27 +82,23 @@ impl Region {
 
     /// Returns the descriptor, which can be passed to another process.
     pub fn fd(&self) -> BorrowedFd<'_> {
-        let fd = self.fd.load(Ordering::Relaxed);
+        let fd = self.fileno();
         assert!(fd >= 0, "the descriptor of this region was closed after all processes had received it");
         // SAFETY: the descriptor is open until `close`, which is not called while the returned descriptor is in use.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
-    /// Returns whether the descriptor is open.
-    pub fn has_fd(&self) -> bool {
-        self.fd.load(Ordering::Relaxed) >= 0
+    /// Returns the number of the descriptor, or -1 if it has been closed.
+    pub fn fileno(&self) -> i32 {
+        self.fd.load(Ordering::Relaxed)
     }
 
     /// Closes the descriptor, unless the portable fallback needs it to reserve space. Must not be called while a result
     /// of `fd` is in use.
     pub fn close(&self) {
         if !system().keeps_files() {
-            self.take_fd();
+            drop(self.take_descriptor());
         }
-    }
-
-    fn take_fd(&self) {
-        drop(self.take_descriptor());
     }
 
     /// Must not be called while a result of `fd` is in use, or before the last call of `reserve`.
@@ -110,10 +106,6 @@ impl Region {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
         // SAFETY: the region owned the descriptor, which no other caller can take, because `self.fd` is -1.
         (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
-    }
-
-    pub(crate) fn mapping(&self) -> &Mapping {
-        &self.mapping
     }
 
     /// Returns the size of the region in bytes.
@@ -134,13 +126,13 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        self.take_fd();
+        drop(self.take_descriptor());
     }
 }
 
 /// Drops the regions and watches that this process has inherited, except for pinned regions and the regions in `own`
 /// (see `inherited`). Must be called in a forked child with a single thread.
 pub fn drop_inherited(own: &[&Region]) {
-    let own: Vec<&Mapping> = own.iter().map(|region| region.mapping()).collect();
+    let own: Vec<&Mapping> = own.iter().map(|region| &region.mapping).collect();
     super::inherited::drop_all_but(&own);
 }

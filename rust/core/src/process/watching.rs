@@ -4,10 +4,8 @@
 //! The watching thread holds no Python lock, and stops before a fork, so that the child does not inherit incomplete
 //! state. After a fork, the next watched call in the parent restarts the thread, and a child creates its own [`Watch`].
 
-use std::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU8, AtomicU64,
-    Ordering::{AcqRel, Acquire, Relaxed},
-};
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};

@@ -25,7 +25,8 @@ pub enum Next {
 /// informs the main process, which receives other workers' items early.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
-    turn: RoundRobin,
+    /// The rotation of the peers.
+    pub turn: RoundRobin,
     has_died: bool,
 }
 
@@ -33,26 +34,6 @@ impl Collecting {
     /// Creates the state for a number of peers. With `in_order`, items are delivered in strict order.
     pub fn new(peers: usize, in_order: bool) -> Self {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
-    }
-
-    /// Begins an epoch at peer 0.
-    pub fn begin(&mut self) {
-        self.turn.start();
-    }
-
-    /// Resumes an epoch in which `peer` sends the next item.
-    pub fn begin_at(&mut self, peer: usize) {
-        self.turn.start_at(peer);
-    }
-
-    /// Returns whether items are delivered in strict order.
-    pub fn is_in_order(&self) -> bool {
-        self.turn.is_in_order()
-    }
-
-    /// Returns the next peer in turn, or None if all peers have ended.
-    pub fn turn(&self) -> Option<usize> {
-        self.turn.next()
     }
 
     /// Returns the next step. For a peer, `ready` returns whether its next item can be delivered, `arrived` whether an
@@ -90,17 +71,6 @@ impl Collecting {
         live().find(|&peer| peer != starving && arrived(peer))
     }
 
-    /// Gives the turn to the next peer after an item has been delivered.
-    #[inline]
-    pub fn advance(&mut self) {
-        self.turn.advance();
-    }
-
-    /// Records that a peer has ended.
-    pub fn end(&mut self, peer: usize) {
-        self.turn.end(peer);
-    }
-
     /// Records that a process has exited. Arrived items are still delivered as far as the order allows, before
     /// [`Next::Fail`].
     pub fn note_death(&mut self) {
@@ -110,10 +80,5 @@ impl Collecting {
     /// Records that all exited processes have been replaced.
     pub fn replaced(&mut self) {
         self.has_died = false;
-    }
-
-    /// Returns whether a peer has ended.
-    pub fn is_ended(&self, peer: usize) -> bool {
-        self.turn.is_ended(peer)
     }
 }

@@ -20,28 +20,14 @@ pub enum Deal {
 /// The order in which readers receive items.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealing {
-    turn: RoundRobin,
+    /// The rotation of the readers. A reader ends with the end of its items, or with an error.
+    pub turn: RoundRobin,
 }
 
 impl Dealing {
     /// Creates the order for this number of readers.
     pub fn new(readers: usize) -> Self {
         Self { turn: RoundRobin::new(readers, false) }
-    }
-
-    /// Begins a pass at reader 0.
-    pub fn begin(&mut self) {
-        self.begin_at(0);
-    }
-
-    /// Resumes a pass in which `reader` receives the next item.
-    pub fn begin_at(&mut self, reader: usize) {
-        self.turn.start_at(reader);
-    }
-
-    /// Returns the reader of the next item, or None if all readers have received the end of their items.
-    pub fn turn(&self) -> Option<usize> {
-        self.turn.next()
     }
 
     /// Returns the next step. `permit` returns whether a reader accepts an item now.
@@ -63,29 +49,8 @@ impl Dealing {
         self.next(|_| permit)
     }
 
-    /// Returns the number of readers, including readers that have received the end.
-    pub fn count(&self) -> usize {
-        self.turn.peers()
-    }
-
     fn readers(&self) -> impl Iterator<Item = usize> + '_ {
         (0..self.turn.peers()).filter(|&reader| !self.turn.is_ended(reader))
-    }
-
-    /// Gives the turn to the next reader, after an item was sent or dropped.
-    #[inline]
-    pub fn advance(&mut self) {
-        self.turn.advance();
-    }
-
-    /// Records that a reader has received the end of its items, or an error.
-    pub fn end(&mut self, reader: usize) {
-        self.turn.end(reader);
-    }
-
-    /// Returns whether a reader has received the end of its items, or an error.
-    pub fn is_ended(&self, reader: usize) -> bool {
-        self.turn.is_ended(reader)
     }
 
     /// Returns whether to begin the next pass, because a reader has requested it and all readers have ended the current
@@ -100,23 +65,5 @@ impl Dealing {
             }
         }
         asked
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Deal, Dealing};
-    use crate::protocol::sending::Permit;
-
-    #[test]
-    fn shards_are_dealt_to_in_strict_turn_and_all_want_items_or_none() {
-        let mut dealing = Dealing::new(3);
-        dealing.begin_at(2);
-        for target in [2, 0, 1, 2] {
-            assert_eq!(dealing.next_of_shards(Permit::Wait), Deal::WaitFor(target));
-            assert_eq!(dealing.next_of_shards(Permit::Now), Deal::To(target));
-            dealing.advance();
-        }
-        assert_eq!(dealing.next_of_shards(Permit::Unwanted), Deal::Nobody);
     }
 }

@@ -14,8 +14,10 @@ pub type Index = u64;
 /// The position of a consumer in a source.
 #[derive(Debug)]
 pub struct QueuePosition<M> {
-    mark: M,
-    steps: u64,
+    /// The latest mark before which all items have been delivered.
+    pub mark: M,
+    /// The number of items after the mark that have been delivered without a gap.
+    pub steps: u64,
     next: Index,
     /// The numbers of items that were delivered before an item with a lower number.
     ahead: BTreeSet<Index>,
@@ -29,16 +31,6 @@ impl<M> QueuePosition<M> {
     pub fn new(mark: M, steps: u64, ahead: impl IntoIterator<Item = Index>) -> Self {
         let ahead = ahead.into_iter().collect();
         Self { mark, steps, next: steps, ahead, marks: BTreeMap::new(), spent: Vec::new() }
-    }
-
-    /// Returns the latest snapshot before which all items have been delivered.
-    pub fn mark(&self) -> &M {
-        &self.mark
-    }
-
-    /// Returns how many items after the snapshot `mark` have been delivered without a gap.
-    pub fn steps(&self) -> u64 {
-        self.steps
     }
 
     /// Returns the number of all delivered items, including items that were delivered before an earlier item.
@@ -108,38 +100,12 @@ mod tests {
     use super::QueuePosition;
 
     fn shown(place: &QueuePosition<u64>) -> (u64, u64, Vec<u64>) {
-        (*place.mark(), place.steps(), place.ahead().collect())
+        (place.mark, place.steps, place.ahead().collect())
     }
 
     fn given(place: &QueuePosition<u64>) -> Vec<u64> {
         let (mark, steps, ahead) = shown(place);
         (0..mark + steps).chain(ahead.iter().map(|index| mark + index)).collect()
-    }
-
-    #[test]
-    fn in_order_the_last_mark_and_the_items_since_are_kept() {
-        let mut place = QueuePosition::new(0, 0, []);
-        for index in 0..7 {
-            place.note(index, (index % 3 == 2).then_some(index + 1));
-            assert_eq!(given(&place), (0..=index).collect::<Vec<_>>());
-        }
-        assert_eq!((shown(&place), place.given(), place.spent), ((6, 1, vec![]), 7, vec![0, 3]));
-    }
-
-    #[test]
-    fn out_of_order_gaps_are_kept_and_closed_for_any_marks() {
-        for marked in [[true; 4], [false; 4], [true, false, true, false], [false, true, false, true]] {
-            let mut place = QueuePosition::new(0, 0, []);
-            let mut seen = Vec::new();
-            for index in [2, 0, 3, 1] {
-                place.note(index, marked[index as usize].then_some(index + 1));
-                seen.push(index);
-                seen.sort_unstable();
-                assert_eq!(given(&place), seen, "{marked:?}");
-                assert_eq!(place.given(), seen.len() as u64);
-            }
-            assert_eq!(place.ahead().count(), 0);
-        }
     }
 
     #[test]

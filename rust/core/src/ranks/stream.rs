@@ -10,6 +10,7 @@ use super::message::{HELLO_LEN, Message};
 const MOST_BUFFERED: usize = 4096;
 
 const MOST_READ: usize = 64 << 10;
+const PIECE: usize = 1024;
 
 #[derive(Debug)]
 pub struct RankStream {
@@ -58,49 +59,51 @@ impl RankStream {
         }
     }
 
+    /// Reads up to `most` bytes, at most `PIECE`. Returns their number, or None if there are none now.
+    fn fill(&mut self, most: usize) -> Option<usize> {
+        let mut piece = [0; PIECE];
+        loop {
+            match (&*self.socket).read(&mut piece[..most]) {
+                Ok(count) if count > 0 => {
+                    self.came.extend(&piece[..count]);
+                    return Some(count);
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return None,
+                _ => {
+                    self.broken = true;
+                    return None;
+                }
+            }
+        }
+    }
+
     /// Reads at most one [`Message::Hello`] from an unidentified connection.
     pub fn read_hello(&mut self) -> Option<Message> {
-        let mut piece = [0; HELLO_LEN];
         while !self.broken {
             match Message::take(&mut self.came) {
                 Ok(Some(message)) => return Some(message),
-                Ok(None) if self.came.len() < HELLO_LEN => {}
+                Ok(None) if self.came.len() < HELLO_LEN => {
+                    self.fill(HELLO_LEN - self.came.len())?;
+                }
                 _ => self.broken = true,
-            }
-            let left = HELLO_LEN - self.came.len();
-            match (&*self.socket).read(&mut piece[..left]) {
-                Ok(0) => self.broken = true,
-                Ok(count) => self.came.extend(&piece[..count]),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(_) => self.broken = true,
             }
         }
         None
     }
 
     pub fn read(&mut self) -> Vec<Message> {
-        let mut messages = Vec::new();
-        let (mut piece, mut total) = ([0; 1024], 0);
-        while !self.broken && total < MOST_READ {
-            match (&*self.socket).read(&mut piece) {
-                Ok(0) => self.broken = true,
-                Ok(count) => {
-                    self.came.extend(&piece[..count]);
-                    total += count;
-                }
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(_) => self.broken = true,
-            }
-            loop {
+        let (mut messages, mut total) = (Vec::new(), 0);
+        while !self.broken
+            && total < MOST_READ
+            && let Some(count) = self.fill(PIECE)
+        {
+            total += count;
+            while !self.broken {
                 match Message::take(&mut self.came) {
                     Ok(Some(message)) => messages.push(message),
                     Ok(None) => break,
-                    Err(_) => {
-                        self.broken = true;
-                        break;
-                    }
+                    Err(_) => self.broken = true,
                 }
             }
         }

@@ -5,9 +5,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{self, Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::clock::nanoseconds;
 use super::flow::{FlowRef, WaitRef};
@@ -46,7 +45,8 @@ impl Role {
 /// memory, so its counts are not visible.
 #[derive(Debug)]
 pub struct Board {
-    region: Region,
+    /// The shared memory of the counters.
+    pub region: Region,
     config: BoardConfig,
     /// The creator's descriptor of the memory, which other programs find in `/proc`.
     fd: Option<Descriptor>,
@@ -58,7 +58,7 @@ impl Board {
     pub fn create(config: BoardConfig, full: bool) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::create_named("torchdata-stats", config.total(), config.total())?;
-        region.mapping().wipe_on_fork();
+        region.mapping.wipe_on_fork();
         let fd = Some(Descriptor::note(region.take_descriptor().expect("a new region has a descriptor")));
         let board = Self { region, config, fd, generation };
         let header = board.header();
@@ -78,7 +78,7 @@ impl Board {
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::attach(fd)?;
-        region.mapping().wipe_on_fork();
+        region.mapping.wipe_on_fork();
         drop(region.take_descriptor());
         Self::checked(region, generation)
     }
@@ -127,11 +127,6 @@ impl Board {
     /// Closes the descriptor. Must not be called while a result of `fd` is in use.
     pub fn close(&self) {
         self.fd.iter().for_each(Descriptor::close);
-    }
-
-    /// Returns the memory of the board.
-    pub fn region(&self) -> &Region {
-        &self.region
     }
 
     /// Returns the sizes of the board.
@@ -311,9 +306,9 @@ impl PageRef {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds the duration of a measured call of the main process's last pipe. The duration counts for `weight` calls.
-    pub fn inside(&self, nanoseconds: u64, weight: u64) {
-        super::layout::add(&self.header().inside, nanoseconds.saturating_mul(weight));
+    /// Adds the estimated duration of the calls of the main process's last pipe for which a measured call counts.
+    pub fn inside(&self, nanoseconds: u64) {
+        super::layout::add(&self.header().inside, nanoseconds);
         super::layout::add(&self.header().inside_samples, 1);
     }
 

@@ -158,7 +158,6 @@ mod tests {
 
     use super::super::board::{Board, Role};
     use super::super::layout::BoardConfig;
-    use super::super::read::Value;
     use super::*;
 
     fn board(flows: u32, pipes: u32) -> Arc<Board> {
@@ -169,48 +168,16 @@ mod tests {
         let board = board(2, 3);
         let page = board.page(1).unwrap();
         page.adopt(Role::Worker, 7);
-        page.set_stack(44, 5);
-        let pipe = page.pipe(1, Some(2), 9, 11, ["Mapper(decode)", "train.py:31"]).unwrap();
         page.set_pipes(2);
-        pipe.record().restart(5, true);
-        pipe.record().yielded.store(8, Relaxed);
-        pipe.record().sample(1000, 5000, 5);
-        pipe.record().skip("ValueError");
-        let flow = page.flow(0, 0, true).unwrap();
-        flow.items.store(u64::from(u32::MAX) + 9, Relaxed);
-        flow.wait.begin(1 << 40);
+        page.flow(0, 0, true).unwrap().wait.begin(1 << 40);
         page.begin_span(Some(4));
-        page.inside(6, 7);
         (board, page)
-    }
-
-    fn fields(page: &Value) -> Vec<(&'static str, Value)> {
-        let Value::Fields(fields) = page else { panic!("a page has fields") };
-        fields.clone()
     }
 
     fn waits(page: &PageRef) -> [u64; 3] {
         let header = page.header();
         let flow = page.flow_at(0).unwrap();
         [&header.span, &header.idle, &flow.wait].map(|wait| wait.since.load(Relaxed))
-    }
-
-    #[test]
-    fn a_copied_page_equals_the_original_except_for_times_and_signals() {
-        let (there, page) = elsewhere();
-        let here = board(4, 60);
-        here.page(0).unwrap().adopt(Role::Main, 0);
-        here.page(1).unwrap().take_in(&page.carry_out()).unwrap();
-        let (sent, came) = (fields(&there.read()[0]), fields(&here.read()[1]));
-        for ((name, sent), (_, came)) in sent.iter().zip(&came) {
-            match *name {
-                "began" | "idle" | "first" | "span" | "flows" => (),
-                "signal" | "stack" => assert_eq!(came, &Value::Number(0), "{name}"),
-                _ => assert_eq!(sent, came, "{name}"),
-            }
-        }
-        let flow = here.page(1).unwrap().flow_at(0).unwrap().items.load(Relaxed);
-        assert_eq!(flow, u64::from(u32::MAX) + 9);
     }
 
     #[test]
@@ -232,18 +199,6 @@ mod tests {
     }
 
     #[test]
-    fn a_replacement_continues_the_counts_of_its_predecessor() {
-        let (_there, page) = elsewhere();
-        let next = board(2, 3);
-        let taken = next.page(1).unwrap();
-        taken.take_in(&page.carry_out()).unwrap();
-        taken.adopt(Role::Worker, 7);
-        assert_eq!(taken.header().restarts.load(Relaxed), 1);
-        assert_eq!(waits(&taken), [0, 0, 0]);
-        assert_eq!(taken.record_at(1).unwrap().yielded.load(Relaxed), 8);
-    }
-
-    #[test]
     fn an_inconsistent_or_too_large_page_is_rejected_and_changes_nothing() {
         let (_there, page) = elsewhere();
         let carried = page.carry_out();
@@ -259,22 +214,5 @@ mod tests {
         }
         assert_eq!(board(2, 1).page(1).unwrap().take_in(&carried), Err(CONTRADICTS));
         assert!(here.read().is_empty());
-    }
-
-    #[test]
-    fn fields_that_the_main_process_writes_are_kept_when_counters_arrive() {
-        let (_there, page) = elsewhere();
-        let here = board(2, 3);
-        let taken = here.page(1).unwrap();
-        taken.set_place("node 10.0.0.7");
-        taken.count_carried(100);
-        taken.count_carried(11);
-        taken.set_gone();
-        taken.hear(&page.carry_out(), [1, 2, 3]).unwrap();
-        let known = fields(&here.read()[0]);
-        let field = |wanted| known.iter().find(|(name, _)| *name == wanted).unwrap().1.clone();
-        assert_eq!(field("place"), Value::Text("node 10.0.0.7".to_owned()));
-        assert_eq!(["carried", "ran", "stood", "lived"].map(field), [111, 1, 2, 3].map(Value::Number));
-        assert_eq!(field("gone"), Value::Flag(true));
     }
 }

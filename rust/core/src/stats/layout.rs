@@ -279,10 +279,10 @@ impl PipeRecord {
         counts.filter(|(_, count)| *count > 0).map(|(place, count)| (read_text(&place.name), count)).collect()
     }
 
-    /// Sets the count of the current iterator. If `count_all` is true, earlier items stay in the total.
-    pub fn restart(&self, yielded: u64, count_all: bool) {
+    /// Sets the count of the current iterator. Earlier items stay in the total.
+    pub fn restart(&self, yielded: u64) {
         self.sequence.change(|| {
-            let kept = if count_all { self.yielded.load(Relaxed).wrapping_sub(yielded) } else { 0 };
+            let kept = self.yielded.load(Relaxed).wrapping_sub(yielded);
             self.base.store(self.base.load(Relaxed).wrapping_add(kept as i64), Relaxed);
             self.yielded.store(yielded, Relaxed);
         });
@@ -410,10 +410,10 @@ mod tests {
         let record: PipeRecord = unsafe { std::mem::zeroed() };
         let all = || record.yielded.load(Relaxed) as i64 + record.base.load(Relaxed);
         record.yielded.store(5, Relaxed);
-        record.restart(0, true);
+        record.restart(0);
         record.yielded.store(3, Relaxed);
         assert_eq!(all(), 8);
-        record.restart(100, true);
+        record.restart(100);
         assert_eq!((record.yielded.load(Relaxed), all()), (100, 8));
         record.yielded.store(101, Relaxed);
         assert_eq!(all(), 9);

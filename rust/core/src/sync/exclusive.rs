@@ -78,23 +78,3 @@ impl<T> DerefMut for Held<'_, T> {
         unsafe { &mut *self.owner.value.get() }
     }
 }
-
-#[cfg(all(test, not(loom)))]
-mod tests {
-    use super::Exclusive;
-
-    #[test]
-    fn one_thread_at_a_time_holds_the_value_and_can_detect_it() {
-        let value = Exclusive::new(1);
-        let mut held = value.try_hold().expect("nobody has it");
-        *held += 1;
-        assert!(value.try_hold().is_none(), "not even this thread twice");
-        assert!(value.is_held_here());
-        std::thread::scope(|threads| {
-            threads.spawn(|| assert!(value.try_hold().is_none() && !value.is_held_here()));
-        });
-        drop(held);
-        assert!(!value.is_held_here());
-        assert_eq!(value.try_hold().as_deref(), Some(&2));
-    }
-}

@@ -1,4 +1,6 @@
-//! Synchronizes the threads of a process. The build flag `loom` replaces the primitives to check the algorithms.
+//! Synchronizes threads and processes. The build flag `loom` replaces the primitives to check the algorithms.
 
+pub mod bell;
+pub mod cursor;
 pub mod exclusive;
 pub mod primitive;

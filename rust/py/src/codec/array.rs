@@ -17,56 +17,25 @@ use crate::numpy_api::numpy;
 
 pub const MOST_DIMENSIONS: usize = 64;
 
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Order {
-    C,
-    Fortran,
-    Other(Vec<usize>),
+/// The axes in the order of memory, outermost first, or no axes if this is their order by index.
+type Order = [usize];
+
+pub fn write_order(order: &Order, payload: &mut Vec<u8>) {
+    payload.push(u8::from(!order.is_empty()));
+    payload.extend(order.iter().map(|&axis| axis as u8));
 }
 
-impl Order {
-    pub fn is_by_index(&self) -> bool {
-        matches!(self, Order::C)
-    }
-
-    fn from_axes(axes: Vec<usize>) -> Self {
-        if axes.is_sorted() {
-            Order::C
-        } else if axes.iter().rev().is_sorted() {
-            Order::Fortran
-        } else {
-            Order::Other(axes)
-        }
-    }
-
-    pub fn write(&self, payload: &mut Vec<u8>) {
-        match self {
-            Order::C => payload.push(0),
-            Order::Fortran => payload.push(1),
-            Order::Other(axes) => {
-                payload.push(2);
-                payload.extend(axes.iter().map(|&axis| axis as u8));
-            }
-        }
-    }
-
-    /// The bytes from `take` come from another process and are not trusted.
-    pub fn read<'a>(dimensions: usize, mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
-        match take(1)?[0] {
-            0 => Ok(Order::C),
-            1 => Ok(Order::Fortran),
-            _ => {
-                let axes: Vec<usize> = take(dimensions)?.iter().map(|&axis| axis.into()).collect();
-                let all = (0..dimensions).all(|axis| axes.contains(&axis));
-                all.then_some(Order::Other(axes)).ok_or_else(malformed)
-            }
-        }
-    }
+/// The bytes from `take` come from another process and are not trusted.
+pub fn read_order<'a>(dimensions: usize, mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Vec<usize>> {
+    let count = if take(1)?[0] == 0 { 0 } else { dimensions };
+    let axes: Vec<usize> = take(count)?.iter().map(|&axis| axis.into()).collect();
+    let all = (0..count).all(|axis| axes.contains(&axis));
+    all.then_some(axes).ok_or_else(malformed)
 }
 
 pub struct ArrayParts<'a> {
     pub dtype: Dtype,
-    pub order: Order,
+    pub order: Vec<usize>,
     pub shape: &'a [npy_intp],
     pub data: *mut u8,
     pub len: usize,
@@ -95,10 +64,6 @@ fn extents<'a>(array: &'a Bound<'_, PyAny>) -> (&'a [npy_intp], &'a [npy_intp]) 
     }
 }
 
-fn layout(item: usize, shape: &[npy_intp], strides: &[npy_intp], axes: &[usize]) -> Option<Strided> {
-    Strided::new(item, axes.iter().map(|&axis| (shape[axis] as usize, strides[axis])))
-}
-
 /// Returns None if the array cannot be sent as plain bytes and must be pickled.
 pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     let fields = fields(array);
@@ -106,14 +71,15 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     let (shape, strides) = extents(array);
     let len = bytes_of(item, shape)?;
     let (order, strided) = if fields.flags & NPY_ARRAY_C_CONTIGUOUS != 0 {
-        (Order::C, None)
+        (Vec::new(), None)
     } else if fields.flags & NPY_ARRAY_F_CONTIGUOUS != 0 {
-        (Order::Fortran, None)
+        ((0..shape.len()).rev().collect(), None)
     } else {
         let sizes: Vec<usize> = shape.iter().map(|&dim| dim as usize).collect();
         let axes = memory_order(&sizes, strides);
-        let strided = layout(item, shape, strides, &axes)?;
-        (Order::from_axes(axes), Some(strided).filter(|strided| !strided.is_dense()))
+        let strided = Strided::new(item, axes.iter().map(|&axis| (shape[axis] as usize, strides[axis])))?;
+        let order = if axes.is_sorted() { Vec::new() } else { axes };
+        (order, Some(strided).filter(|strided| !strided.is_dense()))
     };
     Some(ArrayParts { dtype, order, shape, data: fields.data.cast(), len, strided })
 }
@@ -171,21 +137,15 @@ pub fn make<'py>(
         return Err(malformed());
     }
     let mut strides = [0 as npy_intp; MOST_DIMENSIONS];
-    if let Order::Other(axes) = order {
-        let mut next = item as npy_intp;
-        for &axis in axes.iter().rev() {
-            strides[axis] = next;
-            next = next.checked_mul(shape[axis]).ok_or_else(malformed)?;
-        }
+    let mut next = item as npy_intp;
+    for &axis in order.iter().rev() {
+        strides[axis] = next;
+        next = next.checked_mul(shape[axis]).ok_or_else(malformed)?;
     }
-    let (strides, flags) = match order {
-        Order::C => (std::ptr::null_mut(), 0),
-        Order::Fortran => (std::ptr::null_mut(), NPY_ARRAY_F_CONTIGUOUS),
-        Order::Other(_) => (strides.as_mut_ptr(), 0),
-    };
+    let strides = if order.is_empty() { std::ptr::null_mut() } else { strides.as_mut_ptr() };
     let (data, flags) = match &over {
-        Some((data, _)) => (*data, flags | NPY_ARRAY_WRITEABLE),
-        None => (std::ptr::null_mut(), flags),
+        Some((data, _)) => (*data, NPY_ARRAY_WRITEABLE),
+        None => (std::ptr::null_mut(), 0),
     };
     let numpy = numpy(py)?;
     // SAFETY: dtype, shape and strides are valid. `data`, if given, covers the array, and is kept alive by its owner.
@@ -230,7 +190,7 @@ pub fn make_scalar<'py>(py: Python<'py>, dtype: Dtype, bytes: &[u8]) -> PyResult
 
 pub fn array_of<'py, T: Element>(py: Python<'py>, elements: &[T]) -> PyResult<Bound<'py, PyAny>> {
     let count = npy_intp::try_from(elements.len()).map_err(|_| PyValueError::new_err("the array is too long"))?;
-    let array = make(py, Dtype::number(T::NUMBER), &Order::C, &mut [count], size_of_val(elements), None)?;
+    let array = make(py, Dtype::number(T::NUMBER), &[], &mut [count], size_of_val(elements), None)?;
     // SAFETY: the new array has room for these elements, and no other code refers to it yet.
     unsafe { std::ptr::copy_nonoverlapping(elements.as_ptr(), data_of(&array).cast(), elements.len()) };
     Ok(array)
@@ -259,5 +219,5 @@ pub fn empty_over<'py>(
     mut shape: Vec<npy_intp>,
 ) -> PyResult<Bound<'py, PyAny>> {
     let (data, len) = (buffer.get().block.as_mut_ptr(), buffer.get().block.len());
-    make(buffer.py(), dtype, &Order::C, &mut shape, len, Some((data, buffer.into_any())))
+    make(buffer.py(), dtype, &[], &mut shape, len, Some((data, buffer.into_any())))
 }

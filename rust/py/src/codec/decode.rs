@@ -9,8 +9,8 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use torchdata_core::link::consumer::Buffer;
 
-use super::array::{self, MOST_DIMENSIONS, Order};
-use super::dlpack::{Memory, Own, tensor_over};
+use super::array::{self, MOST_DIMENSIONS};
+use super::dlpack::{Memory, own_memory, tensor_over};
 use super::dtype::Dtype;
 use super::helpers::helpers;
 use super::source::LONG_COPY;
@@ -241,7 +241,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
         if dimensions > MOST_DIMENSIONS {
             return Err(malformed());
         }
-        let order = Order::read(dimensions, |len| self.take(len))?;
+        let order = array::read_order(dimensions, |len| self.take(len))?;
         let mut shape = Vec::with_capacity(dimensions);
         for _ in 0..dimensions {
             shape.push(npy_intp::try_from(self.length()?).map_err(|_| malformed())?);
@@ -272,8 +272,8 @@ impl<'py, 'a> Decoder<'py, 'a> {
         let memory = match bulk {
             Bulk::Buffer(Buffer::Leased(lease)) if self.may_lease => Memory::Leased(Arc::clone(lease)),
             _ => {
-                let mut own = Own::new(len)?;
-                copy(self.py, from, len, own.as_mut_ptr());
+                let mut own = own_memory(len)?;
+                copy(self.py, from, len, own.as_mut_ptr().cast());
                 Memory::Own(own)
             }
         };

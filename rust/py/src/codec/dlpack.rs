@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use once_cell::race::OnceBox;
 use pyo3::exceptions::{PyException, PyMemoryError};
 use pyo3::ffi;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyString};
 use torchdata_core::link::lease::Lease;
@@ -96,14 +97,6 @@ struct Torch {
     to_capsule: Py<PyAny>,
     from_capsule: Py<PyAny>,
     strided: Py<PyAny>,
-    layout: Py<PyString>,
-    requires_grad: Py<PyString>,
-    is_neg: Py<PyString>,
-    is_conj: Py<PyString>,
-    untyped_storage: Py<PyString>,
-    nbytes: Py<PyString>,
-    storage_offset: Py<PyString>,
-    stride: Py<PyString>,
 }
 
 /// FORK: `OnceBox` has no lock that a child could inherit.
@@ -123,38 +116,20 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
                 unsafe { (table.cast::<u32>().read() == MAJOR).then_some(table.as_ref()) }
             }
         };
-        let name = |name| PyString::intern(py, name).unbind();
         Ok(Box::new(Torch {
             exchange: exchange.filter(|exchange| exchange.describe.is_some()),
             to_capsule: to_capsule.unbind(),
             from_capsule: from_capsule.unbind(),
             strided,
-            layout: name("layout"),
-            requires_grad: name("requires_grad"),
-            is_neg: name("is_neg"),
-            is_conj: name("is_conj"),
-            untyped_storage: name("untyped_storage"),
-            nbytes: name("nbytes"),
-            storage_offset: name("storage_offset"),
-            stride: name("stride"),
         }))
     })
-}
-
-fn call<'py>(object: &Bound<'py, PyAny>, name: &Py<PyString>) -> PyResult<Bound<'py, PyAny>> {
-    let end = null_mut::<ffi::PyObject>();
-    // SAFETY: the object exists. The call returns a new reference, or NULL with an exception set.
-    unsafe {
-        let result = ffi::PyObject_CallMethodObjArgs(object.as_ptr(), name.as_ptr(), end);
-        Bound::from_owned_ptr_or_err(object.py(), result)
-    }
 }
 
 /// A tensor in memory of this process that has at least one element, and no state other than its elements.
 pub struct Exported<'py> {
     tensor: Described,
     item: Bound<'py, PyAny>,
-    size: usize,
+    pub size: usize,
     _capsule: Option<Bound<'py, PyAny>>,
 }
 
@@ -163,8 +138,8 @@ impl<'py> Exported<'py> {
     pub fn of(item: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let py = item.py();
         let torch = torch(py)?;
-        if (HAS_REFUSED.load(Relaxed) && !item.getattr(&torch.layout)?.is(&torch.strided))
-            || item.getattr(&torch.requires_grad)?.is_truthy()?
+        if (HAS_REFUSED.load(Relaxed) && !item.getattr(intern!(py, "layout"))?.is(&torch.strided))
+            || item.getattr(intern!(py, "requires_grad"))?.is_truthy()?
             || has_attributes(item)?
         {
             return Ok(None);
@@ -176,17 +151,13 @@ impl<'py> Exported<'py> {
             && !tensor.data.is_null()
             && !tensor.strides.is_null()
             && exported.shape().iter().all(|&count| count > 0)
-            && !exported.has_lazy_bits(torch)?
-            && exported.is_within_storage(torch)?;
+            && !exported.has_lazy_bits()?
+            && exported.is_within_storage()?;
         Ok(plain.then_some(exported))
     }
 
     pub fn element(&self) -> ElementType {
         self.tensor.element
-    }
-
-    pub fn size(&self) -> usize {
-        self.size
     }
 
     pub fn shape(&self) -> &[i64] {
@@ -226,24 +197,26 @@ impl<'py> Exported<'py> {
 
     /// Returns torch's strides, which may differ from DLPack's strides for dimensions with one element.
     pub fn strides(&self) -> PyResult<Vec<i64>> {
-        call(&self.item, &torch(self.item.py())?.stride)?.extract()
+        self.item.call_method0(intern!(self.item.py(), "stride"))?.extract()
     }
 
     /// Returns whether a lazy operation of torch, such as conjugation, makes values differ from the bytes in memory.
-    fn has_lazy_bits(&self, torch: &Torch) -> PyResult<bool> {
-        let element = self.tensor.element;
-        let is = |name| call(&self.item, name).and_then(|is| is.is_truthy());
-        Ok(element.has_lazy_sign() && is(&torch.is_neg)? || element.is_complex() && is(&torch.is_conj)?)
+    fn has_lazy_bits(&self) -> PyResult<bool> {
+        let (py, element) = (self.item.py(), self.tensor.element);
+        let is = |name: &Bound<'py, PyString>| self.item.call_method0(name)?.is_truthy();
+        Ok(element.has_lazy_sign() && is(intern!(py, "is_neg"))? || element.is_complex() && is(intern!(py, "is_conj"))?)
     }
 
     /// Elements can be outside of the storage if a user has resized the storage.
-    fn is_within_storage(&self, torch: &Torch) -> PyResult<bool> {
-        let there: usize = call(&call(&self.item, &torch.untyped_storage)?, &torch.nbytes)?.extract()?;
+    fn is_within_storage(&self) -> PyResult<bool> {
+        let py = self.item.py();
+        let storage = self.item.call_method0(intern!(py, "untyped_storage"))?;
+        let there: usize = storage.call_method0(intern!(py, "nbytes"))?.extract()?;
         let reach = self.reach();
         if there < reach {
             return Ok(false);
         }
-        let offset: usize = call(&self.item, &torch.storage_offset)?.extract()?;
+        let offset: usize = self.item.call_method0(intern!(py, "storage_offset"))?.extract()?;
         let begins = offset.checked_mul(self.size);
         Ok(begins.and_then(|begins| begins.checked_add(reach)).is_some_and(|end| end <= there))
     }
@@ -302,22 +275,14 @@ fn none_of<T>(py: Python<'_>, error: PyErr) -> PyResult<Option<T>> {
 
 pub enum Memory {
     Leased(Arc<Lease>),
-    Own(Own),
+    Own(Vec<u128>),
 }
 
-pub struct Own(Vec<u128>);
-
-impl Own {
-    pub fn new(len: usize) -> PyResult<Self> {
-        let mut words = Vec::new();
-        let room = words.try_reserve_exact(len.div_ceil(size_of::<u128>()));
-        room.map_err(|_| PyMemoryError::new_err(format!("there is no memory for a tensor of {len} bytes")))?;
-        Ok(Self(words))
-    }
-
-    pub fn as_mut_ptr(&mut self) -> *mut u8 {
-        self.0.as_mut_ptr().cast()
-    }
+pub fn own_memory(len: usize) -> PyResult<Vec<u128>> {
+    let mut words = Vec::new();
+    let room = words.try_reserve_exact(len.div_ceil(size_of::<u128>()));
+    room.map_err(|_| PyMemoryError::new_err(format!("there is no memory for a tensor of {len} bytes")))?;
+    Ok(words)
 }
 
 /// The owner of a tensor's memory, which torch frees in any thread after the last tensor that uses the memory.
@@ -352,7 +317,7 @@ pub fn tensor_over<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let data = match &mut memory {
         Memory::Leased(lease) => lease.as_mut_ptr(),
-        Memory::Own(own) => own.as_mut_ptr(),
+        Memory::Own(own) => own.as_mut_ptr().cast(),
     };
     let dimensions = extents.len() / 2;
     let shape = extents.as_mut_ptr(); // moving the vector does not move its memory

@@ -16,7 +16,7 @@ use super::array;
 use super::dlpack::Exported;
 use super::helpers::{Kind, helpers, kind_of};
 use super::numbers::{self, Whole};
-use super::source::{OutBuffer, Owner, Source};
+use super::source::{OutBuffer, Source};
 use super::tensor::{self, Layout};
 use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 
@@ -338,11 +338,11 @@ impl Encoder {
     fn array(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
         self.visit(item)?;
         let Some(parts) = array::parts(item) else { return self.other(item, place.depth) };
-        self.opaque |= !parts.order.is_by_index();
+        self.opaque |= !parts.order.is_empty();
         self.tag(Tag::Array);
         parts.dtype.write(&mut self.payload);
         self.payload.push(parts.shape.len() as u8);
-        parts.order.write(&mut self.payload);
+        array::write_order(&parts.order, &mut self.payload);
         for &dim in parts.shape {
             self.length(dim as usize);
         }
@@ -356,7 +356,7 @@ impl Encoder {
         }
         match parts.strided {
             None => self.dense(item, parts.data, parts.len)?,
-            Some(strided) => self.bulk(item.py(), Source::strided(parts.data, strided, Owner::of(item)))?,
+            Some(strided) => self.bulk(item.py(), Source::strided(parts.data, strided, Some(item)))?,
         }
         Ok(())
     }
@@ -364,58 +364,44 @@ impl Encoder {
     fn tensor(&mut self, item: &Bound<'_, PyAny>, place: Within<'_>) -> Result<(), Stop> {
         self.visit(item)?;
         let Some(tensor) = Exported::of(item)? else { return self.other(item, place.depth) };
-        let (Some(layout), Ok(_)) = (Layout::of(&tensor)?, u8::try_from(tensor.shape().len())) else {
+        let (Some(Layout { strides, strided }), Ok(_)) = (Layout::of(&tensor)?, u8::try_from(tensor.shape().len()))
+        else {
             return self.other(item, place.depth);
         };
         let (data, len, reach) = (tensor.data(), tensor.len(), tensor.reach());
         let start = data as usize;
         self.visit_span((start, start.saturating_add(reach)))?;
         self.tag(Tag::Tensor);
-        let strides = match &layout {
-            Layout::Contiguous => None,
-            Layout::MemoryOrder(strides) | Layout::WithGaps(_, strides) => Some(&strides[..]),
-        };
         self.opaque |= strides.is_some();
-        tensor::write(&mut self.payload, tensor.element(), tensor.shape(), strides);
+        tensor::write(&mut self.payload, tensor.element(), tensor.shape(), strides.as_deref());
         drop(tensor); // the capsule would count as another reference to the memory
-        match layout {
-            Layout::Contiguous => {
-                if !self.is_inline(len) && place.is_alone(item) && place.arena.holds(data) {
-                    let room = helpers(item.py())?.room_of.bind(item.py()).call1((item, start)).map_err(Stop::from)?;
-                    if !room.is_none() && self.hand_over(&room, data, len, place) {
-                        return Ok(());
-                    }
-                }
-                self.dense(item, data, len)?;
-            }
-            Layout::MemoryOrder(_) => self.dense(item, data, reach)?,
-            Layout::WithGaps(strided, _) => self.bulk(item.py(), Source::strided(data, strided, Owner::of(item)))?,
+        if let Some(strided) = strided {
+            return Ok(self.bulk(item.py(), Source::strided(data, strided, Some(item)))?);
         }
-        Ok(())
-    }
-
-    /// Sends the arena block of a tensor without copying it, if the tensor covers the whole block.
-    fn hand_over(&mut self, room: &Bound<'_, PyAny>, data: *const u8, len: usize, place: Within<'_>) -> bool {
-        let Some(block) = array::block_under(room, data, len).filter(|block| block.is_of(place.arena)) else {
-            return false;
-        };
-        self.out_of_band(OutBuffer::Block(block));
-        true
+        if strides.is_none() && !self.is_inline(len) && place.is_alone(item) && place.arena.holds(data) {
+            let room = helpers(item.py())?.room_of.bind(item.py()).call1((item, start)).map_err(Stop::from)?;
+            // The arena block is sent without copying it, if the tensor covers the whole block.
+            if let Some(block) = array::block_under(&room, data, len).filter(|block| block.is_of(place.arena)) {
+                self.out_of_band(OutBuffer::Block(block));
+                return Ok(());
+            }
+        }
+        Ok(self.dense(item, data, reach)?)
     }
 
     /// The returned memory ranges of the object's tensors do not overlap.
     fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<Span>> {
         self.opaque = true;
         let py = item.py();
-        let (pickled, buffers, spans): (Bound<'_, PyAny>, Vec<PyBuffer<u8>>, Vec<Span>) =
+        let (pickled, buffers, spans): (Bound<'_, PyAny>, Vec<Bound<'_, PyAny>>, Vec<Span>) =
             helpers(py)?.pickled_parts.bind(py).call1((item,))?.extract()?;
         self.tag(Tag::Pickle);
         let bytes = pickled.cast::<PyBytes>()?.as_bytes();
         self.dense(&pickled, bytes.as_ptr(), bytes.len())?;
         self.length(buffers.len());
-        for buffer in buffers {
-            let (data, len) = (buffer.buf_ptr().cast::<u8>(), buffer.len_bytes());
-            self.bulk(py, Source::dense(data, len, Owner::Buffer { _buffer: buffer }))?;
+        for owner in buffers {
+            let buffer = PyBuffer::<u8>::get(&owner)?; // the memory stays in place while the memoryview exists
+            self.dense(&owner, buffer.buf_ptr().cast::<u8>(), buffer.len_bytes())?;
         }
         Ok(spans)
     }
@@ -430,7 +416,7 @@ impl Encoder {
             }
             return Ok(());
         }
-        self.out_of_band(OutBuffer::Memory(Source::dense(data, len, Owner::of(owner))));
+        self.out_of_band(OutBuffer::Memory(Source::dense(data, len, Some(owner))));
         Ok(())
     }
 

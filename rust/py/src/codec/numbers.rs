@@ -84,79 +84,41 @@ pub unsafe fn put_block(
         let start = payload.len();
         payload.extend_from_slice(&[Tag::Numbers as u8, container as u8, element as u8]);
         payload.extend_from_slice(&(len as u64).to_le_bytes());
-        let whole = match element {
-            Tag::Int => put_ints(payload, start + 2, len, member),
-            Tag::Float => put_floats(payload, len, member),
-            _ => put_bools(payload, len, member),
-        };
-        if !whole {
+        let (class, mut negative, mut large) = (ffi::Py_TYPE(first), false, false);
+        let all = (0..len).map(member).all(|object| {
+            if object.is_null() || ffi::Py_TYPE(object) != class {
+                return false;
+            }
+            let word = match element {
+                Tag::Int => match whole(object) {
+                    Whole::Signed(value) => {
+                        negative |= value < 0;
+                        value as u64
+                    }
+                    Whole::Unsigned(value) => {
+                        large = true;
+                        value
+                    }
+                    Whole::Longer => return false,
+                },
+                Tag::Float => ffi::PyFloat_AsDouble(object).to_bits(),
+                _ => {
+                    payload.push(u8::from(object == ffi::Py_True()));
+                    return true;
+                }
+            };
+            payload.extend_from_slice(&word.to_le_bytes());
+            true
+        });
+        if large {
+            payload[start + 2] = Tag::Unsigned as u8;
+        }
+        let is_block = all && !(negative && large); // neither i64 nor u64 can represent all members otherwise
+        if !is_block {
             payload.truncate(start);
         }
-        whole
+        is_block
     }
-}
-
-/// Returns false if a member is not an int, or if neither i64 nor u64 can represent all members.
-unsafe fn put_ints(
-    payload: &mut Vec<u8>,
-    place: usize,
-    len: usize,
-    member: impl Fn(usize) -> *mut ffi::PyObject,
-) -> bool {
-    let (mut negative, mut large) = (false, false);
-    for index in 0..len {
-        // SAFETY: as for `put_block`.
-        let word = unsafe {
-            let object = member(index);
-            if object.is_null() || ffi::PyLong_CheckExact(object) == 0 {
-                return false;
-            }
-            match whole(object) {
-                Whole::Signed(value) => {
-                    negative |= value < 0;
-                    value as u64
-                }
-                Whole::Unsigned(value) => {
-                    large = true;
-                    value
-                }
-                Whole::Longer => return false,
-            }
-        };
-        payload.extend_from_slice(&word.to_le_bytes());
-    }
-    if large {
-        payload[place] = Tag::Unsigned as u8;
-    }
-    !(negative && large)
-}
-
-unsafe fn put_floats(payload: &mut Vec<u8>, len: usize, member: impl Fn(usize) -> *mut ffi::PyObject) -> bool {
-    for index in 0..len {
-        // SAFETY: as for `put_block`. Reading an exact float never sets an exception.
-        let value = unsafe {
-            let object = member(index);
-            if object.is_null() || ffi::PyFloat_CheckExact(object) == 0 {
-                return false;
-            }
-            ffi::PyFloat_AsDouble(object)
-        };
-        payload.extend_from_slice(&value.to_le_bytes());
-    }
-    true
-}
-
-unsafe fn put_bools(payload: &mut Vec<u8>, len: usize, member: impl Fn(usize) -> *mut ffi::PyObject) -> bool {
-    // SAFETY: as for `put_block`. The two bools are never freed.
-    let (yes, no) = unsafe { (ffi::Py_True(), ffi::Py_False()) };
-    for index in 0..len {
-        let object = member(index);
-        if object != yes && object != no {
-            return false;
-        }
-        payload.push(u8::from(object == yes));
-    }
-    true
 }
 
 pub fn block_bytes(element: Tag, len: usize) -> PyResult<usize> {
@@ -175,38 +137,22 @@ pub fn read_block<'py>(py: Python<'py>, is_tuple: bool, element: Tag, bytes: &[u
     unsafe {
         let object = if is_tuple { ffi::PyTuple_New(count) } else { ffi::PyList_New(count) };
         let sequence = Bound::from_owned_ptr_or_err(py, object)?;
-        let place = |index: usize, member: *mut ffi::PyObject| {
+        let (words, _) = bytes.as_chunks::<8>();
+        for index in 0..count {
+            let word = || u64::from_le_bytes(words[index as usize]);
+            let member = match element {
+                Tag::Int => ffi::PyLong_FromLongLong(word() as i64),
+                Tag::Unsigned => ffi::PyLong_FromUnsignedLongLong(word()),
+                Tag::Float => ffi::PyFloat_FromDouble(f64::from_bits(word())),
+                _ => ffi::PyBool_FromLong(bytes[index as usize].into()),
+            };
             if member.is_null() {
                 return Err(PyErr::fetch(py));
             }
             match is_tuple {
-                true => ffi::PyTuple_SetItem(object, index as ffi::Py_ssize_t, member),
-                false => ffi::PyList_SetItem(object, index as ffi::Py_ssize_t, member),
+                true => ffi::PyTuple_SetItem(object, index, member),
+                false => ffi::PyList_SetItem(object, index, member),
             };
-            Ok(())
-        };
-        let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).enumerate();
-        match element {
-            Tag::Int => {
-                for (index, word) in words {
-                    place(index, ffi::PyLong_FromLongLong(word as i64))?;
-                }
-            }
-            Tag::Unsigned => {
-                for (index, word) in words {
-                    place(index, ffi::PyLong_FromUnsignedLongLong(word))?;
-                }
-            }
-            Tag::Float => {
-                for (index, word) in words {
-                    place(index, ffi::PyFloat_FromDouble(f64::from_bits(word)))?;
-                }
-            }
-            _ => {
-                for (index, &byte) in bytes.iter().enumerate() {
-                    place(index, ffi::PyBool_FromLong(byte.into()))?;
-                }
-            }
         }
         Ok(sequence)
     }

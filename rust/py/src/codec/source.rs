@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use torchdata_core::link::arena::Block;
 use torchdata_core::strided::Strided;
@@ -15,38 +14,25 @@ pub enum OutBuffer {
     Block(Arc<Block>),
 }
 
-pub enum Owner {
-    Object {
-        _object: Py<PyAny>,
-    },
-    Buffer {
-        _buffer: PyBuffer<u8>,
-    },
-    /// The caller keeps the memory alive until it has been copied.
-    Caller,
-}
-
-impl Owner {
-    pub fn of(object: &Bound<'_, PyAny>) -> Self {
-        Owner::Object { _object: object.clone().unbind() }
-    }
-}
+/// The object that keeps the memory alive, or None if the caller does so until the memory has been copied.
+type Owner<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 
 pub struct Source {
     /// An address, because pointers cannot be sent to other threads.
     address: usize,
     len: usize,
     strided: Option<Box<Strided>>,
-    _owner: Owner,
+    _owner: Option<Py<PyAny>>,
 }
 
 impl Source {
-    pub fn dense(data: *const u8, len: usize, owner: Owner) -> Self {
-        Self { address: data as usize, len, strided: None, _owner: owner }
+    pub fn dense(data: *const u8, len: usize, owner: Owner<'_, '_>) -> Self {
+        Self { address: data as usize, len, strided: None, _owner: owner.map(|owner| owner.clone().unbind()) }
     }
 
-    pub fn strided(data: *const u8, strided: Strided, owner: Owner) -> Self {
-        Self { address: data as usize, len: strided.len(), strided: Some(Box::new(strided)), _owner: owner }
+    pub fn strided(data: *const u8, strided: Strided, owner: Owner<'_, '_>) -> Self {
+        let len = strided.len();
+        Self { strided: Some(Box::new(strided)), ..Self::dense(data, len, owner) }
     }
 
     pub fn len(&self) -> usize {
@@ -85,7 +71,7 @@ impl Source {
             let object = Bound::from_owned_ptr_or_err(py, room)?;
             let data = pyo3::ffi::PyBytes_AsString(object.as_ptr()).cast::<u8>();
             self.copy(py, data);
-            *self = Self::dense(data, self.len, Owner::Object { _object: object.unbind() });
+            *self = Self::dense(data, self.len, Some(&object));
             Ok(data)
         }
     }

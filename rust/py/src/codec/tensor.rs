@@ -6,25 +6,24 @@ use torchdata_core::strided::Strided;
 use super::dlpack::{ElementType, Exported, reach};
 use super::malformed;
 
-pub enum Layout {
-    Contiguous,
-    /// The elements have no gaps. The decoded tensor has these strides, in elements.
-    MemoryOrder(Vec<i64>),
-    /// The elements have gaps. The decoded tensor has no gaps, and has these strides, in elements.
-    WithGaps(Strided, Vec<i64>),
+pub struct Layout {
+    /// The strides of the decoded tensor in elements, or None if the elements are contiguous.
+    pub strides: Option<Vec<i64>>,
+    /// The layout of elements with gaps, of which a copy without gaps is sent.
+    pub strided: Option<Strided>,
 }
 
 impl Layout {
     pub fn of(tensor: &Exported<'_>) -> PyResult<Option<Self>> {
         if tensor.is_contiguous() {
-            return Ok(Some(Layout::Contiguous));
+            return Ok(Some(Self { strides: None, strided: None }));
         }
         let strides = tensor.strides()?;
         if tensor.reach() <= tensor.len() {
-            return Ok(Some(Layout::MemoryOrder(strides)));
+            return Ok(Some(Self { strides: Some(strides), strided: None }));
         }
-        Ok(without_gaps(tensor.size(), tensor.shape(), &strides)
-            .map(|(strided, strides)| Layout::WithGaps(strided, strides)))
+        let dense = without_gaps(tensor.size, tensor.shape(), &strides);
+        Ok(dense.map(|(strided, strides)| Self { strides: Some(strides), strided: Some(strided) }))
     }
 }
 

@@ -3,7 +3,8 @@
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyByteArray, PyBytes, PyDict, PyList};
+use pyo3::pybacked::PyBackedBytes;
+use pyo3::types::{PyBytes, PyDict, PyList};
 use rustc_hash::FxHashSet;
 use torchdata_core::formats::example::{Example, Feature, FeatureKind};
 use torchdata_core::formats::tfrecord::{LONGEST, Records};
@@ -57,27 +58,27 @@ impl TFRecordReader {
         loop {
             match self.records.peek() {
                 Ok(Some(data)) => {
-                    let item = self.maker.item(py, data).map_err(|fault| self.explained(py, fault))?;
+                    let item = self.maker.item(py, data).map_err(|error| self.explained(py, error))?;
                     self.records.advance();
                     return Ok(Some(item));
                 }
                 Ok(None) => {}
-                Err(error) => return Err(self.explained(py, Fault::of(error))),
+                Err(error) => return Err(self.explained(py, fault(error))),
             }
             if !self.fill(py)? {
-                return self.records.finish().map(|()| None).map_err(|error| self.explained(py, Fault::of(error)));
+                return self.records.finish().map(|()| None).map_err(|error| self.explained(py, fault(error)));
             }
         }
     }
 
     #[getter]
     fn offset(&self) -> u64 {
-        self.records.offset()
+        self.records.offset
     }
 
     #[getter]
     fn record(&self) -> u64 {
-        self.records.record()
+        self.records.record
     }
 
     #[getter]
@@ -96,54 +97,33 @@ impl TFRecordReader {
 impl TFRecordReader {
     fn fill(&mut self, py: Python<'_>) -> PyResult<bool> {
         let piece = self.read.bind(py).call1((PIECE,))?;
-        let filled = |length: usize| length > 0;
-        if let Ok(bytes) = piece.cast::<PyBytes>() {
-            self.records.feed(bytes.as_bytes());
-            return Ok(filled(bytes.as_bytes().len()));
-        }
-        if let Ok(bytes) = piece.cast::<PyByteArray>() {
-            let bytes = bytes.to_vec();
-            self.records.feed(&bytes);
-            return Ok(filled(bytes.len()));
-        }
-        let found = piece.get_type().name()?;
-        Err(PyTypeError::new_err(format!(
-            "{}: its stream returns {found} instead of bytes; open the file in binary mode",
-            self.place
-        )))
+        let (place, found) = (&self.place, piece.get_type().name()?);
+        let bytes = piece.extract::<PyBackedBytes>().map_err(|_| {
+            PyTypeError::new_err(format!(
+                "{place}: its stream returns {found} instead of bytes; open the file in binary mode"
+            ))
+        })?;
+        self.records.feed(&bytes);
+        Ok(!bytes.is_empty())
     }
 
-    fn explained(&self, py: Python<'_>, fault: Fault) -> PyErr {
-        let (offset, record) = (self.records.offset(), self.records.record());
-        let explain =
-            |what: &str| PyRuntimeError::new_err(format!("{}, record {record} at byte {offset}: {what}", self.place));
-        match fault {
-            Fault::Record(what) => explain(&what),
-            Fault::Other(error) if error.get_type(py).is(py.get_type::<PyRuntimeError>()) => {
-                let explained = explain(&error.value(py).to_string());
-                explained.set_cause(py, Some(error));
-                explained
-            }
-            Fault::Other(error) => error,
+    fn explained(&self, py: Python<'_>, error: PyErr) -> PyErr {
+        if !error.get_type(py).is(py.get_type::<PyRuntimeError>()) {
+            return error;
         }
+        let (offset, record) = (self.records.offset, self.records.record);
+        let what = error.value(py);
+        let explained = fault(format!("{}, record {record} at byte {offset}: {what}", self.place));
+        if error.traceback(py).is_some() {
+            explained.set_cause(py, Some(error)); // Python code has raised it
+        }
+        explained
     }
 }
 
-enum Fault {
-    Record(String),
-    Other(PyErr),
-}
-
-impl Fault {
-    fn of(error: impl std::error::Error) -> Self {
-        Self::Record(error.to_string())
-    }
-}
-
-impl From<PyErr> for Fault {
-    fn from(error: PyErr) -> Self {
-        Self::Other(error)
-    }
+/// An error that `explained` completes with the place of the record.
+fn fault(error: impl std::fmt::Display) -> PyErr {
+    PyRuntimeError::new_err(error.to_string())
 }
 
 struct Maker {
@@ -155,18 +135,17 @@ struct Maker {
 }
 
 impl Maker {
-    fn item<'py>(&mut self, py: Python<'py>, data: &[u8]) -> Result<Bound<'py, PyAny>, Fault> {
+    fn item<'py>(&mut self, py: Python<'py>, data: &[u8]) -> PyResult<Bound<'py, PyAny>> {
         let wanted = self.wanted.as_ref();
-        let example =
-            Example::parse(data, |name| wanted.is_none_or(|names| names.contains(name))).map_err(Fault::of)?;
+        let example = Example::parse(data, |name| wanted.is_none_or(|names| names.contains(name))).map_err(fault)?;
         let dict = self.dict(py, &example)?;
         match &self.finish {
-            Some(finish) => Ok(finish.bind(py).call1((dict,))?),
+            Some(finish) => finish.bind(py).call1((dict,)),
             None => Ok(dict.into_any()),
         }
     }
 
-    fn dict<'py>(&mut self, py: Python<'py>, example: &Example<'_>) -> Result<Bound<'py, PyDict>, Fault> {
+    fn dict<'py>(&mut self, py: Python<'py>, example: &Example<'_>) -> PyResult<Bound<'py, PyDict>> {
         let dict = PyDict::new(py);
         for (name, feature) in &example.context {
             dict.set_item(name, self.values(py, name, feature)?)?;
@@ -180,39 +159,39 @@ impl Maker {
                 if self.wanted.is_some() {
                     continue; // a feature in the context precedes a list with this name
                 }
-                return Err(Fault::Record(format!(
+                return Err(fault(format!(
                     "the key {name:?} is contained in both its context and its feature lists; request the feature of \
                      the context by a spec"
                 )));
             }
-            let values = steps.iter().map(|step| self.values(py, name, step)).collect::<Result<Vec<_>, _>>()?;
+            let values = steps.iter().map(|step| self.values(py, name, step)).collect::<PyResult<Vec<_>>>()?;
             dict.set_item(name, PyList::new(py, values)?)?;
         }
         Ok(dict)
     }
 
-    fn values<'py>(&mut self, py: Python<'py>, name: &str, feature: &Feature<'_>) -> Result<Bound<'py, PyAny>, Fault> {
-        let array = match feature.kind() {
+    fn values<'py>(&mut self, py: Python<'py>, name: &str, feature: &Feature<'_>) -> PyResult<Bound<'py, PyAny>> {
+        let array = match feature.kind {
             Some(FeatureKind::Bytes) => {
-                let values = feature.bytes().iter().map(|bytes| PyBytes::new(py, bytes));
+                let values = feature.parts.iter().map(|bytes| PyBytes::new(py, bytes));
                 return Ok(PyList::new(py, values)?.into_any());
             }
             Some(FeatureKind::Float) => {
-                feature.floats(&mut self.floats).map_err(Fault::of)?;
+                feature.floats(&mut self.floats).map_err(fault)?;
                 array_of(py, &self.floats)?
             }
             Some(FeatureKind::Int64) => {
-                feature.integers(&mut self.integers).map_err(Fault::of)?;
+                feature.integers(&mut self.integers).map_err(fault)?;
                 array_of(py, &self.integers)?
             }
             None => {
-                return Err(Fault::Record(format!(
+                return Err(fault(format!(
                     "its feature {name:?} does not contain a list of bytes, floats or integers"
                 )));
             }
         };
         match &self.convert {
-            Some(convert) => Ok(convert.bind(py).call1((array,))?),
+            Some(convert) => convert.bind(py).call1((array,)),
             None => Ok(array),
         }
     }

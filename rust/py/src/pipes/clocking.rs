@@ -28,7 +28,6 @@ pub const LOOK_AGAIN: u32 = 128;
 /// down some calls or omits one measurement.
 static MEASURING: AtomicU32 = AtomicU32::new(0);
 
-#[inline]
 pub fn is_measuring() -> bool {
     MEASURING.load(Relaxed) != 0
 }
@@ -111,7 +110,6 @@ pub struct Timed {
 }
 
 /// The returned bool is true for a nested call.
-#[inline]
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {
         let depth = thread.depth.get();
@@ -135,7 +133,6 @@ pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     })
 }
 
-#[inline]
 fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option<Timed>) {
     let began = coarse_nanoseconds();
     let result = call();

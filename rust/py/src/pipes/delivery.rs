@@ -63,7 +63,6 @@ impl Delivery {
         }
     }
 
-    #[inline]
     fn step<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
         // The new reference keeps the iterator alive, even if another thread replaces the source during the call.
         let source = |source: &EpochSource| (source.iterator.bind(py).clone(), source.next);

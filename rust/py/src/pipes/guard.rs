@@ -20,6 +20,7 @@ use pyo3::types::{PyDict, PyString, PyType};
 
 use torchdata_core::stats::nanoseconds;
 
+use crate::finalized::new_type;
 use crate::panics::caught;
 use crate::pipes::clocking;
 use crate::pipes::metering::Metering;
@@ -90,28 +91,19 @@ fn make_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
         // SAFETY: the zeroed entry ends the table.
         unsafe { std::mem::zeroed::<ffi::PyMemberDef>() },
     ]));
-    let slot = |number: c_int, pointer: *mut c_void| ffi::PyType_Slot { slot: number, pfunc: pointer };
-    let mut slots = [
-        slot(ffi::Py_tp_doc, c"The iterator that `iter(pipe)` returns.".as_ptr().cast_mut().cast()),
-        slot(ffi::Py_tp_iter, ffi::PyObject_SelfIter as *mut c_void),
-        slot(ffi::Py_tp_iternext, next_item as *mut c_void),
-        slot(ffi::Py_tp_getattro, get_attribute as *mut c_void),
-        slot(ffi::Py_tp_traverse, traverse as *mut c_void),
-        slot(ffi::Py_tp_clear, clear as *mut c_void),
-        slot(ffi::Py_tp_dealloc, deallocate as *mut c_void),
-        slot(ffi::Py_tp_members, members.as_mut_ptr().cast()),
-        slot(0, std::ptr::null_mut()),
+    let slots = [
+        (ffi::Py_tp_doc, c"The iterator that `iter(pipe)` returns.".as_ptr().cast_mut().cast()),
+        (ffi::Py_tp_iter, ffi::PyObject_SelfIter as *mut c_void),
+        (ffi::Py_tp_iternext, next_item as *mut c_void),
+        (ffi::Py_tp_getattro, get_attribute as *mut c_void),
+        (ffi::Py_tp_traverse, traverse as *mut c_void),
+        (ffi::Py_tp_clear, clear as *mut c_void),
+        (ffi::Py_tp_dealloc, deallocate as *mut c_void),
+        (ffi::Py_tp_members, members.as_mut_ptr().cast()),
     ];
-    let mut spec = ffi::PyType_Spec {
-        name: c"torchdata._native.IteratorGuard".as_ptr(),
-        basicsize: size_of::<Guard>() as c_int,
-        itemsize: 0,
-        flags: (ffi::Py_TPFLAGS_DEFAULT | ffi::Py_TPFLAGS_HAVE_GC | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION) as _,
-        slots: slots.as_mut_ptr(),
-    };
-    // SAFETY: a well-formed specification. The slots have the signatures that the interpreter expects.
-    let class = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyType_FromSpec(&mut spec))? };
-    Ok(class.cast_into::<PyType>()?)
+    let flags = ffi::Py_TPFLAGS_HAVE_GC | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
+    // SAFETY: the slots have the signatures that the interpreter expects.
+    unsafe { new_type(py, c"torchdata._native.IteratorGuard", size_of::<Guard>(), flags, &slots) }
 }
 
 /// Creates a guard for `iterator`, which the `__iter__` of `pipe` has returned. The token
@@ -266,7 +258,7 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
         let inside = (*guard).metering.note(began);
         end_first(guard, first, !item.is_null());
         if !first && let Some(place) = (*(*guard).token).place() {
-            place.pipe.page().inside(inside, 1);
+            place.pipe.page().inside(inside);
         }
         item
     }
@@ -315,7 +307,7 @@ unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) 
     let (Some(place), Some(timed)) = (token.place(), timed) else { return };
     place.sample(timed);
     if let (true, Some((took, weight))) = (place.root && place.main && !first, timed.whole) {
-        place.pipe.page().inside(took.saturating_mul(weight).min(timed.passed.max(took)), 1);
+        place.pipe.page().inside(took.saturating_mul(weight).min(timed.passed.max(took)));
     }
 }
 

@@ -14,46 +14,31 @@ use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use torchdata_core::stats::PipeRef;
 
-use crate::pipes::metering::Meter;
-use crate::pipes::turn::Turn;
+use crate::pipes::turn::SharedIterator;
 
 /// The base class of iterators that do not lose items to Ctrl-C. The method `_wait()` raises StopIteration at the end.
 /// `_hand_over()` returns a tuple with the item, or None if `_wait()` must be called again.
-#[pyclass(subclass, frozen, module = "torchdata._native")]
-pub struct HandingIterator {
-    turn: Py<Turn>,
-    meter: Meter,
-}
-
-impl HandingIterator {
-    pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
-        self.meter.count_into(py, pipe);
-    }
-}
+#[pyclass(extends = SharedIterator, subclass, frozen, module = "torchdata._native")]
+pub struct HandingIterator;
 
 #[pymethods]
 impl HandingIterator {
     #[new]
     #[pyo3(signature = (*_arguments, **_options))]
-    fn new(py: Python<'_>, _arguments: Bound<'_, PyAny>, _options: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
-        Ok(Self { turn: Py::new(py, Turn::default())?, meter: Meter::new() })
-    }
-
-    #[getter]
-    fn turn(&self, py: Python<'_>) -> Py<Turn> {
-        self.turn.clone_ref(py)
-    }
-
-    fn __iter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
-        slf
+    fn new(
+        py: Python<'_>,
+        _arguments: Bound<'_, PyAny>,
+        _options: Option<Bound<'_, PyAny>>,
+    ) -> PyResult<PyClassInitializer<Self>> {
+        Ok(PyClassInitializer::from(SharedIterator::new(py)?).add_subclass(Self))
     }
 
     fn __next__<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
         let py = slf.py();
-        let _turn = slf.get().turn.get().take(py)?;
-        slf.get().meter.around(py, || {
+        let shared = slf.as_super().get();
+        let _turn = shared.turn.get().take(py)?;
+        shared.meter.around(py, || {
             loop {
                 slf.call_method0("_wait")?;
                 let deferred = Deferred::new(py)?;
@@ -65,10 +50,6 @@ impl HandingIterator {
                 }
             }
         })
-    }
-
-    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.turn)
     }
 }
 
@@ -114,12 +95,8 @@ impl<'py> Deferred<'py> {
         }
     }
 
-    fn end(mut self) -> PyResult<()> {
-        self.restore()
-    }
-
-    fn restore(&mut self) -> PyResult<()> {
-        let Some(noted) = self.noted.take() else { return Ok(()) };
+    fn end(self) -> PyResult<()> {
+        let Some(noted) = self.noted else { return Ok(()) };
         let current = signals(self.py)?.getattr("getsignal")?.call1((libc::SIGINT,))?;
         let restored = if current.is(&noted) {
             install(self.py, noted.get().handler.bind(self.py))

@@ -20,7 +20,6 @@ unsafe extern "C" {
 /// A flag: the called function may use the slot before the arguments, which saves bound methods a copy.
 const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 
-#[inline]
 pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let arguments = [std::ptr::null_mut(), argument.as_ptr()];
     // SAFETY: the array contains one argument, and before it the free slot that the flag requires. Function and
@@ -32,7 +31,6 @@ pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> 
     }
 }
 
-#[inline]
 pub fn next_of<'py>(py: Python<'py>, iterator: &Py<PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     // SAFETY: the constructors check that the object is an iterator. NULL means the end or an exception.
     let item = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyIter_Next(iterator.as_ptr())) };

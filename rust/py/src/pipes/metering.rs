@@ -26,7 +26,6 @@ impl Metering {
         Self { countdown: 1, gap: 1, random: Cell::new(nanoseconds() | 1), most: Cell::new(1), measured: 0 }
     }
 
-    #[inline]
     pub fn is_due(&mut self) -> bool {
         self.countdown = self.countdown.wrapping_sub(1);
         self.countdown == 0
@@ -63,7 +62,6 @@ impl Meter {
         self.0.with(py, |counted| *counted = Some(CountedItems { pipe, metering: Metering::new() }));
     }
 
-    #[inline]
     pub fn around<T>(&self, py: Python<'_>, call: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
         let began = self.0.with(py, |counted| counted.as_mut().and_then(CountedItems::begin));
         let result = call();
@@ -77,7 +75,6 @@ impl Meter {
 }
 
 impl CountedItems {
-    #[inline]
     fn begin(&mut self) -> Option<u64> {
         if !self.metering.is_due() {
             return None;
@@ -88,7 +85,6 @@ impl CountedItems {
         Some(nanoseconds())
     }
 
-    #[inline]
     fn end(&mut self, began: Option<u64>, came: bool) {
         if came {
             let yielded = &self.pipe.record().yielded;
@@ -103,7 +99,7 @@ impl CountedItems {
     fn note(&mut self, began: u64, came: bool) {
         let page = self.pipe.page();
         if self.metering.measured != 0 {
-            page.inside(self.metering.note(began), 1);
+            page.inside(self.metering.note(began));
             return;
         }
         page.end_first();

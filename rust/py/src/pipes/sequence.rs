@@ -3,14 +3,13 @@
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyRange, PyRangeMethods, PyTuple};
+use pyo3::types::{PyList, PyRange, PyRangeMethods};
 
 use crate::gil_cell::GilNumber;
 
 enum SequenceKind {
     Range { start: i64, step: i64 },
     List,
-    Tuple,
     Other,
 }
 
@@ -40,15 +39,12 @@ impl SequenceIterator {
         }
     }
 
-    #[inline]
     fn item<'py>(&self, py: Python<'py>, position: usize) -> PyResult<Bound<'py, PyAny>> {
         let sequence = self.sequence.bind(py);
         match self.kind {
             SequenceKind::Range { start, step } => Ok((start + step * position as i64).into_pyobject(py)?.into_any()),
             // SAFETY: the kind ensures that the sequence is a list.
             SequenceKind::List => unsafe { sequence.cast_unchecked::<PyList>() }.get_item(position),
-            // SAFETY: the kind ensures that the sequence is a tuple.
-            SequenceKind::Tuple => unsafe { sequence.cast_unchecked::<PyTuple>() }.get_item(position),
             // SAFETY: an existing object. Returns a new reference, or NULL with an exception set.
             SequenceKind::Other => unsafe {
                 let item = ffi::PySequence_GetItem(sequence.as_ptr(), position as ffi::Py_ssize_t);
@@ -77,8 +73,6 @@ impl SequenceIterator {
             range
         } else if sequence.is_exact_instance_of::<PyList>() {
             SequenceKind::List
-        } else if sequence.is_exact_instance_of::<PyTuple>() {
-            SequenceKind::Tuple
         } else {
             SequenceKind::Other
         };

@@ -4,10 +4,8 @@
 //! contains the same number.
 
 use std::ptr;
-use std::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU64,
-    Ordering::{Acquire, Relaxed, Release},
-};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64};
 
 use pyo3::prelude::*;
 use torchdata_core::stats::PipeRef;
@@ -48,7 +46,6 @@ pub struct IterationToken {
 }
 
 impl IterationToken {
-    #[inline]
     pub fn is_current(&self, id: u64) -> bool {
         self.current.load(Relaxed) == id
     }
@@ -58,13 +55,11 @@ impl IterationToken {
         self.place().map_or(ptr::null(), |place| &raw const place.pipe.record().yielded)
     }
 
-    #[inline]
     pub fn count(&self, items: u64) {
         self.own.store(self.own.load(Relaxed) + items, Relaxed);
     }
 
     /// Callers must not keep the record while Python code runs, because this code may bind the token to another record.
-    #[inline]
     pub fn place(&self) -> Option<&BoardSlot> {
         // SAFETY: the pointer is null, or points to a box that exists as long as the token.
         // SYNC(slot): pairs with the store in `activate`.
@@ -87,7 +82,7 @@ impl IterationToken {
     pub fn activate(&self, py: Python<'_>) {
         self.pending.with(py, |pending| {
             let Some(mut place) = pending.take() else { return };
-            place.pipe.record().restart(self.yielded(), true);
+            place.pipe.record().restart(self.yielded());
             let old = self.place.load(Relaxed);
             // SAFETY: an earlier call of this method created the pointer with `into_raw`. The new record keeps the old
             // record, and frees it later.
@@ -101,7 +96,7 @@ impl IterationToken {
     fn restart(&self, yielded: u64) {
         self.own.store(yielded, Relaxed);
         if let Some(place) = self.place() {
-            place.pipe.record().restart(yielded, true);
+            place.pipe.record().restart(yielded);
         }
     }
 

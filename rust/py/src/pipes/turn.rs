@@ -23,7 +23,6 @@ const ADDRESS: u32 = 48;
 
 /// Returns the address of a thread-local variable, combined with the number of forks, because a thread of the parent
 /// process may have the same address.
-#[inline]
 fn this_thread() -> u64 {
     watching::this_thread() ^ (fork::current() << ADDRESS)
 }
@@ -53,7 +52,6 @@ pub struct TakenTurn<'a, 'py> {
 }
 
 impl Drop for TakenTurn<'_, '_> {
-    #[inline]
     fn drop(&mut self) {
         self.turn.reader.store(0);
         if self.turn.is_crowded.load() != 0 {
@@ -75,7 +73,6 @@ impl Default for Turn {
 
 impl Turn {
     /// Waits until earlier requests have ended, and lets this thread read until the returned guard is dropped.
-    #[inline]
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
         if self.is_crowded.load() != 0 || !self.reader.replace(0, thread) {
@@ -205,12 +202,16 @@ impl Turn {
 /// The base class of iterators whose `next()` only one thread calls at a time.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct SharedIterator {
-    turn: Py<Turn>,
+    pub(super) turn: Py<Turn>,
     next: OnceLock<Py<PyAny>>,
-    meter: Meter,
+    pub(super) meter: Meter,
 }
 
 impl SharedIterator {
+    pub(super) fn new(py: Python<'_>) -> PyResult<Self> {
+        Ok(Self { turn: Py::new(py, Turn::default())?, next: OnceLock::new(), meter: Meter::new() })
+    }
+
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.meter.count_into(py, pipe);
     }
@@ -220,8 +221,8 @@ impl SharedIterator {
 impl SharedIterator {
     #[new]
     #[pyo3(signature = (*_arguments, **_options))]
-    fn new(py: Python<'_>, _arguments: Bound<'_, PyAny>, _options: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
-        Ok(Self { turn: Py::new(py, Turn::default())?, next: OnceLock::new(), meter: Meter::new() })
+    fn make(py: Python<'_>, _arguments: Bound<'_, PyAny>, _options: Option<Bound<'_, PyAny>>) -> PyResult<Self> {
+        Self::new(py)
     }
 
     #[getter]

@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyList;
 pub use reading::SourceReader;
 use torchdata_core::process::fork;
-use torchdata_core::queue::ordered::{Claim, OrderedQueue, Outcome, Pop, Reserve, Slot, View};
+use torchdata_core::queue::ordered::{OrderedQueue, Outcome, Pop, Reserve, Slot, View};
 use torchdata_core::queue::place::{Index, QueuePosition};
 use window::{Window, is_small};
 
@@ -153,8 +153,20 @@ impl ReadAheadQueue {
         entry.content
     }
 
-    fn ended(&self) -> PyErr {
-        PyStopIteration::new_err(())
+    fn claimed(
+        &self,
+        py: Python<'_>,
+        limits: (usize, usize),
+        sharers: usize,
+        mut take: impl FnMut(&mut Entry) -> (Py<PyAny>, bool),
+    ) -> PyResult<Option<ClaimedItems>> {
+        let queue = self.get()?;
+        loop {
+            match queue.claim_some(limits, sharers, |entry| entry.is_small, &mut take) {
+                Some((slots, _)) if slots.is_empty() => wait_for(py, |slice| queue.wait_claimable(slice))?,
+                claimed => return Ok(claimed),
+            }
+        }
     }
 }
 
@@ -202,36 +214,19 @@ impl ReadAheadQueue {
     }
 
     fn claim(&self, py: Python<'_>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
-        let queue = self.get()?;
-        loop {
-            let copy = |entry: &Entry| {
-                let copy = Entry { is_plain: entry.is_plain, ..Entry::new(entry.content.clone_ref(py)) };
-                (copy, !entry.is_plain)
-            };
-            match queue.try_claim(copy) {
-                Claim::Given(slot, entry) => return Ok(Some((slot, entry.content))),
-                Claim::Closed => return Ok(None),
-                Claim::TimedOut => wait_for(py, |slice| queue.wait_claimable(slice))?,
-            }
-        }
+        let claimed = self.claimed(py, (1, 1), 1, |entry| (entry.content.clone_ref(py), !entry.is_plain))?;
+        Ok(claimed.and_then(|(slots, items)| slots.into_iter().zip(items).next()))
     }
 
     fn leave_source(&self, slot: Slot) -> PyResult<()> {
-        self.get()?.leave_source(slot);
-        Ok(())
+        self.get().map(|queue| queue.leave_source(slot))
     }
 
     /// Waits for submitted items, and claims `least` to `most` small items, or one large item, for one of `sharers`
     /// workers.
     fn claim_some(&self, py: Python<'_>, least: usize, most: usize, sharers: usize) -> PyResult<Option<ClaimedItems>> {
-        let queue = self.get()?;
-        let take = |entry: &mut Entry| std::mem::replace(&mut entry.content, py.None());
-        loop {
-            match queue.claim_some((least, most), sharers, |entry| entry.is_small, take) {
-                Some((slots, _)) if slots.is_empty() => wait_for(py, |slice| queue.wait_claimable_some(slice))?,
-                claimed => return Ok(claimed),
-            }
-        }
+        let take = |entry: &mut Entry| (std::mem::replace(&mut entry.content, py.None()), false);
+        self.claimed(py, (least, most), sharers, take)
     }
 
     fn put_some(&self, py: Python<'_>, slots: Vec<Slot>, results: Vec<Py<PyAny>>) -> PyResult<()> {
@@ -306,8 +301,7 @@ impl ReadAheadQueue {
 
     /// A hold does not wait for workers that process a plain item, because they cannot change it.
     fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
-        self.get()?.submit(Entry { is_plain, ..Entry::new(item) });
-        Ok(())
+        self.get().map(|queue| queue.submit(Entry { is_plain, ..Entry::new(item) }))
     }
 
     fn append(&self, item: Py<PyAny>) -> PyResult<()> {
@@ -331,13 +325,10 @@ impl ReadAheadQueue {
             match queue.try_pop() {
                 Pop::Item(entry) => return Ok(self.given(py, entry)),
                 Pop::Error(entry) => return Err(PyErr::from_value(self.given(py, entry).into_bound(py))),
-                Pop::Broken(entry) => return Err(PyErr::from_value(entry.content.into_bound(py))),
-                Pop::Ended => return Err(self.ended()),
+                Pop::Ended => return Err(PyStopIteration::new_err(())),
                 Pop::Closed => {
-                    return Err(self
-                        .when_closed
-                        .as_ref()
-                        .map_or_else(|| self.ended(), |words| PyRuntimeError::new_err(words.clone())));
+                    let words = self.when_closed.clone();
+                    return Err(words.map_or_else(|| PyStopIteration::new_err(()), PyRuntimeError::new_err));
                 }
                 Pop::TimedOut => wait_for(py, |slice| queue.wait_filled(slice))?,
             }
@@ -352,7 +343,7 @@ impl ReadAheadQueue {
     fn place(&self, py: Python<'_>) -> Option<PlaceParts> {
         self.place.with(py, |place| {
             let place = place.as_ref()?;
-            Some((place.mark().clone_ref(py), place.steps(), place.given(), place.ahead().collect()))
+            Some((place.mark.clone_ref(py), place.steps, place.given(), place.ahead().collect()))
         })
     }
 
@@ -385,17 +376,18 @@ impl ReadAheadQueue {
 
     fn slots(&self, py: Python<'_>) -> PyResult<Vec<SlotParts>> {
         let mut slots = Vec::new();
-        self.get()?.for_each(|slot, view| {
+        self.get()?.try_for_each(|slot, view| {
             let kind = match view {
                 View::Waiting(_) => "waiting",
                 View::Running(_) => "running",
                 View::Item(_) => "result",
-                View::Error(_) | View::Broken(_) => "error",
+                View::Error(_) => "error",
             };
             let entry = view.content();
             let mark = entry.mark.as_ref().map(|mark| mark.clone_ref(py));
             slots.push((slot, kind, entry.content.clone_ref(py), mark));
-        });
+            Ok::<_, PyErr>(())
+        })?;
         Ok(slots)
     }
 
@@ -416,8 +408,7 @@ impl ReadAheadQueue {
 
     #[setter]
     fn set_capacity(&self, capacity: usize) -> PyResult<()> {
-        self.get()?.set_capacity(capacity);
-        Ok(())
+        self.get().map(|queue| queue.set_capacity(capacity))
     }
 
     #[getter]

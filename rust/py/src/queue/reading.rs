@@ -47,7 +47,6 @@ impl SourceReader {
         Ok((item, index, if is_due { self.state(py)? } else { None }))
     }
 
-    #[inline]
     fn state(&self, py: Python<'_>) -> PyResult<Option<Py<PyAny>>> {
         match self.state_of.call0(py) {
             Ok(state) => Ok(Some(state)),

@@ -17,13 +17,13 @@ use super::reader::{Reader, Signs};
 use crate::enter;
 
 pub struct Access {
-    reader: Exclusive<Reader>,
-    signs: Signs,
+    pub reader: Exclusive<Reader>,
+    pub signs: Signs,
     /// Whether streams begin at the first request rather than with the epoch, as in a worker that reads dispatched
     /// items.
     on_demand: bool,
     /// A forked child must not take items of its parent.
-    owner: OwningProcess,
+    pub owner: OwningProcess,
 }
 
 pub struct Start {
@@ -38,22 +38,9 @@ impl Access {
         Self { reader: Exclusive::new(reader), signs: Signs::new(own), on_demand, owner: OwningProcess::this() }
     }
 
-    pub fn signs(&self) -> &Signs {
-        &self.signs
-    }
-
-    pub fn check_owner(&self) -> PyResult<()> {
-        self.owner.check()
-    }
-
     /// Returns the epoch and the pass of a new iterator, or pass 0 if the iterator's first request begins the pass.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
-    }
-
-    /// Returns None if any thread, even this one, is reading.
-    pub fn try_hold(&self) -> Option<Held<'_, Reader>> {
-        self.reader.try_hold()
     }
 
     pub fn hold(&self) -> PyResult<Held<'_, Reader>> {
@@ -108,7 +95,7 @@ impl Access {
             reader.progress.starts = accounts;
             reader.begin(py, &self.signs, Stream::first(epoch));
             if let Some(turn) = turn {
-                reader.collecting.begin_at(turn);
+                reader.collecting.turn.start_at(turn);
                 reader.progress.books.with(py, |books| books.begin_at(turn));
             }
         }
@@ -119,13 +106,13 @@ impl Access {
     pub fn finish_epoch(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.signs.stopped.store(true, Relaxed);
         let mut held = self.hold_once_left(py)?;
-        held.peers.links_mut().iter_mut().for_each(|link| link.finish(epoch));
+        held.peers.links.iter_mut().for_each(|link| link.finish(epoch));
         Ok(())
     }
 
     pub fn set_paused(&self, paused: bool) {
         self.signs.paused.store(paused, Relaxed);
-        match self.try_hold() {
+        match self.reader.try_hold() {
             Some(mut held) if self.owner.is_this() => held.apply_pause(&self.signs),
             Some(_) => {} // in a forked child, the peers belong to the parent
             None => {
@@ -143,7 +130,7 @@ impl Access {
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;
-        let Some(mut reader) = self.try_hold() else { return Ok(false) };
+        let Some(mut reader) = self.reader.try_hold() else { return Ok(false) };
         reader.replace_dead(py, dead).map(|()| true)
     }
 
@@ -176,12 +163,12 @@ impl Access {
             return;
         }
         // A thread that holds the reader already reads a later pass, so this pass need not be ended.
-        if let Some(mut held) = self.try_hold()
+        if let Some(mut held) = self.reader.try_hold()
             && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass
             && !self.signs.is_over(epoch)
         {
-            held.peers.links_mut().iter_mut().for_each(Consumer::leave);
+            held.peers.links.iter_mut().for_each(Consumer::leave);
         }
     }
 }

@@ -104,7 +104,7 @@ impl PyCarrier {
             let mut carrier = self.held();
             carrier.has_news(units) || lacks && carrier.has_room()
         };
-        wait_until(py, &self.own, None, ready, || (), |_| Ok(()))?;
+        wait_until(py, &self.own, None, ready, |_| Ok(()))?;
         py.detach(|| self.held().tidy(Instant::now())).map_err(errors::corrupted)
     }
 

@@ -24,7 +24,7 @@ const CHECKS: u32 = 4;
 const MOST_TRIES: u32 = 8;
 
 pub struct Clock {
-    limit: Option<Duration>,
+    pub limit: Option<Duration>,
     name: String,
     began: Option<Instant>,
     stall: Option<Stall>,
@@ -47,10 +47,6 @@ impl Clock {
     /// `on_stall` warns after `patience`, and again whenever the duration of the wait has doubled.
     pub fn tell_stall_to(&mut self, patience: Duration, on_stall: Py<PyAny>) {
         self.stall = Some(Stall { patience, next: patience, on_stall });
-    }
-
-    pub fn limit(&self) -> Option<Duration> {
-        self.limit
     }
 
     pub fn start(&mut self) {

@@ -109,8 +109,7 @@ impl Collector {
         on_death: Py<PyAny>,
         on_replace: Py<PyAny>,
     ) -> PyResult<()> {
-        self.access.hold()?.watch.watch_and_replace(processes, Replacing { on_death, on_replace });
-        Ok(())
+        self.access.hold().map(|mut held| held.watch.watch_and_replace(processes, Replacing { on_death, on_replace }))
     }
 
     /// Replaces all exited processes, or returns False if a reading thread will replace them.
@@ -121,14 +120,12 @@ impl Collector {
     /// Calls `on_surplus(next peer, peer that sent early, bytes)` once per epoch if early items use more than `most`
     /// bytes.
     fn tell_surplus(&self, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
-        self.access.hold()?.peers.tell_surplus_to(most, on_surplus);
-        Ok(())
+        self.access.hold().map(|mut held| held.peers.tell_surplus_to(most, on_surplus))
     }
 
     /// Calls `on_note(peer, note)` for each note from a peer.
     fn tell_note(&self, on_note: Py<PyAny>) -> PyResult<()> {
-        self.access.hold()?.on_note = Some(on_note);
-        Ok(())
+        self.access.hold().map(|mut held| held.on_note = Some(on_note))
     }
 
     /// Link i uses the set of counters `first` + i, and `peers` contains the page number of each peer. In the main
@@ -143,7 +140,7 @@ impl Collector {
     ) -> PyResult<()> {
         let mut held = self.access.hold()?;
         let flows = held.meters.count_into(board.get(), page, first, peers, main)?;
-        held.peers.links_mut().iter_mut().zip(flows).for_each(|(link, flow)| link.count_into(flow));
+        held.peers.links.iter_mut().zip(flows).for_each(|(link, flow)| link.count_into(flow));
         Ok(())
     }
 
@@ -153,15 +150,13 @@ impl Collector {
 
     /// Calls `on_stall(peer, seconds)` after a wait of `seconds`, and whenever the time has doubled.
     fn tell_stall(&self, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
-        self.access.hold()?.clock.tell_stall_to(duration(seconds), on_stall);
-        Ok(())
+        self.access.hold().map(|mut held| held.clock.tell_stall_to(duration(seconds), on_stall))
     }
 
     /// `on_hang(peer, seconds, patience)` is called regularly, kills a process that takes longer than `patience`, and
     /// returns whether a process was killed. Each process that was killed for the awaited item doubles `patience`.
     fn tell_hang(&self, on_hang: Py<PyAny>) -> PyResult<()> {
-        self.access.hold()?.clock.tell_hang_to(on_hang);
-        Ok(())
+        self.access.hold().map(|mut held| held.clock.tell_hang_to(on_hang))
     }
 
     /// Makes every wait raise `exception` once a command in the `control` link starts another epoch or stops the
@@ -175,7 +170,7 @@ impl Collector {
         main: usize,
     ) -> PyResult<()> {
         let announcer = output.get().0.announcer(bell(board, main)?);
-        self.access.hold()?.interrupt = Some(Interrupt::new(control.get().0.probe(), exception, announcer));
+        self.access.hold()?.interrupt = Some(Interrupt { control: control.get().0.probe(), exception, announcer });
         Ok(())
     }
 
@@ -199,8 +194,7 @@ impl Collector {
 
     fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
         let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
-        self.access.hold()?.progress.given = given;
-        Ok(())
+        self.access.hold().map(|mut held| held.progress.given = given)
     }
 
     /// Returns the positions of all peers after `delivered` items, or the current positions if `delivered` is None.
@@ -224,7 +218,7 @@ impl Collector {
 
     /// Waits for each peer's first unit of the epoch, usually a snapshot.
     fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
-        self.access.hold()?.await_snapshots(py, self.access.signs(), dealt)
+        self.access.hold()?.await_snapshots(py, &self.access.signs, dealt)
     }
 
     /// Waits in a worker for the dispatching process's first snapshot of the epoch, which must be relayed, or for a
@@ -251,7 +245,7 @@ impl Collector {
 
     /// Returns (pass, (items read, checksum)) of a worker's dispatched items.
     fn share(&self, py: Python<'_>) -> (u64, Entry) {
-        (self.access.signs().pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
+        (self.access.signs.pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
 
     /// Ends this epoch, even if some items were not read, so that the peers send no further items of the epoch.
@@ -278,9 +272,9 @@ impl Collector {
     /// for other peers. Must be called repeatedly until all children have executed a command. `done` is true in the
     /// last call.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
-        let Some(mut held) = self.access.try_hold() else { return Ok(()) }; // the reading thread does so itself
+        let Some(mut held) = self.access.reader.try_hold() else { return Ok(()) }; // the reading thread does so itself
         if done {
-            held.peers.links_mut().iter_mut().for_each(Consumer::restore_grant);
+            held.peers.links.iter_mut().for_each(Consumer::restore_grant);
             return Ok(());
         }
         let Reader { peers, collecting, .. } = &mut *held;
@@ -288,17 +282,16 @@ impl Collector {
     }
 
     fn taken(&self) -> PyResult<Vec<u64>> {
-        Ok(self.access.hold()?.peers.links().iter().map(Consumer::taken).collect())
+        Ok(self.access.hold()?.peers.links.iter().map(Consumer::taken).collect())
     }
 
     /// Returns the bytes of shared memory that received items still use, for each link.
     fn leased(&self) -> PyResult<Vec<u64>> {
-        Ok(self.access.hold()?.peers.links().iter().map(Consumer::leased).collect())
+        Ok(self.access.hold()?.peers.links.iter().map(Consumer::leased).collect())
     }
 
     fn acknowledge(&self, count: u64) -> PyResult<()> {
-        self.access.hold()?.peers.links()[0].acknowledge(count);
-        Ok(())
+        self.access.hold().map(|held| held.peers.links[0].acknowledge(count))
     }
 
     /// The iterator ends when a later epoch starts.
@@ -311,7 +304,7 @@ impl Collector {
     /// items.
     #[pyo3(signature = (peer, seconds = None))]
     fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        self.access.check_owner()?;
+        self.access.owner.check()?;
         self.access.hold()?.receive(py, peer, seconds.map(duration))
     }
 
@@ -325,18 +318,18 @@ impl Collector {
         last: u64,
         seconds: Option<f64>,
     ) -> PyResult<Row<'py>> {
-        self.access.check_owner()?;
+        self.access.owner.check()?;
         self.access.hold()?.receive_results(py, peer, last, seconds.map(duration))
     }
 
     /// While a thread reads, its reference keeps this object alive, so nothing is visited. The lock is only used with
     /// the GIL, so all passes of the garbage collector visit the same references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.access.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))
+        self.access.reader.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))
     }
 
     fn __clear__(&self) {
-        let cleared = self.access.try_hold().map(|mut reader| reader.clear());
+        let cleared = self.access.reader.try_hold().map(|mut reader| reader.clear());
         drop(cleared); // after the reader is released, because dropping may run code that calls this object
     }
 }

@@ -4,33 +4,17 @@ use pyo3::prelude::*;
 use torchdata_core::link::{Announcer, Probe};
 
 pub struct Interrupt {
-    control: Probe,
+    pub control: Probe,
     /// Raised when the main process orders another epoch or a stop.
     pub exception: Py<PyAny>,
-    announcer: Announcer,
+    pub announcer: Announcer,
 }
 
 impl Interrupt {
-    pub fn new(control: Probe, exception: Py<PyAny>, announcer: Announcer) -> Self {
-        Self { control, exception, announcer }
-    }
-
-    pub fn is_pending(&self) -> bool {
-        self.control.pending()
-    }
-
     /// A damaged control word counts as an order, because the worker then looks for a command and finds none.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> bool {
         self.control.is_superseded(epoch).unwrap_or(true)
-    }
-
-    pub fn starve(&self, epoch: u32) {
-        self.announcer.starve(epoch);
-    }
-
-    pub fn go_on(&self) {
-        self.announcer.go_on();
     }
 
     pub fn error(&self, py: Python<'_>) -> PyErr {

@@ -1,6 +1,5 @@
 //! Provides the Python classes for links and for doorbells, which wake up waiting processes.
 
-use std::os::fd::AsRawFd;
 use std::sync::Arc;
 
 use pyo3::exceptions::PyIndexError;
@@ -41,7 +40,7 @@ impl PyLink {
 
     /// Returns the descriptor, or -1 if it has been closed.
     fn fileno(&self) -> i32 {
-        if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
+        self.0.region().fileno()
     }
 
     fn close_descriptor(&self) {
@@ -74,11 +73,11 @@ impl PyBellBoard {
 
     /// Returns the descriptor, or -1 if it has been closed.
     fn fileno(&self) -> i32 {
-        if self.0.region().has_fd() { self.0.fd().as_raw_fd() } else { -1 }
+        self.0.region.fileno()
     }
 
     fn close_descriptor(&self) {
-        self.0.region().close();
+        self.0.region.close();
     }
 }
 
@@ -91,7 +90,7 @@ pub fn drop_inherited(
     stats: Option<&Bound<'_, PyStatsBoard>>,
 ) {
     let mut own: Vec<&Region> = links.iter().map(|link| link.get().0.region()).collect();
-    own.push(bells.get().0.region());
-    own.extend(stats.map(|board| board.get().0.region()));
+    own.push(&bells.get().0.region);
+    own.extend(stats.map(|board| &board.get().0.region));
     region::drop_inherited(&own);
 }

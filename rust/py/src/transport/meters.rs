@@ -8,10 +8,10 @@ use super::stats::PyStatsBoard;
 #[derive(Default)]
 pub struct Meters {
     waits: Vec<WaitRef>,
-    idle: Option<WaitRef>,
+    pub idle: Option<WaitRef>,
     page: Option<PageRef>,
     /// Whether the main process has not yet received an item in the current epoch.
-    first: bool,
+    pub first: bool,
 }
 
 impl Meters {
@@ -38,11 +38,6 @@ impl Meters {
         self.first = self.page.is_some();
     }
 
-    #[inline]
-    pub fn came(&mut self) {
-        self.first = false;
-    }
-
     /// Returns None for the main process's first wait in an epoch, which `IteratorGuard` measures.
     pub fn wait(&self, link: Option<usize>) -> Option<&WaitRef> {
         if !self.first {
@@ -52,9 +47,5 @@ impl Meters {
             page.set_first_whom(link);
         }
         None
-    }
-
-    pub fn idle(&self) -> Option<&WaitRef> {
-        self.idle.as_ref()
     }
 }

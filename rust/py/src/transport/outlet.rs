@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use pyo3::exceptions::PyTimeoutError;
 use pyo3::prelude::*;
+use pyo3::types::PyBytes;
 use torchdata_core::cadence::Cadence;
 use torchdata_core::error::Corrupted;
 use torchdata_core::link::arena::Arena;
@@ -21,7 +22,7 @@ use super::kinds as kind;
 use super::owning::OwningProcess;
 use super::snapshots::Relay;
 use super::waiting::wait_until;
-use crate::codec::{Encoder, OutBuffer, Owner, Source};
+use crate::codec::{Encoder, OutBuffer, Source};
 use crate::errors;
 
 pub(super) fn is_over(deadline: Option<Instant>) -> bool {
@@ -80,6 +81,12 @@ pub(super) struct Departing {
     /// The buffers that were already stored, followed by the payload if it is long.
     pub parts: Vec<Part>,
     pub streamed: usize,
+}
+
+impl Departing {
+    fn new(target: usize, kind: u16, encoder: Encoder) -> Self {
+        Self { target, kind, encoder, parts: Vec::new(), streamed: 0 }
+    }
 }
 
 #[inline]
@@ -152,7 +159,7 @@ impl Outlet {
 
     pub fn begin_next(&mut self) {
         self.begin(self.producers[0].stream().next_pass());
-        self.dealing.begin();
+        self.dealing.turn.start();
     }
 
     #[inline]
@@ -204,7 +211,7 @@ impl Outlet {
             let link = if self.has_shards { 0 } else { target };
             // If the control word is damaged, the wait ends, and the next call of the producer reports the damage.
             let ready = || producers[link].permit() != Ok(Permit::Wait) || is_interrupted(control, None);
-            wait_until(py, &self.own, meters.get(link), ready, || (), |py| tidy(py, arenas).map(drop))?;
+            wait_until(py, &self.own, meters.get(link), ready, |py| tidy(py, arenas).map(drop))?;
         }
     }
 
@@ -222,15 +229,15 @@ impl Outlet {
             if self.go_on(py)? == Sent::Interrupted {
                 return Ok(Sent::Interrupted);
             }
-            let Some(target) = self.dealing.turn() else { return Ok(Sent::Done) };
+            let Some(target) = self.dealing.turn.next() else { return Ok(Sent::Done) };
             self.depart_end(target);
         }
     }
 
     fn depart_end(&mut self, target: usize) {
         let encoder = std::mem::take(&mut self.encoder);
-        self.departing = Some(Departing { target, kind: kind::END, encoder, parts: Vec::new(), streamed: 0 });
-        self.dealing.end(target);
+        self.departing = Some(Departing::new(target, kind::END, encoder));
+        self.dealing.turn.end(target);
     }
 
     /// Records that a shard's iterator has ended. The next `settle` sends the last result of `noter` and the end.
@@ -268,8 +275,29 @@ impl Outlet {
         producer.give_up(); // removes the fragments of an item that was abandoned after an exception
         let encoder = std::mem::take(encoder);
         let kind = item_kind(&encoder);
-        self.departing = Some(Departing { target, kind, encoder, parts: Vec::new(), streamed: 0 });
+        self.departing = Some(Departing::new(target, kind, encoder));
         Ok(())
+    }
+
+    /// Sends a snapshot of the head and the content.
+    pub fn send_content(
+        &mut self,
+        py: Python<'_>,
+        target: usize,
+        kind: u16,
+        head: &[u8],
+        content: &Bound<'_, PyBytes>,
+    ) -> PyResult<bool> {
+        let mut encoder = std::mem::take(&mut self.encoder);
+        encoder.clear();
+        encoder.payload.extend_from_slice(head);
+        let bytes = content.as_bytes();
+        if !bytes.is_empty() {
+            let source = Source::dense(bytes.as_ptr(), bytes.len(), Some(content.as_any()));
+            encoder.buffers.push(OutBuffer::Memory(source));
+        }
+        self.departing = Some(Departing::new(target, kind, encoder));
+        Ok(self.go_on(py)? == Sent::Done)
     }
 
     /// `go_on` sends the encoded object, followed by the bytes in `behind`.
@@ -279,7 +307,7 @@ impl Outlet {
         encoder.payload.extend_from_slice(behind);
         self.owner.check()?; // pickling runs user code, which may have forked this process
         self.producer(target).give_up(); // removes the fragments of a message that was abandoned after an exception
-        self.departing = Some(Departing { target, kind, encoder, parts: Vec::new(), streamed: 0 });
+        self.departing = Some(Departing::new(target, kind, encoder));
         Ok(())
     }
 
@@ -319,7 +347,7 @@ impl Outlet {
                 Some(OutBuffer::Memory(source)) => self.put_in_memory(py, *target, source, streamed, tick)?,
                 None => {
                     let payload = &encoder.payload;
-                    let mut payload = Source::dense(payload.as_ptr(), payload.len(), Owner::Caller);
+                    let mut payload = Source::dense(payload.as_ptr(), payload.len(), None);
                     self.put_in_memory(py, *target, &mut payload, streamed, tick)?
                 }
             };
@@ -357,7 +385,7 @@ impl Outlet {
             return Ok(placed);
         }
         let from = source.make_dense(py)?;
-        let longest = self.producer(target).fragment_len();
+        let longest = self.producer(target).max_inline();
         while *streamed < len {
             let piece = longest.min(len - *streamed);
             // SAFETY: `from` is valid for `len` bytes, which the owner of the source keeps alive.
@@ -440,19 +468,12 @@ impl Outlet {
         let unwanted =
             |producer: &mut Producer| matches!(producer.reader(), Ok(Reader::Left | Reader::Ahead | Reader::Done));
         let ready = || room(producer) || is_interrupted(control, held) || unwanted(producer);
-        wait_until(
-            py,
-            own,
-            meters.get(if *has_shards { 0 } else { target }),
-            ready,
-            || (),
-            |_| {
-                if is_over(*deadline) {
-                    return Err(PyTimeoutError::new_err("the peer does not read"));
-                }
-                tick.map_or(Ok(()), |tick| tick.call0().map(drop))
-            },
-        )?;
+        wait_until(py, own, meters.get(if *has_shards { 0 } else { target }), ready, |_| {
+            if is_over(*deadline) {
+                return Err(PyTimeoutError::new_err("the peer does not read"));
+            }
+            tick.map_or(Ok(()), |tick| tick.call0().map(drop))
+        })?;
         if is_interrupted(control, held) {
             return Ok(Some(Sent::Interrupted));
         }

@@ -62,11 +62,11 @@ struct Surplus {
 }
 
 pub struct Peers {
-    links: Vec<Consumer>,
+    pub links: Vec<Consumer>,
     /// For each peer, the units that were received early, or could not be decoded yet.
     taken_in: Vec<VecDeque<Taken>>,
     window: u64,
-    paused: bool,
+    pub paused: bool,
     /// The link whose items wake up this process, or None for all links.
     awaited: Option<usize>,
     /// Whether items of all peers wake up this process, because a peer has waited for the dispatching process, which
@@ -93,14 +93,6 @@ impl Peers {
 
     pub fn len(&self) -> usize {
         self.taken_in.len()
-    }
-
-    pub fn links(&self) -> &[Consumer] {
-        &self.links
-    }
-
-    pub fn links_mut(&mut self) -> &mut [Consumer] {
-        &mut self.links
     }
 
     #[inline]
@@ -133,10 +125,6 @@ impl Peers {
 
     pub fn has_taken_in(&self, peer: usize) -> bool {
         !self.taken_in[peer].is_empty()
-    }
-
-    pub fn are_paused(&self) -> bool {
-        self.paused
     }
 
     pub fn begin_epoch(&mut self, window: u64) {
@@ -322,7 +310,7 @@ impl Peers {
         // Items of the next peer are also received, because its answer to a command may follow its items.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = self.next_to_take_in(collecting, &starving) {
-            self.take_in(py, peer, collecting.turn())?;
+            self.take_in(py, peer, collecting.turn.next())?;
         }
         if starving.contains(&true) {
             let others = self.links.iter_mut().zip(starving).filter(|(_, starves)| !starves);

@@ -7,7 +7,7 @@ use torchdata_core::link::consumer::Unit;
 use torchdata_core::protocol::{Account, Books};
 
 use super::kinds as kind;
-use super::snapshots::{Content, Opened, Relay, Relayed};
+use super::snapshots::{Content, Opened, Relay};
 use crate::gil_cell::{GilCell, GilNumber};
 
 pub struct StreamProgress {
@@ -45,14 +45,6 @@ impl StreamProgress {
         self.books.with(py, |books| books.deliver(peer, digest, |total| self.given.lag(total)));
     }
 
-    pub fn end(&self, py: Python<'_>, peer: usize) {
-        self.books.with(py, |books| books.end(peer));
-    }
-
-    pub fn delivered(&self, py: Python<'_>, peer: usize) -> Account {
-        self.books.with(py, |books| books.taken(peer))
-    }
-
     /// If `dealt` is true, peer 0 must also have relayed the first snapshot of the dispatching process.
     pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dealt: bool) -> bool {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dealt || peer > 0 || books.has_dealt()))
@@ -69,11 +61,6 @@ impl StreamProgress {
             (dealt, snapshot.map(|snapshot| books.keep(peer, snapshot, lag)))
         });
         drop(superfluous); // outside of the lock, because dropping may run arbitrary code
-        Ok(())
-    }
-
-    pub fn pass_on(&self, unit: &Unit) -> PyResult<()> {
-        self.relay.put(Relayed::of(unit)?);
         Ok(())
     }
 }

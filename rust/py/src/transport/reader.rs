@@ -18,9 +18,9 @@ use super::kinds as kind;
 use super::meters::Meters;
 use super::peers::Peers;
 use super::progress::StreamProgress;
-use super::snapshots;
+use super::snapshots::{self, Relayed};
 use super::waiting::{wait_among, wait_until};
-use super::watched::{DeathWatch, Replacing};
+use super::watched::DeathWatch;
 use crate::codec;
 use crate::errors;
 
@@ -98,7 +98,7 @@ impl Reader {
         signs.pass.store(u64::from(stream.pass()), Relaxed);
         self.progress.begin(py);
         self.meters.begin();
-        self.collecting.begin();
+        self.collecting.turn.start();
         self.peers.begin(stream, looked_into);
     }
 
@@ -113,7 +113,7 @@ impl Reader {
                 Next::Deliver(peer) => {
                     if self.peers.take(peer)? {
                         self.clock.stop();
-                        self.meters.came();
+                        self.meters.first = false;
                         if self.peers.current.unit.kind & kind::WHAT == kind::ITEM {
                             self.clock.came();
                             return self.deliver(py, peer).map(Some);
@@ -124,7 +124,7 @@ impl Reader {
                     } // any other unit is left over from an earlier epoch, or a fragment
                 }
                 Next::Over => return Ok(None),
-                Next::Fail if self.watch.replaces() => self.replace_dead(py, Vec::new())?,
+                Next::Fail if self.watch.replacing.is_some() => self.replace_dead(py, Vec::new())?,
                 Next::Fail => return Err(self.watch.error(py)),
                 Next::TakeIn(_) | Next::Wait => self.wait(py, signs, epoch)?,
             }
@@ -142,8 +142,8 @@ impl Reader {
     fn handle(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         match self.peers.current.unit.kind & kind::WHAT {
             kind::END => {
-                self.collecting.end(peer);
-                self.progress.end(py, peer);
+                self.collecting.turn.end(peer);
+                self.progress.books.with(py, |books| books.end(peer));
             }
             kind::ERROR => {
                 let description = decode(py, &self.peers.current.unit, self.peers.may_lease(peer));
@@ -178,7 +178,7 @@ impl Reader {
                 return Err(error);
             }
         };
-        self.collecting.advance();
+        self.collecting.turn.advance();
         self.progress.deliver(py, peer, unit.digest);
         self.peers.delivered(peer, may_lease);
         Ok(item)
@@ -191,7 +191,11 @@ impl Reader {
     }
 
     pub fn keep_unit(&self, py: Python<'_>, peer: usize, unit: &Unit) -> PyResult<()> {
-        if self.interrupt.is_some() { self.progress.pass_on(unit) } else { self.progress.keep(py, peer, unit) }
+        if self.interrupt.is_none() {
+            return self.progress.keep(py, peer, unit);
+        }
+        self.progress.relay.put(Relayed::of(unit)?);
+        Ok(())
     }
 
     pub fn keep_taken_in(&mut self, py: Python<'_>, peer: usize) -> PyResult<()> {
@@ -212,18 +216,18 @@ impl Reader {
     /// arrives first, that unit is kept for reading.
     pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
-        self.peers.links_mut()[0].begin(stream, 0);
+        self.peers.links[0].begin(stream, 0);
         while !self.peers.has_taken_in(0) && !self.progress.relay.waits() {
             if self.take_snapshot(py, 0)? {
                 continue;
             }
             let Self { peers, own, interrupt, meters, .. } = self;
-            let is_ordered = || interrupt.as_ref().is_some_and(Interrupt::is_pending);
+            let is_ordered = || interrupt.as_ref().is_some_and(|interrupt| interrupt.control.pending());
             if is_ordered() {
                 break;
             }
             let ready = || peers.has_arrived(0) || is_ordered();
-            wait_among(py, own, meters.wait(None), None, ready, || (), |_| Ok(()))?;
+            wait_until(py, own, meters.wait(None), ready, |_| Ok(()))?;
         }
         Ok(())
     }
@@ -258,7 +262,7 @@ impl Reader {
         began: Instant,
     ) -> PyResult<bool> {
         let Self { peers, own, watch, clock, .. } = self;
-        let limit = clock.limit();
+        let limit = clock.limit;
         let is_left = || signs.is_over(epoch) || limit.is_some_and(|limit| began.elapsed() >= limit);
         if is_left() || watch.any_died() {
             return Ok(false);
@@ -281,7 +285,7 @@ impl Reader {
     }
 
     fn wait(&mut self, py: Python<'_>, signs: &Signs, epoch: u32) -> PyResult<()> {
-        let turn = self.collecting.turn();
+        let turn = self.collecting.turn.next();
         let awoken = self.sleep(py, signs, epoch, turn);
         let next = match awoken {
             Ok(Some(next)) => next,
@@ -312,9 +316,9 @@ impl Reader {
     fn sleep(&mut self, py: Python<'_>, signs: &Signs, epoch: u32, turn: Option<usize>) -> PyResult<Option<Next>> {
         let Self { peers, collecting, clock, meters, watch, interrupt, own, .. } = self;
         clock.start();
-        let paused = peers.are_paused();
+        let paused = peers.paused;
         match turn {
-            Some(peer) if collecting.is_in_order() => peers.await_one(peer),
+            Some(peer) if collecting.turn.is_in_order() => peers.await_one(peer),
             _ => peers.await_all(),
         }
         if let Some(peer) = turn {
@@ -331,15 +335,15 @@ impl Reader {
                 || interrupt.is_some_and(|interrupt| interrupt.is_superseded(epoch))
         };
         let any_died = || watch.any_died();
-        let death: Option<&(dyn Fn() -> bool + Sync)> = if watch.is_empty() { None } else { Some(&any_died) };
-        let starve = || interrupt.into_iter().for_each(|interrupt| interrupt.starve(epoch));
+        let death: Option<&(dyn Fn() -> bool + Sync)> = if watch.processes.is_empty() { None } else { Some(&any_died) };
+        let starve = || interrupt.into_iter().for_each(|interrupt| interrupt.announcer.starve(epoch));
         let mut died = false;
         let awoken = wait_among(py, own, meters.wait(link), death, ready, starve, |py| {
             starve(); // the control word may have been overwritten
             died = watch.any_died();
             if died { Err(a_process_has_died()) } else { clock.look(py, turn, paused) }
         });
-        interrupt.into_iter().for_each(Interrupt::go_on);
+        interrupt.into_iter().for_each(|interrupt| interrupt.announcer.go_on());
         if died {
             return Ok(None);
         }
@@ -366,7 +370,7 @@ impl Reader {
                 return Ok(false);
             }
             let ready = || consumer.readable().unwrap_or(true) || is_over();
-            wait_until(py, own, meters.idle(), ready, || (), |_| Ok(()))?;
+            wait_until(py, own, meters.idle.as_ref(), ready, |_| Ok(()))?;
         }
     }
 
@@ -425,21 +429,12 @@ impl Reader {
         visit.call(self.interrupt.as_ref().map(|interrupt| &interrupt.exception))
     }
 
-    pub fn clear(&mut self) -> Callbacks {
+    /// The callbacks must be dropped after the reader is released, because dropping may run arbitrary code.
+    pub fn clear(&mut self) -> impl Sized + use<> {
         let (on_exit, replacing) = self.watch.clear();
         (on_exit, replacing, self.peers.clear(), self.clock.clear(), self.interrupt.take(), self.on_note.take())
     }
 }
-
-/// The callbacks must be dropped after the reader is released, because dropping may run arbitrary code.
-pub type Callbacks = (
-    Option<Py<PyAny>>,
-    Option<Replacing>,
-    Option<Py<PyAny>>,
-    [Option<Py<PyAny>>; 2],
-    Option<Interrupt>,
-    Option<Py<PyAny>>,
-);
 
 fn a_process_has_died() -> PyErr {
     PyRuntimeError::new_err("a process has died")

@@ -14,9 +14,9 @@ use torchdata_core::link::sampled_len;
 use torchdata_core::protocol::{Reader, Share};
 
 use super::kinds as kind;
-use super::outlet::{Departing, Outlet, Sent, item_kind};
+use super::outlet::{Outlet, item_kind};
 use super::snapshots::{self, Entry, Relay, account};
-use crate::codec::{OutBuffer, Owner, Source};
+use crate::codec::{OutBuffer, Source};
 use crate::errors;
 
 /// The position in the dispatched items (pass, items, checksum), and the snapshot.
@@ -34,18 +34,8 @@ impl Outlet {
 
     pub fn send_relayed(&mut self, py: Python<'_>) -> PyResult<bool> {
         let Some(relay) = self.relay.as_ref().filter(|relay| relay.waits()) else { return Ok(true) };
-        let mut encoder = std::mem::take(&mut self.encoder);
-        encoder.clear();
         let last = relay.take();
-        encoder.payload.extend_from_slice(&last.payload);
-        if !last.content.is_empty() {
-            let content = PyBytes::new(py, &last.content);
-            let bytes = content.as_bytes();
-            let source = Source::dense(bytes.as_ptr(), bytes.len(), Owner::of(content.as_any()));
-            encoder.buffers.push(OutBuffer::Memory(source));
-        }
-        self.departing = Some(Departing { target: 0, kind: kind::RELAYED, encoder, parts: Vec::new(), streamed: 0 });
-        Ok(self.go_on(py)? == Sent::Done)
+        self.send_content(py, 0, kind::RELAYED, &last.payload, &PyBytes::new(py, &last.content))
     }
 
     #[cold]
@@ -71,26 +61,15 @@ impl Outlet {
 
     pub fn send_snapshot(&mut self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let Some((head, content)) = self.take(py, shard)? else { return Ok(true) };
-        let mut encoder = std::mem::take(&mut self.encoder);
-        encoder.clear();
-        encoder.payload.extend_from_slice(&head);
-        let content = content.bind(py);
-        let bytes = content.as_bytes();
-        encoder.buffers.push(OutBuffer::Memory(Source::dense(
-            bytes.as_ptr(),
-            bytes.len(),
-            Owner::of(content.as_any()),
-        )));
-        self.departing = Some(Departing { target: shard, kind: kind::STATE, encoder, parts: Vec::new(), streamed: 0 });
-        Ok(self.go_on(py)? == Sent::Done)
+        self.send_content(py, shard, kind::STATE, &head, content.bind(py))
     }
 
     /// Sends a snapshot (in a worker, of each shard) if there is space.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();
-        for shard in 0..if self.has_shards { self.dealing.count() } else { 1 } {
-            if !self.dealing.is_ended(shard) {
+        for shard in 0..if self.has_shards { self.dealing.turn.peers() } else { 1 } {
+            if !self.dealing.turn.is_ended(shard) {
                 self.push_snapshot(py, shard)?;
             }
         }
@@ -141,7 +120,7 @@ impl Outlet {
         if payload.len() <= producer.max_inline() {
             producer.made_again(item_kind(&encoder), &table, payload);
         } else {
-            let mut long = Source::dense(payload.as_ptr(), payload.len(), Owner::Caller);
+            let mut long = Source::dense(payload.as_ptr(), payload.len(), None);
             // SAFETY: the source is the whole payload.
             table.push(unsafe { sampled_len(long.make_dense(py)?, payload.len()) });
             producer.made_again(item_kind(&encoder) | kind::PAYLOAD_IN_BUFFER, &table, &[]);

@@ -23,7 +23,7 @@ impl Reader {
         let dead = self.watch.all_dead(also);
         self.drain(py, &dead)?;
         let received: Vec<u64> = self.all_received(py).iter().map(|account| account.items).collect();
-        let asked = on_death.call1(py, (dead.clone(), received, self.have_ended(), self.peers.are_paused()))?;
+        let asked = on_death.call1(py, (dead.clone(), received, self.have_ended(), self.peers.paused))?;
         let replaced: Vec<usize> = asked.extract(py)?;
         if !replaced.is_empty() {
             self.drain(py, &replaced)?; // `on_death` may have stopped further processes
@@ -39,7 +39,7 @@ impl Reader {
     }
 
     fn inherit(&mut self, (index, link, sign): Replacement<'_>) -> PyResult<()> {
-        if let (Some(consumer), Some(link)) = (self.peers.links_mut().get_mut(index), link) {
+        if let (Some(consumer), Some(link)) = (self.peers.links.get_mut(index), link) {
             *consumer = link.get().0.consumer_after(consumer).map_err(errors::open)?;
         }
         self.watch.succeed(index, sign);
@@ -48,7 +48,7 @@ impl Reader {
 
     /// The dispatching process is ignored, because it sends no units to this reader.
     fn drain(&mut self, py: Python<'_>, dead: &[usize]) -> PyResult<()> {
-        let links = self.peers.links().len();
+        let links = self.peers.links.len();
         dead.iter().filter(|&&link| link < links).try_for_each(|&link| self.peers.drain(link))?;
         (0..self.peers.len())
             .filter(|peer| dead.contains(&self.peers.link_of(*peer)))
@@ -58,11 +58,13 @@ impl Reader {
     }
 
     fn all_received(&self, py: Python<'_>) -> Vec<Account> {
-        (0..self.peers.len()).map(|peer| self.peers.received(peer, self.progress.delivered(py, peer))).collect()
+        (0..self.peers.len())
+            .map(|peer| self.peers.received(peer, self.progress.books.with(py, |books| books.taken(peer))))
+            .collect()
     }
 
     fn have_ended(&self) -> Vec<bool> {
-        (0..self.peers.len()).map(|peer| self.collecting.is_ended(peer) || self.peers.has_last(peer)).collect()
+        (0..self.peers.len()).map(|peer| self.collecting.turn.is_ended(peer) || self.peers.has_last(peer)).collect()
     }
 
     fn positions_received(&self, py: Python<'_>) -> KeptPositions {

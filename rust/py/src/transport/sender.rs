@@ -116,11 +116,11 @@ impl Sender {
             relay.take(); // drops a snapshot of an earlier epoch
         }
         outlet.begin(Stream::new(epoch, pass_number));
-        let count = outlet.dealing.count();
+        let count = outlet.dealing.turn.peers();
         if turn >= count {
             return Err(PyValueError::new_err(format!("there are {count} shards or readers, and no number {turn}")));
         }
-        outlet.dealing.begin_at(turn);
+        outlet.dealing.turn.start_at(turn);
         let starts = starts.unwrap_or_default();
         outlet.expected = starts.iter().map(|&(.., expected)| expected).collect();
         for (target, (at, again, _)) in starts.into_iter().enumerate().take(count) {
@@ -135,27 +135,24 @@ impl Sender {
     ///
     /// `taker` returns None or (pass over the dispatched items, their number and checksum, bytes), and sends no units.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
-        self.outlet()?.taker = Some((taker, Cadence::new(duration(seconds), factor)));
-        Ok(())
+        self.outlet().map(|mut outlet| outlet.taker = Some((taker, Cadence::new(duration(seconds), factor))))
     }
 
     /// `pump` calls `noter(shard)` after each snapshot, and at the end of a shard. `noter` returns None or a note,
     /// which the reading process passes to `on_note`. `noter` must not send units.
     fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
-        self.outlet()?.noter = Some(noter);
-        Ok(())
+        self.outlet().map(|mut outlet| outlet.noter = Some(noter))
     }
 
     fn pass_on(&self, collector: &Bound<'_, Collector>) -> PyResult<()> {
-        self.outlet()?.relay = Some(Arc::clone(&collector.get().relay));
-        Ok(())
+        self.outlet().map(|mut outlet| outlet.relay = Some(Arc::clone(&collector.get().relay)))
     }
 
     /// Sends a snapshot. If a command is pending, returns False, and `pump` later sends the rest.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
-        if shard >= outlet.dealing.count() {
+        if shard >= outlet.dealing.turn.peers() {
             return Err(PyValueError::new_err(format!("there is no shard {shard}")));
         }
         Ok(outlet.go_on(py)? == Sent::Done && outlet.send_snapshot(py, shard)?)
@@ -188,7 +185,7 @@ impl Sender {
         let shards = iterator.cast::<PyTuple>().ok();
         let iterators: Vec<_> = shards.map_or_else(|| vec![iterator.clone()], |shards| shards.iter().collect());
         let several = iterators.len() > 1;
-        if iterators.len() != if outlet.has_shards { outlet.dealing.count() } else { 1 } {
+        if iterators.len() != if outlet.has_shards { outlet.dealing.turn.peers() } else { 1 } {
             return Err(PyValueError::new_err(
                 "a sender needs one iterator for each of its shards, or one for all links",
             ));
@@ -233,7 +230,7 @@ impl Sender {
                 _ => outlet.producer(target).skip(),
             }
             if !is_owed {
-                outlet.dealing.advance();
+                outlet.dealing.turn.advance();
             }
             drop(item);
             if outlet.go_on(py)? == Sent::Interrupted {
@@ -245,7 +242,7 @@ impl Sender {
             }
         }
         if !outlet.ending {
-            (0..outlet.dealing.count()).try_for_each(|target| outlet.check_all_came_again(target))?;
+            (0..outlet.dealing.turn.peers()).try_for_each(|target| outlet.check_all_came_again(target))?;
             outlet.ending = true;
         }
         Ok(outlet.send_ends(py)? == Sent::Done)
@@ -259,7 +256,7 @@ impl Sender {
             // If the reader's request is damaged, the next pass begins, and its first item reports the error.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
-        wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), || (), |_| Ok(()))?;
+        wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), |_| Ok(()))?;
         if is_interrupted(control, None) {
             return Ok(false);
         }
@@ -277,9 +274,9 @@ impl Sender {
             if outlet.go_on(py)? == Sent::Interrupted {
                 return Ok(false);
             }
-            let Some(target) = outlet.dealing.turn() else { return Ok(true) };
+            let Some(target) = outlet.dealing.turn.next() else { return Ok(true) };
             outlet.depart(target, kind::ERROR, description, &[])?;
-            outlet.dealing.end(target);
+            outlet.dealing.turn.end(target);
         }
     }
 
@@ -333,7 +330,7 @@ impl Sender {
         let outlet = self.outlet()?;
         let producer = &outlet.producers[0];
         let done = || producer.acknowledged().map_or(true, |done| done >= count);
-        wait_until(py, &outlet.own, None, || done() || is_over(deadline), || (), |_| tick.call0().map(drop))?;
+        wait_until(py, &outlet.own, None, || done() || is_over(deadline), |_| tick.call0().map(drop))?;
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 

@@ -13,16 +13,9 @@ use torchdata_core::stats::{Board, BoardConfig, FlowRef, PageRef, PipeRef, Role,
 use crate::descriptors::{duplicate, take_fd};
 use crate::errors;
 use crate::pipes::clocking;
-use crate::pipes::handing::HandingIterator;
 use crate::pipes::metering::add_work;
 use crate::pipes::token::IterationToken;
 use crate::pipes::turn::SharedIterator;
-
-#[derive(FromPyObject)]
-enum Counted<'py> {
-    Shared(Bound<'py, SharedIterator>),
-    Handing(Bound<'py, HandingIterator>),
-}
 
 #[pyclass(frozen, name = "StatsBoard", module = "torchdata._native")]
 pub struct PyStatsBoard(pub Arc<Board>);
@@ -118,8 +111,7 @@ impl PyStatsBoard {
     }
 
     fn set_oversized(&self, page: usize, bytes: u64) -> PyResult<()> {
-        self.own_page(page)?.set_oversized(bytes);
-        Ok(())
+        self.own_page(page).map(|page| page.set_oversized(bytes))
     }
 
     fn made(&self) -> (u32, u64) {
@@ -162,18 +154,13 @@ impl PyStatsBoard {
 
     /// From the next epoch on, the record of `pipe` on the main process's page counts and measures the iterator's
     /// items.
-    fn count_items(&self, py: Python<'_>, iterator: Counted<'_>, page: usize, pipe: usize) -> PyResult<()> {
-        let pipe = self.pipe(page, pipe)?;
-        match iterator {
-            Counted::Shared(iterator) => iterator.get().count_into(py, pipe),
-            Counted::Handing(iterator) => iterator.get().count_into(py, pipe),
-        }
+    fn count_items(&self, iterator: &Bound<'_, SharedIterator>, page: usize, pipe: usize) -> PyResult<()> {
+        iterator.get().count_into(iterator.py(), self.pipe(page, pipe)?);
         Ok(())
     }
 
     fn begin_span(&self, page: usize, epoch: u32) -> PyResult<()> {
-        self.own_page(page)?.begin_span(Some(epoch));
-        Ok(())
+        self.own_page(page).map(|page| page.begin_span(Some(epoch)))
     }
 
     fn end_span(&self, page: usize) -> PyResult<()> {
@@ -184,8 +171,7 @@ impl PyStatsBoard {
     }
 
     fn set_stack(&self, page: usize, signal: u32, descriptor: u32) -> PyResult<()> {
-        self.own_page(page)?.set_stack(signal, descriptor);
-        Ok(())
+        self.own_page(page).map(|page| page.set_stack(signal, descriptor))
     }
 
     fn carry_out(&self, page: usize) -> PyResult<Vec<u8>> {
@@ -201,18 +187,15 @@ impl PyStatsBoard {
     }
 
     fn set_place(&self, page: usize, place: &str) -> PyResult<()> {
-        self.own_page(page)?.set_place(place);
-        Ok(())
+        self.own_page(page).map(|page| page.set_place(place))
     }
 
     fn set_gone(&self, page: usize) -> PyResult<()> {
-        self.own_page(page)?.set_gone();
-        Ok(())
+        self.own_page(page).map(|page| page.set_gone())
     }
 
     fn count_carried(&self, page: usize, bytes: u64) -> PyResult<()> {
-        self.own_page(page)?.count_carried(bytes);
-        Ok(())
+        self.own_page(page).map(|page| page.count_carried(bytes))
     }
 
     /// Returns one dictionary per process with its counters. Times are in nanoseconds, and damaged pages are skipped.

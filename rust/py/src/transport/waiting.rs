@@ -21,21 +21,20 @@ static TURNS: Turns = Turns::new();
 
 /// Waits until `ready` returns true. `ready` is called many times without the GIL, but not after it has returned true.
 ///
-/// `meter` counts the wait, and `asleep` is called, unless the wait ends after a few checks. After each slice, Python's
-/// signals are handled and `tick` is called, and an error in either ends the wait.
+/// `meter` counts the wait, unless the wait ends after a few checks. After each slice, Python's signals are handled and
+/// `tick` is called, and an error in either ends the wait.
 pub fn wait_until(
     py: Python<'_>,
     bell: &BellRef,
     meter: Option<&WaitRef>,
     ready: impl FnMut() -> bool + Send,
-    asleep: impl FnOnce(),
     tick: impl FnMut(Python<'_>) -> PyResult<()>,
 ) -> PyResult<()> {
-    wait_among(py, bell, meter, None, ready, asleep, tick)
+    wait_among(py, bell, meter, None, ready, || (), tick)
 }
 
 /// Waits like `wait_until`, but calls `any_exited` every few milliseconds without the GIL. If `any_exited` returns
-/// true, ends the sleep and calls `tick`.
+/// true, the slice ends early and `tick` is called. `asleep` is called before the first sleep.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,

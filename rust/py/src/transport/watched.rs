@@ -41,11 +41,11 @@ pub struct Replacing {
 /// A worker watches no process, because it exits with the main process, which reports the exit of other processes.
 #[derive(Default)]
 pub struct DeathWatch {
-    processes: Vec<(usize, WatchedProcess)>,
+    pub processes: Vec<(usize, WatchedProcess)>,
     dead: Option<usize>,
     /// Called with the index of the exited process, and must raise.
     on_exit: Option<Py<PyAny>>,
-    replacing: Option<Replacing>,
+    pub replacing: Option<Replacing>,
 }
 
 impl DeathWatch {
@@ -63,10 +63,6 @@ impl DeathWatch {
         self.replacing = Some(replacing);
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.processes.is_empty()
-    }
-
     /// If all processes have descriptors, the check is one system call.
     pub fn any_died(&self) -> bool {
         let watches = || self.processes.iter().map(|(_, process)| process.as_ref());
@@ -80,10 +76,6 @@ impl DeathWatch {
     pub fn replacing(&self, py: Python<'_>) -> Option<Replacing> {
         let Replacing { on_death, on_replace } = self.replacing.as_ref()?;
         Some(Replacing { on_death: on_death.clone_ref(py), on_replace: on_replace.clone_ref(py) })
-    }
-
-    pub fn replaces(&self) -> bool {
-        self.replacing.is_some()
     }
 
     pub fn error(&self, py: Python<'_>) -> PyErr {

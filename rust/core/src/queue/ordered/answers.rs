@@ -14,17 +14,6 @@ pub enum Reserve {
     Closed,
 }
 
-/// The result of a request for a submitted item.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Claim<T> {
-    /// The item of a slot.
-    Given(Slot, T),
-    /// No submitted item is available, or the queue is on hold.
-    TimedOut,
-    /// The queue is closed, so it would drop further results.
-    Closed,
-}
-
 /// The content of a slot that a worker has completed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome<T> {
@@ -56,9 +45,8 @@ impl<T> Outcome<T> {
     pub(super) fn view(&self) -> Option<View<'_, T>> {
         match self {
             Outcome::Item(it) => Some(View::Item(it)),
-            Outcome::Error(it) => Some(View::Error(it)),
-            Outcome::Break(it) => Some(View::Broken(it)),
-            Outcome::End(error) => error.as_ref().map(View::Broken),
+            Outcome::Error(it) | Outcome::Break(it) => Some(View::Error(it)),
+            Outcome::End(error) => error.as_ref().map(View::Error),
         }
     }
 }
@@ -68,10 +56,8 @@ impl<T> Outcome<T> {
 pub enum Pop<T> {
     /// The next result.
     Item(T),
-    /// An error of a worker, returned in the order of the items.
+    /// An error of a worker, returned in the order of the items, or of the source.
     Error(T),
-    /// An error of the source.
-    Broken(T),
     /// The end of the results.
     Ended,
     /// The queue was closed before the results ended.
@@ -91,15 +77,13 @@ pub enum View<'a, T> {
     Item(&'a T),
     /// An error instead of a result.
     Error(&'a T),
-    /// An error of the source.
-    Broken(&'a T),
 }
 
 impl<'a, T> View<'a, T> {
     /// Returns the item or error in the slot.
     pub fn content(&self) -> &'a T {
         match self {
-            View::Waiting(it) | View::Running(it) | View::Item(it) | View::Error(it) | View::Broken(it) => it,
+            View::Waiting(it) | View::Running(it) | View::Item(it) | View::Error(it) => it,
         }
     }
 }

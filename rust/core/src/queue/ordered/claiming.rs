@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use super::OrderedQueue;
-use super::answers::{Claim, Outcome, Slot};
-use super::state::{Begun, Phase, State, sleep};
+use super::answers::{Outcome, Slot};
+use super::state::{Begun, Phase, sleep};
 
 impl<T> OrderedQueue<T> {
-    fn wait_for_work(&self, timeout: Duration, over: impl Fn(&State<T>) -> bool) -> bool {
+    /// Waits up to `timeout` until [`claim_some`](Self::claim_some) may have a result. Returns false after the timeout.
+    /// Items are not claimed, because references to Python objects must not be moved without the GIL.
+    pub fn wait_claimable(&self, timeout: Duration) -> bool {
         let begun = Begun::now(timeout);
         let mut state = self.lock();
-        while !over(&state) && !state.may_claim() {
+        while !state.is_claimed() && !state.may_claim() {
             let Some(slice) = begun.slice() else { return false };
             state.claiming.count += 1;
             state = sleep(&self.work, state, slice);
@@ -18,40 +20,6 @@ impl<T> OrderedQueue<T> {
             state.claiming.waking = false;
         }
         true
-    }
-
-    /// Waits up to `timeout` until [`try_claim`](Self::try_claim) may have a result. Returns false after the timeout.
-    /// The item is not claimed, because references to Python objects must not be moved without the GIL.
-    pub fn wait_claimable(&self, timeout: Duration) -> bool {
-        self.wait_for_work(timeout, |state| state.closed)
-    }
-
-    /// Waits like [`wait_claimable`](Self::wait_claimable), but for [`claim_some`](Self::claim_some).
-    pub fn wait_claimable_some(&self, timeout: Duration) -> bool {
-        self.wait_for_work(timeout, State::is_claimed)
-    }
-
-    /// Claims the first unclaimed item for a worker. `copy` returns a copy of the item, and whether the worker may
-    /// change the item, in which case `wait_still` waits for the worker.
-    pub fn try_claim(&self, copy: impl FnOnce(&T) -> (T, bool)) -> Claim<T> {
-        let mut state = self.lock();
-        if state.closed {
-            self.tell(state);
-            return Claim::Closed;
-        }
-        if state.holds > 0 {
-            return Claim::TimedOut;
-        }
-        let Some(slot) = state.waiting.pop_front() else { return Claim::TimedOut };
-        let Some(at) = state.find(slot) else { return Claim::TimedOut };
-        let phase = std::mem::replace(&mut state.pending[at].phase, Phase::Making);
-        let Phase::Waiting(item) = phase else { unreachable!("a slot waits until it is claimed") };
-        let (given, busy) = copy(&item);
-        state.pending[at].phase = Phase::Running(item);
-        state.pending[at].busy = busy;
-        state.busy += usize::from(busy);
-        self.tell(state);
-        Claim::Given(slot, given)
     }
 
     /// Releases the source, and submits the item of the slot, so that another worker can claim the item. Reserves the
@@ -69,16 +37,17 @@ impl<T> OrderedQueue<T> {
 
     /// Claims submitted items in order. Returns empty lists if no item is available now, or None after the last item.
     ///
-    /// Each of `sharers` workers receives an equal part of the items, but `least` to `most` items. Several items are
-    /// only returned together if `joins` is true for each of them. `take` removes the part that the worker needs from
-    /// an item, and leaves the rest in the slot. `joins` and `take` are called under the lock, and must not call this
-    /// queue.
+    /// Each of `sharers` workers receives an equal part of the items, but at least `least` and at most `most` items.
+    /// Several items are only returned together if `joins` is true for each of them. `take` copies or removes the part
+    /// of an item that the worker needs, and returns whether the worker may change the item, in which case `wait_still`
+    /// waits for the worker, which must call [`put`](Self::put). The remaining part stays in the slot. `joins` and
+    /// `take` are called under the lock, and must not call this queue.
     pub fn claim_some<X>(
         &self,
         (least, most): (usize, usize),
         sharers: usize,
         joins: impl Fn(&T) -> bool,
-        mut take: impl FnMut(&mut T) -> X,
+        mut take: impl FnMut(&mut T) -> (X, bool),
     ) -> Option<(Vec<Slot>, Vec<X>)> {
         let mut state = self.lock();
         if state.is_claimed() {
@@ -96,10 +65,13 @@ impl<T> OrderedQueue<T> {
                 if !slots.is_empty() && (alone || slots.len() >= most) {
                     break;
                 }
-                taken.push(take(item));
+                let (part, busy) = take(item);
+                taken.push(part);
                 if let Phase::Waiting(rest) = std::mem::replace(phase, Phase::Making) {
                     *phase = Phase::Running(rest);
                 }
+                state.pending[at].busy = busy;
+                state.busy += usize::from(busy);
                 state.waiting.pop_front();
                 slots.push(slot);
                 if alone {

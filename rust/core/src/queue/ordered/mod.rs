@@ -2,7 +2,7 @@
 //!
 //! A worker reserves a slot *before* it computes an item, so there is always space for the result. The worker takes an
 //! item from the source, which one worker at a time may use ([`OrderedQueue::try_reserve`]), or claims an item that the
-//! consumer has submitted ([`OrderedQueue::try_claim`]).
+//! consumer has submitted ([`OrderedQueue::claim_some`]).
 //!
 //! Crossbeam's channels cannot reserve a slot before its item exists, change their capacity, or list the buffered items
 //! for snapshots and Python's garbage collector.
@@ -19,7 +19,7 @@ mod state;
 use std::sync::PoisonError;
 use std::time::Duration;
 
-pub use answers::{Claim, Outcome, Pop, Reserve, Slot, View};
+pub use answers::{Outcome, Pop, Reserve, Slot, View};
 use state::{Begun, Pending, Phase, State, sleep};
 
 use crate::sync::primitive::{Condvar, Mutex, MutexGuard};
@@ -222,11 +222,11 @@ impl<T> OrderedQueue<T> {
             Some(Outcome::Error(error)) => Pop::Error(error),
             Some(Outcome::Break(error)) => {
                 state.broken = false;
-                Pop::Broken(error)
+                Pop::Error(error)
             }
             Some(Outcome::End(error)) => {
                 state.ended = true;
-                error.map_or(Pop::Ended, Pop::Broken)
+                error.map_or(Pop::Ended, Pop::Error)
             }
         };
         self.tell(state);
@@ -301,14 +301,6 @@ impl<T> OrderedQueue<T> {
             view.map_or(Ok(()), |view| look(one.number, view))?;
         }
         Ok(())
-    }
-
-    /// Passes all buffered outcomes and items to `look`, like [`try_for_each`](Self::try_for_each).
-    pub fn for_each(&self, mut look: impl FnMut(Slot, View<'_, T>)) {
-        let Ok(()) = self.try_for_each(|slot, view| -> Result<(), std::convert::Infallible> {
-            look(slot, view);
-            Ok(())
-        });
     }
 
     /// Replaces the content of a slot, unless a worker is processing the slot. Returns the replaced content, or

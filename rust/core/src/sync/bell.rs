@@ -23,7 +23,7 @@ pub trait Parker {
 }
 
 /// The shared part of a doorbell.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(C)]
 pub struct Bell {
     /// A counter of the rings during which a thread slept, which may overflow.
@@ -37,12 +37,6 @@ const CLAIM: u64 = 1 << 32;
 
 fn count(sleepers: u64) -> u64 {
     sleepers % CLAIM
-}
-
-impl Default for Bell {
-    fn default() -> Self {
-        Self { word: AtomicU32::new(0), sleepers: AtomicU64::new(0) }
-    }
 }
 
 impl Bell {
@@ -110,22 +104,11 @@ impl Bell {
 ///
 /// The waiting thread raises the flag, executes a fence, and checks whether the event has occurred. The publishing
 /// thread stores the event, executes a fence, and reads the flag.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Wanted(AtomicU32);
 
-impl Default for Wanted {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 impl Wanted {
-    /// Creates a flag that is not set.
-    pub fn new() -> Self {
-        Self(AtomicU32::new(0))
-    }
-
     /// Sets the flag. Must be called before the waiting thread checks for the event.
     pub fn raise(&self) {
         self.0.store(1, Ordering::Relaxed);
