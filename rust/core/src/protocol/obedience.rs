@@ -102,6 +102,18 @@ mod tests {
     use super::{Acknowledged, Command, Obedience, Step};
 
     #[test]
+    fn an_epoch_or_the_end_leaves_the_epoch_that_runs_and_is_obeyed_behind_it() {
+        let mut child = Obedience::new(false);
+        assert_eq!(child.obey(Command::Epoch(1)), Step::Run(Acknowledged::Begun));
+        for command in [Command::Epoch(2), Command::Repeat(1), Command::Stop] {
+            assert_eq!(child.obey(command), Step::Leave);
+            assert!(child.runs(), "until it is left");
+        }
+        child.leave();
+        assert_eq!(child.obey(Command::Stop), Step::End);
+    }
+
+    #[test]
     fn a_repeated_epoch_is_acknowledged_when_it_is_done_and_by_a_dispatching_process_before_that_too() {
         let step = |dispatches| Obedience::new(dispatches).obey(Command::Repeat(1));
         assert_eq!([false, true].map(step), [Step::Run(Acknowledged::Done), Step::Run(Acknowledged::Both)]);

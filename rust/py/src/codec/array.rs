@@ -27,9 +27,11 @@ pub fn write_order(order: &Order, payload: &mut Vec<u8>) {
 
 /// The bytes from `take` come from another process and are not trusted.
 pub fn read_order<'a>(dimensions: usize, mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Vec<usize>> {
-    let count = if take(1)?[0] == 0 { 0 } else { dimensions };
-    let axes: Vec<usize> = take(count)?.iter().map(|&axis| axis.into()).collect();
-    let all = (0..count).all(|axis| axes.contains(&axis));
+    if take(1)?[0] == 0 {
+        return Ok(Vec::new());
+    }
+    let axes: Vec<usize> = take(dimensions)?.iter().map(|&axis| axis.into()).collect();
+    let all = (0..dimensions).all(|axis| axes.contains(&axis));
     all.then_some(axes).ok_or_else(malformed)
 }
 
