@@ -53,8 +53,9 @@ class EpochRunner:
         #: The running epoch, the position where its first shard began, and whether the graph has requested dispatched
         #: items since then.
         self.epoch, self.start, self.opened = 0, Resumption(), False
-        #: Whether the main process waits for the snapshot that is being taken.
-        self._announces = False
+        #: Whether the main process waits for the snapshot that is being taken, and whether the entered shard has raised
+        #: an exception in this epoch.
+        self._announces = self._has_failed = False
         #: The exception that was raised while the graph was prepared, and that is sent in each epoch.
         self.failure: tuple[Any, ...] | None = None
 
@@ -155,7 +156,7 @@ class EpochRunner:
         shards = self.setup.shards
         each = [start or Resumption() for start in starts or [None] * len(shards)]
         self.start = start = each[0]
-        self.epoch, self.opened = epoch, False
+        self.epoch, self.opened, self._has_failed = epoch, False, False
         links, turn = start.starts, start.turn
         if not self.setup.dispatches:
             links = [(one.starts or _FROM_THE_BEGINNING)[0] for one in each]
@@ -170,6 +171,8 @@ class EpochRunner:
             self._send_epoch(partial(self._begin_epoch, seeds, iter_reset_fn, announced, each))
         finally:
             self.obedience.leave()
+            for place, program in enumerate(self.programs):
+                program.end_epoch(self._has_failed and place == self.turns.entered)
             self.counting.end()
             if self.dispatched is not None:
                 # Dispatched items that this worker has not read would otherwise block other workers.
@@ -230,6 +233,7 @@ class EpochRunner:
                 return False
             failure = describe(RuntimeError(_NO_COMMAND), self.setup.where)
         except BaseException as error:
+            self._has_failed = True
             if attributes_of(error).pop(UNSENT, False):
                 whose = name_of(self.programs[self.turns.entered].datapipe)
                 add_note(error, f"It is in item {self.sender.made()[1] + 1} of {whose} in this process.")

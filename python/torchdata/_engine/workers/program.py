@@ -116,6 +116,9 @@ class EpochProgram(Program):
             raise NotImplementedError(f"{type(self).__name__} runs one shard in a process")
         return [self]
 
+    def end_epoch(self, has_failed: bool) -> None:
+        """Called after each epoch. `has_failed` is true if this shard raised an exception."""
+
     def close(self) -> None:
         """Called after the last epoch, if the process continues."""
 

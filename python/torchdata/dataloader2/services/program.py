@@ -345,13 +345,20 @@ class GraphProgram(EpochProgram):
 
         A pipe of the user may count epochs, and draw its order from this number. All shards must count the same epochs.
         """
-        iterator, before = self._running or (None, 0)
-        is_alone = not self._child.dispatches and self._child.share is None
-        is_left = iterator is not None and is_alone and _yielded(self.datapipe) == before
-        if iterator is not None and is_left and any(map(may_draw, Graph(self.datapipe))):
+        if self._running is not None and self._is_unread() and any(map(may_draw, Graph(self.datapipe))):
             with suppress(Exception):  # the error belongs to the epoch that was left
-                next(iterator, None)
+                next(self._running[0], None)
         self._running = None
+
+    def end_epoch(self, has_failed: bool) -> None:
+        if has_failed or not self._is_unread():
+            self._running = None  # the iterator may have open files
+
+    def _is_unread(self) -> bool:
+        """Returns whether this shard, without dispatched items, has not yielded an item since its iterator began."""
+        if self._running is None or self._child.dispatches or self._child.share is not None:
+            return False
+        return _yielded(self.datapipe) == self._running[1]
 
     def _begin_common_part(self, seeds: bytes) -> None:
         """The pipes can run once for all shards only if the number of shards is fixed, and no function of the user may
