@@ -19,7 +19,7 @@ from random_stateful.orders import SAMPLERS
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-#: The samplers that need no call of `set_epoch`, and whose epochs depend only on saved state.
+#: These samplers need no call of `set_epoch`, and their state determines the order of each epoch.
 NAMES = [name for name in SAMPLERS if not name.endswith(("set_epoch", "counts epochs"))]
 #: One sampler for each way to draw an order. The main process draws the order, even if the loader has workers.
 WITH_WORKERS = ["shuffle", "shuffle, generator", "BatchSampler", "user's, own NumPy generator", "user's, stateful"]
