@@ -44,7 +44,9 @@ else:
 
     MapForms = IterForms
 
+#: The type variables of all pipes: `T_co` for the items that a pipe yields, `T` and `R` for functions and overloads.
 T = TypeVar("T")
+R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
 
 

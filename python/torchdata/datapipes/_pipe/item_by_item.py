@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata.datapipes._pipe.checks import length_of
 from torchdata.datapipes._pipe.graph.traversal import sources_of
-from torchdata.datapipes.datapipe import IterDataPipe
-
-T_co = TypeVar("T_co", covariant=True)
+from torchdata.datapipes.datapipe import IterDataPipe, T_co
 
 
 class SameLength:

@@ -11,15 +11,13 @@ iteration of a filter decides whether the pipes before it yield indices.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata._native import IndexedIterator, TimedCall
 from torchdata.datapipes._pipe.explaining import explain, note_index
 from torchdata.datapipes._pipe.state.hooks import depth_of
 from torchdata.datapipes._pipe.state.record import existing_record, token_of
-from torchdata.datapipes.datapipe import IterDataPipe, begin_iteration
-
-T_co = TypeVar("T_co", covariant=True)
+from torchdata.datapipes.datapipe import IterDataPipe, T_co, begin_iteration
 
 Load = Callable[[Any], Any]
 

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 from torchdata.datapipes._pipe.checks import check_int, check_map_pipe, check_sources, length_of
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes.datapipe import MapDataPipe
+from torchdata.datapipes.datapipe import MapDataPipe, R, T, T_co
 
 __all__ = ["Concater", "UnZipper", "Zipper"]
-
-T_co = TypeVar("T_co", covariant=True)
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @functional_datapipe("concat")

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_callable, warn_of_length
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, T_co
 
 __all__ = ["IterToMapConverter", "SequenceWrapper"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 class SequenceWrapper(MapDataPipe[T_co]):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from itertools import chain, zip_longest
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 from torchdata.datapipes._pipe.checks import check_source, check_sources, check_weights, length_of
 from torchdata.datapipes._pipe.random import draw_seed
@@ -14,7 +14,7 @@ from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import random_state, state
 from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes._pipe.unfolding import Unfolding
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, R, T, T_co
 
 __all__ = [
     "Concater",
@@ -25,9 +25,6 @@ __all__ = [
     "ZipperLongest",
 ]
 
-T_co = TypeVar("T_co", covariant=True)
-T = TypeVar("T")
-R = TypeVar("R")
 
 _ZIPPED = "All inputs are required to be `IterDataPipe` for `ZipIterDataPipe`."
 

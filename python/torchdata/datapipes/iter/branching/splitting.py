@@ -10,7 +10,7 @@ import copy as copying
 import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_source, length_of
@@ -18,12 +18,11 @@ from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import close_dropped
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, T
 from torchdata.datapipes.iter.branching.children import DealMain, Main, queues
 
 __all__ = ["Demultiplexer", "Forker", "RoundRobinDemultiplexer", "UnZipper"]
 
-T = TypeVar("T")
 
 _COPIES: dict[str | None, Callable[[Any], Any] | None] = {
     None: None,

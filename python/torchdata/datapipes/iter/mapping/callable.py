@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
 from torchdata.datapipes._pipe.checks import (
     check_callable,
@@ -19,14 +19,10 @@ from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.unfolding import Unfolding
 from torchdata.datapipes._pipe.unloaded import Load, PipeStep, begin_unloaded, can_wait
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, R, T, T_co
 from torchdata.datapipes.utils.collate import collate_columns, default_collate
 
 __all__ = ["Collator", "FlatMapper", "Mapper"]
-
-T_co = TypeVar("T_co", covariant=True)
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @functional_datapipe("map")

@@ -9,16 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from itertools import compress
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_hashable, check_int, check_source
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import T_co
 
 __all__ = ["Dropper", "Flattener", "Slicer"]
 
-T_co = TypeVar("T_co", covariant=True)
 
 _LENGTHS = 256
 

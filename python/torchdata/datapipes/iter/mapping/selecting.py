@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from torchdata._native import FilterIterator
 from torchdata.datapipes._pipe.checks import (
@@ -18,14 +18,12 @@ from torchdata.datapipes._pipe.checks import (
 from torchdata.datapipes._pipe.columns import on_columns
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import PLAIN_TYPES, close_dropped
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.datapipe import IterDataPipe, T_co, token_of
 
 if TYPE_CHECKING:
     from numpy import bool_
 
 __all__ = ["Filter", "Header"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 @functional_datapipe("filter")

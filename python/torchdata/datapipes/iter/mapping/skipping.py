@@ -9,16 +9,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from torchdata.datapipes._pipe import skipping
 from torchdata.datapipes._pipe.checks import check_source
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, T_co
 
 __all__ = ["OnError"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 @functional_datapipe("on_error")

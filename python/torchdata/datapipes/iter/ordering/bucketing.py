@@ -6,18 +6,17 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata._plain_pickles import register
 from torchdata.datapipes._pipe.checks import BATCH_SIZE, POSITIVE, check_callable, check_int, check_size, check_source
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
-from torchdata.datapipes.datapipe import DataChunk, IterDataPipe
+from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, T
 
 __all__ = ["BucketBatcher", "MaxTokenBucketizer"]
 
-T = TypeVar("T")
 
 _MIN_LEN = "``min_len`` should be larger than 0 and equal to or smaller than ``max_len``."
 

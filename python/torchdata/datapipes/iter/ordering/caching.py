@@ -6,18 +6,17 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_source
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.datapipe import IterDataPipe, T_co, token_of
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 
 __all__ = ["InMemoryCacheHolder"]
 
-T_co = TypeVar("T_co", covariant=True)
 
 _MEGABYTE = 1024 * 1024
 

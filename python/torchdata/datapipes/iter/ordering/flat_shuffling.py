@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata.datapipes._pipe.checks import (
     check_callable,
@@ -22,11 +22,9 @@ from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.shuffling import Shuffling
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import with_detached_streams
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, T_co
 
 __all__ = ["ShuffledFlatMapper"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 @functional_datapipe("shuffled_flatmap")

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.datapipe import IterDataPipe, T_co, token_of
 
 __all__ = ["Cycler", "Enumerator", "Repeater"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 @functional_datapipe("cycle")

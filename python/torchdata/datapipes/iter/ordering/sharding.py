@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from itertools import chain, islice
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
@@ -21,11 +21,9 @@ from torchdata.datapipes._pipe.splitting import begin_whole, read_whole
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.layout import PipeEntry, check_generators
 from torchdata.datapipes._pipe.unloaded import Load, begin_sharing, begin_unloaded, can_share, can_wait
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.datapipe import IterDataPipe, T_co, token_of
 
 __all__ = ["SHARDING_PRIORITIES", "ShardingFilter", "ShardingRoundRobinDispatcher"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 class SHARDING_PRIORITIES(IntEnum):

@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import check_source
 from torchdata.datapipes._pipe.graph.traversal import sources_of
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, T_co
 from torchdata.datapipes.utils._streams import detached
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 def source_pipe(datapipe: Any, pipe: object, argument: str = "datapipe") -> Any:

@@ -10,16 +10,15 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_callable
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import T_co
 from torchdata.datapipes.iter.threads.prefetching import _fill, _PrefetchBase, _PrefetchData
 from torchdata.datapipes.utils.pinning import pin_memory_fn as _default_fn
 
 __all__ = ["PinMemory"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 @functional_datapipe("pin_memory")

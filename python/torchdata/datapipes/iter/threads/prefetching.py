@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
 from operator import call
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torchdata._native import ReadAheadHold
 from torchdata._read_ahead import ReadAhead, without_own_frame
@@ -25,11 +25,9 @@ from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.halting import Halt, Lead, await_beginning
 from torchdata.datapipes._pipe.state.record import token_of
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, T_co
 
 __all__ = ["Prefetcher", "end_threads", "stop_reading"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 class _PrefetchData(ReadAhead):

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata._ranks import members_of
 from torchdata._ranks.group import (
@@ -38,11 +38,11 @@ from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes._pipe.streams import close_dropped
+from torchdata.datapipes.datapipe import T_co
 from torchdata.datapipes.iter.threads.prefetching import _END, _PrefetchBase, _PrefetchData
 
 __all__ = ["FullSync", "PrefetchTimeoutError"]
 
-T_co = TypeVar("T_co", covariant=True)
 
 #: The possible votes of a rank: the rank has an item, has no more items, or has left its loop for the next epoch.
 _HAS, _ENDED, _LEFT = 2, 1, 0

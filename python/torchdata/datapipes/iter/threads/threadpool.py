@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import current_thread, main_thread
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar, overload
 
 from torchdata._importing import loaded
 from torchdata._reporting import warn_outside
@@ -28,14 +28,11 @@ from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.hooks import hooks_of
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, R, T, T_co
 from torchdata.datapipes.iter.threads.pool import Pool
 
 __all__ = ["ThreadPoolMapper"]
 
-T_co = TypeVar("T_co", covariant=True)
-T = TypeVar("T")
-R = TypeVar("R")
 
 _END = object()
 _EXCHANGING = "torchdata.datapipes._pipe.exchanging"
