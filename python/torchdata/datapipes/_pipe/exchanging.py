@@ -82,8 +82,7 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Within this context, no other thread exchanges globals, so that no thread restores the globals of another
-    thread's shard."""
+    """Within this context, no other thread exchanges globals, because it would restore the globals of another shard."""
     with _turn:
         yield
 
@@ -127,8 +126,8 @@ _has_exchanged = False
 
 
 def current_generators() -> dict[str, Any]:
-    """Returns the states of the global generators. If the generators are unchanged, returns the last result, because
-    comparing their memory is faster than saving their states."""
+    """Returns the states of the global generators. If the memory of the generators has not changed, returns the last
+    result, which is faster."""
     global _saved
     exchange, others = _exchange()
     if others:

@@ -1,8 +1,4 @@
-"""Creates data frames of pandas, polars and pyarrow, and dicts of NumPy arrays.
-
-Role: `FrameFormat` creates frames from rows and from Arrow tables. The libraries are imported when a format is created
-or used.
-"""
+"""Creates data frames of pandas, polars and pyarrow, and dicts of NumPy arrays."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""Closes the streams in items that a pipe drops, or stores after its iteration.
-
-Role: the functions cost almost nothing for items without streams.
-"""
+"""Closes or replaces the streams in items that a pipe drops or stores. The functions cost almost nothing for items
+without streams."""
 
 from __future__ import annotations
 

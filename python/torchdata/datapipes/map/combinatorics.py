@@ -14,9 +14,8 @@ from torchdata.datapipes._pipe.checks import check_iterable, check_map_pipe, len
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.datapipes._pipe.random import PrivateRandomness
 from torchdata.datapipes._pipe.sampled_streams import SampledStream
-from torchdata.datapipes._pipe.seeding import Seeded
+from torchdata.datapipes._pipe.seeding import Seeded, Switched
 from torchdata.datapipes._pipe.seeking import iterate_by_index
-from torchdata.datapipes._pipe.shuffling import Switched
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.record import passed
 from torchdata.datapipes._pipe.unloaded import ReadsByIndex

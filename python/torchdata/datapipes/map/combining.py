@@ -136,8 +136,6 @@ class UnZipper(MapDataPipe[Any]):
 
 
 class _Column(SameLength, MapDataPipe[T_co]):
-    """A map pipe that returns one column of a pipe of sequences."""
-
     def __init__(self, main_datapipe: MapDataPipe[Sequence[T_co]], instance_id: int) -> None:
         self.main_datapipe = main_datapipe
         self.instance_id = instance_id

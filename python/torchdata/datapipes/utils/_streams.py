@@ -60,7 +60,7 @@ def recipe_of(file_obj: Any) -> Recipe | None:
 
 
 class _Base:
-    """An empty base class. Python can change a class's bases only if the class has another base than `object`."""
+    """An empty base class, because Python cannot change the bases of a class that derives only from `object`."""
 
 
 class StreamWrapper(_Base, metaclass=ABCMeta):

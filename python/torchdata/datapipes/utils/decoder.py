@@ -60,7 +60,6 @@ def _decoding(extension: str) -> Iterator[None]:
 
 
 def _pickles_are_allowed(allow_pickle: bool | None) -> bool:
-    """Returns whether neither the argument nor the environment forbids pickles."""
     environment = os.environ.get("TORCHDATA_ALLOW_PICKLE", "1") != "0" and os.environ.get("WDS_SECURE", "0") in (
         "",
         "0",

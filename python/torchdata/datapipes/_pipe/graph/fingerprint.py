@@ -69,8 +69,7 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 
 
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
-    """Returns whether an argument may change between epochs. Settings of adapters, whose names contain a dot, may
-    change."""
+    """Returns whether an argument may change between epochs, as settings of adapters may, whose names contain a dot."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 
@@ -153,8 +152,8 @@ def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
 
 
 def _whole(value: Any, words: str) -> str:
-    """Returns the text from which a value's hash is computed: complete for text and bytes, otherwise `words`, which may
-    be shortened."""
+    """Returns the text to hash for a value: a text or bytes in full, and for other values `words`, which may be
+    shortened."""
     return repr(value) if isinstance(value, (str, bytes)) else words
 
 

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 #: A paused thread checks at this interval, in seconds, whether the consumer is waiting for an item.
 _LOOK = 0.02
 
-#: The thread of a new iteration waits for this flag before it reads. Only within `beginning_unread`, the flag is not
-#: set.
+#: A thread of a new iteration waits for this flag before it reads. The flag is unset only within `beginning_unread`.
 _may_begin = Latch()
 _may_begin.set()
 
@@ -88,11 +87,8 @@ class Halt:
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def stand(self) -> None:
-        """Pauses the calling thread if it has read as many items as `ahead` specifies.
-
-        The thread continues if the consumer waits for an item, as when the replayed items differ from the original
-        items.
-        """
+        """Pauses the calling thread if it has read as many items as `ahead` specifies, until `release` is called, or
+        the consumer waits for an item because the replayed items differ."""
         if self._taken >= self._items:
             self._reached.set()
             while not self._may_continue.wait(_LOOK) and self._queue is not None and not self._queue.is_awaited:
@@ -126,7 +122,7 @@ class Halts:
             halt.wait()
 
     def release(self) -> None:
-        """Lets the threads continue. Called after a replay, even if it has failed."""
+        """Lets the threads continue after a replay, even if the replay has failed."""
         for pipe, halt in self._halts:
             pipe._halt = None
             halt.release()

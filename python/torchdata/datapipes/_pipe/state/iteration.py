@@ -86,14 +86,11 @@ def counted_attributes(pipe: Any) -> dict[str, Any]:
         return {}
     if hasattr(kind, "iteration_state") or hasattr(kind, "state_dict") or is_restorable(pipe):
         return {}
-    now = {name: _as_plain(value) for name, value in vars(pipe).items() if type(value) in COUNTERS}
+    counted = {name: value for name, value in vars(pipe).items() if type(value) in COUNTERS}
+    now = {name: value.getstate() if isinstance(value, random.Random) else value for name, value in counted.items()}
     record = record_of(pipe)
     before = record.attributes = now if record.attributes is None else record.attributes
     return {name: value for name, value in now.items() if name not in before or before[name] != value}
-
-
-def _as_plain(value: Any) -> Any:
-    return value.getstate() if isinstance(value, random.Random) else value
 
 
 def _set_attributes(pipe: Any, state: dict[str, Any]) -> None:
@@ -148,7 +145,6 @@ def _unread_state(datapipe: Any) -> dict[str, Any] | None:
 
 
 def position_of(datapipe: Any) -> dict[str, Any]:
-    """Returns the state of a user-defined pipe, as plain data."""
     unread = _unread_state(datapipe)
     return to_plain(datapipe.state_dict(), name_of(datapipe)) if unread is None else unread
 
@@ -290,7 +286,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     dropped = None if loaded is None else loaded.drop
     record.ended = resumed and finished and dropped is None
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # The states that were loaded into the sources belong to an iteration that is not resumed.
+        # The loaded states of the sources are dropped, because this pipe does not resume the iteration of these states.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, dropped or 0, finished and dropped is not None

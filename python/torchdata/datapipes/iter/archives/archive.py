@@ -135,7 +135,7 @@ class CountedStream:
     def __init__(self, file_obj: Any) -> None:
         self._file_obj = file_obj
         self._start = position_of(file_obj) or 0
-        #: Bytes that `look` has read from the stream, but `read` has not returned yet.
+        #: Bytes that `look` has read and `read` has not returned yet.
         self._ahead = b""
         self.count = 0
 

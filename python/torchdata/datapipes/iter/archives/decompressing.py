@@ -84,7 +84,6 @@ class _Streams:
         return b""
 
     def _after_stream(self) -> bytes:
-        """Skips the padding after a stream."""
         data: bytes = self._decompressor.unused_data
         while not (data := data.lstrip(self._padding) if self._padding else data):
             data = self._file_obj.read(_AT_ONCE)
@@ -111,5 +110,4 @@ class _Streams:
         return self._position
 
     def close(self) -> None:
-        """Closes this object, but not the compressed file."""
         self._decompressor, self._is_over = None, True

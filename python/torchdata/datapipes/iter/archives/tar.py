@@ -92,7 +92,7 @@ class _HeaderBytes:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        #: Bytes that `look` has read from the stream, and `read` has not returned yet.
+        #: Bytes that `look` has read and `read` has not returned yet.
         self._ahead = b""
         self._left = LARGEST_HEADERS
         self._headers = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torchdata._reporting import warn_outside
-from torchdata.datapipes._pipe.checks import check_callable, check_int, check_pipe, check_source
+from torchdata.datapipes._pipe.checks import check_callable, check_optional_int, check_pipe, check_source
 from torchdata.datapipes._pipe.item_by_item import ItemByItem, SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
@@ -74,9 +74,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
         self.key_fn = key_fn
         self.ref_key_fn = key_fn if ref_key_fn is None else ref_key_fn
         self.keep_key = keep_key
-        self.buffer_size = (
-            None if buffer_size is None else check_int(name, "buffer_size", buffer_size, least=1, words=_BUFFER_SIZE)
-        )
+        self.buffer_size = check_optional_int(name, "buffer_size", buffer_size, least=1, words=_BUFFER_SIZE)
         self.merge_fn = merge_fn
 
     def __iter__(self) -> Iterator[Any]:

@@ -1,7 +1,6 @@
 """Pipes that split a pipe: Forker, UnZipper, Demultiplexer, RoundRobinDemultiplexer.
 
-Role: the constructor of each splitting class returns *children*, which are pipes that read one main pipe (see
-`children`).
+Role: the constructors return *children*, which are pipes that read one main pipe (see `children`).
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ class _ForkMain(Main):
         return self.copy_fn
 
     def read(self, instance: int) -> Iterator[Any]:
-        """Yields the items of one child."""
         own, source, done = self._waiting[instance], self._source(), self._done
         others = [queue for queue in self._waiting if queue is not own]
         deliver, limit = self._deliver(instance), self.buffer_size
@@ -120,8 +118,6 @@ class Forker(IterDataPipe[Any]):
 
 
 class _UnzipMain(_ForkMain):
-    """The main pipe of `unzip`."""
-
     name = "unzip"
     drawn_as = "UnZipper"
 
@@ -174,8 +170,6 @@ class UnZipper(IterDataPipe[Any]):
 
 
 class _DemuxMain(DealMain):
-    """The main pipe of `demux`."""
-
     name = "demux"
     drawn_as = "Demultiplexer"
 
@@ -246,8 +240,6 @@ class Demultiplexer(IterDataPipe[Any]):
 
 
 class _RoundRobinMain(DealMain):
-    """The main pipe of `round_robin_demux`, which gives items to the children in turn."""
-
     name = "round_robin_demux"
     drawn_as = "RoundRobinDemultiplexer"
     _turn: int = state(0)

@@ -1,7 +1,4 @@
-"""Describes an item between `on_disk_cache` and `end_caching`, and the paths that are yielded for it.
-
-Role: `section.Section` has a record for each item that was read, until all its paths are yielded.
-"""
+"""Describes an item between `on_disk_cache` and `end_caching`, until all its paths are yielded."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from torchdata.datapipes._pipe.checks import (
     check_output_col,
     check_source,
     no_length,
+    wrong_type,
 )
 from torchdata.datapipes._pipe.columns import chosen, on_columns, replacing_columns
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
@@ -158,10 +159,8 @@ def _say_that_tensors_come() -> None:
 
 def _check_conversion(conversion: Any) -> None:
     if not isinstance(conversion, (dict, list, tuple)):
-        raise TypeError(
-            "Collator: conversion must be a function, a dict from column to function or a list of functions, but got "
-            f"{conversion!r} of type {type(conversion).__name__}"
-        )
+        wanted = "a function, a dict from column to function or a list of functions"
+        raise wrong_type("Collator", "conversion", wanted, conversion)
     for column, function in conversion.items() if isinstance(conversion, dict) else enumerate(conversion):
         check_callable("Collator", f"the conversion of column {column!r}", function)
 

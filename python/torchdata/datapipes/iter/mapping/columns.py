@@ -12,7 +12,7 @@ from itertools import compress
 from typing import Any
 
 from torchdata._reporting import warn_outside
-from torchdata.datapipes._pipe.checks import check_hashable, check_int, check_source
+from torchdata.datapipes._pipe.checks import check_hashable, check_optional_int, check_source
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.datapipe import T_co
@@ -140,8 +140,7 @@ class Slicer(ItemByItem[T_co]):
         self.datapipe = check_source("Slicer", datapipe)
         check_hashable("Slicer", "index", index if isinstance(index, list) else [index])
         for argument, value in (("stop", stop), ("step", step)):
-            if value is not None:
-                check_int("Slicer", argument, value)
+            check_optional_int("Slicer", argument, value)
         if step == 0:
             raise ValueError("Slicer: step must not be 0")
         if isinstance(index, list) and (stop or step):

@@ -10,7 +10,7 @@ from torchdata._native import FilterIterator
 from torchdata.datapipes._pipe.checks import (
     check_callable,
     check_input_col,
-    check_int,
+    check_optional_int,
     check_source,
     no_length,
     warn_of_length,
@@ -112,7 +112,7 @@ class Header(IterDataPipe[T_co]):
     def __init__(self, source_datapipe: Iterable[T_co], limit: int | None = 10) -> None:
         source_datapipe = check_source("Header", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
-        self.limit = None if limit is None else check_int("Header", "limit", limit, least=0)
+        self.limit = check_optional_int("Header", "limit", limit, least=0)
 
     def __iter__(self) -> Iterator[T_co]:
         source = iter(self.source_datapipe)

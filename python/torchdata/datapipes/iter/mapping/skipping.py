@@ -1,7 +1,6 @@
-"""The pipe that skips items if other pipes raise exceptions for them: OnError.
+"""The pipe that skips items for which other pipes raise exceptions: OnError.
 
-Role: the pipe yields its source's items unchanged. The module `_pipe/skipping.py` implements the skipping of
-exceptions.
+Role: the pipe yields its source's items. The module `_pipe/skipping.py` skips the exceptions.
 """
 
 from __future__ import annotations

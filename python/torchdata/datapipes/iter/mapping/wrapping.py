@@ -44,7 +44,7 @@ _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def _private_copy(iterable: Any) -> Any:
-    """Copies an iterable. Members of immutable types are not copied."""
+    """Copies an iterable, but not its members if they are immutable."""
     kind = type(iterable)
     if kind in (range, str, bytes):
         return iterable

@@ -9,7 +9,15 @@ from numbers import Real
 from typing import Any
 
 from torchdata._plain_pickles import register
-from torchdata.datapipes._pipe.checks import BATCH_SIZE, POSITIVE, check_callable, check_int, check_size, check_source
+from torchdata.datapipes._pipe.checks import (
+    BATCH_SIZE,
+    POSITIVE,
+    check_callable,
+    check_int,
+    check_size,
+    check_source,
+    wrong_type,
+)
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
@@ -173,9 +181,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
             ("max_len", longest),
         ):
             if not isinstance(value, Real):
-                raise TypeError(
-                    f"{name}: {argument} must be a number, but got {value!r} of type {type(value).__name__}"
-                )
+                raise wrong_type(name, argument, "a number", value)
         if min_len < 0:
             raise ValueError(f"{name}: min_len must be at least 0, but got {min_len}. {_MIN_LEN}")
         if not min_len <= longest:

@@ -10,8 +10,8 @@ from typing import Any, Literal, overload
 from torchdata.datapipes._pipe.checks import check_callable, check_size, check_source, length_of
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.seeding import Shuffling
 from torchdata.datapipes._pipe.seeking import iterate_from
-from torchdata.datapipes._pipe.shuffling import Shuffling
 from torchdata.datapipes._pipe.state.chunked_list import CHUNK_SIZE, ChunkedList
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.unloaded import Load, begin_unloaded, can_wait

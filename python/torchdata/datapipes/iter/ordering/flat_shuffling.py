@@ -19,7 +19,7 @@ from torchdata.datapipes._pipe.checks import (
 from torchdata.datapipes._pipe.columns import chosen, on_columns
 from torchdata.datapipes._pipe.parts import Parts
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.shuffling import Shuffling
+from torchdata.datapipes._pipe.seeding import Shuffling
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import with_detached_streams
 from torchdata.datapipes.datapipe import IterDataPipe, T_co

@@ -72,7 +72,6 @@ class ShardingFilter(IterDataPipe[T_co]):
         [1, 3]
     """
 
-    #: The attributes that the adapter `ShardingPolicy` sets.
     set_by_adapters: ClassVar[dict[str, str]] = {
         "ShardingPolicy.block": "_block",
         "ShardingPolicy.enable": "_sharding_enabled",

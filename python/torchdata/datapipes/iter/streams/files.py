@@ -1,7 +1,4 @@
-"""Pipes that find files, open files, and read files whole or in chunks.
-
-Role: a stream that `FileOpener` yields is closed when the last reference to it is dropped.
-"""
+"""Pipes that find files, open files, and read files whole or in chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 
 from torchdata._redacting import shown
 from torchdata._reporting import name_item, warn_outside
-from torchdata.datapipes._pipe.checks import check_int, explaining
+from torchdata.datapipes._pipe.checks import check_optional_int, explaining
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -244,9 +241,7 @@ class StreamReader(HoldsStream[tuple[str, Any]]):
 
     def __init__(self, datapipe: Iterable[tuple[str, Any]], chunk: int | None = None) -> None:
         self.datapipe = source_pipe(datapipe, self)
-        if chunk is not None:
-            chunk = check_int("StreamReader", "chunk", chunk, least=1)
-        self.chunk = chunk
+        self.chunk = check_optional_int("StreamReader", "chunk", chunk, least=1)
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, Any]]:
         if self.chunk is None:

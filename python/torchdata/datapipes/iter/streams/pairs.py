@@ -47,6 +47,10 @@ def position_of(stream: Any) -> int | None:
     return offset
 
 
+def can_seek(stream: Any) -> bool:
+    return bool(stream.seekable()) if hasattr(stream, "seekable") else hasattr(stream, "seek")
+
+
 class HoldsStream(IterDataPipe[T_co]):
     """Reads streams. Subclasses define `_source` and `_read`, and if an offset cannot describe the position in a
     stream, `_bookmark`."""

@@ -17,7 +17,7 @@ from torchdata.datapipes._pipe.streams import PLAIN_TYPES, with_detached_streams
 
 
 class _PoolWork(ReadAhead):
-    """The work of the threads. The threads keep this object alive, so it must not refer to the pool."""
+    """The work of the threads, which must not refer to the pool, because the threads keep this object alive."""
 
     def __init__(
         self,

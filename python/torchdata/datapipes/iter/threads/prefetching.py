@@ -144,7 +144,6 @@ class _PrefetchBase(IterDataPipe[T_co]):
     _data: _PrefetchData | None = state(saved=False)
     #: The buffered items in a loaded state, and the error to raise after these items.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: The number of iterations that have begun.
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)  # where the thread pauses in a replay
 
@@ -193,8 +192,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the paused thread has read ahead after the first `passes` iterations of the pipe; None if no
-        later iteration has begun."""
+        """Returns how far the paused thread has read ahead in its current iteration; None if the pipe has begun only
+        its first `passes` iterations."""
         data = self._data
         if data is None or data.is_inherited or self._passes == passes:
             return None

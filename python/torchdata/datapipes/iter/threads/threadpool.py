@@ -19,6 +19,7 @@ from torchdata.datapipes._pipe.checks import (
     POSITIVE,
     check_callable,
     check_int,
+    check_optional_int,
     check_output_col,
     check_source,
 )
@@ -109,7 +110,7 @@ class _Results(Iterator[Any]):
             del error
 
     def close(self) -> None:
-        """Closes the pool. Each thread ends after its current call."""
+        """Closes the pool, whose threads end after their current calls."""
         self._pool.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -205,7 +206,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         self.scheduled_tasks = check_int(
             name, "scheduled_tasks", scheduled_tasks, least=1, words=POSITIVE.format("scheduled_tasks")
         )
-        self.max_workers = None if max_workers is None else check_int(name, "max_workers", max_workers, least=1)
+        self.max_workers = check_optional_int(name, "max_workers", max_workers, least=1)
         self.threadpool_kwargs = _checked_options(name, threadpool_kwargs)
 
     def __iter__(self) -> Iterator[T_co]:

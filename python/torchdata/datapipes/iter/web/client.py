@@ -85,15 +85,12 @@ class Retrying:
 
 
 class Connections:
-    """The connections of one iteration in one process."""
-
     def __init__(self, retrying: Retrying) -> None:
         self._retrying = retrying
         self._adapter: Any = None
         self._process = 0
 
     def session(self) -> Any:
-        """Returns a session with its own cookies."""
         import requests
 
         session = requests.Session()
