@@ -62,6 +62,16 @@ def check_generator_function(pipe: str, argument: str, function: Any) -> None:
         ) from error
 
 
+@contextmanager
+def on_failure(clean_up: Callable[[], object]) -> Iterator[None]:
+    """Calls `clean_up` if the block raises an exception, or if its generator is closed."""
+    try:
+        yield
+    except BaseException:
+        clean_up()
+        raise
+
+
 #: For IterDataPipe and MapDataPipe: the module and the name of the class that wraps a plain iterable or sequence.
 #: Importing the classes here would be circular.
 _wrappers: dict[type, tuple[str, str]] = {}

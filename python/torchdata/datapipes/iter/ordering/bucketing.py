@@ -16,6 +16,7 @@ from torchdata.datapipes._pipe.checks import (
     check_int,
     check_size,
     check_source,
+    on_failure,
     wrong_type,
 )
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -206,7 +207,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
     def _batches(self, source: Iterator[Any]) -> Iterator[DataChunk[Any]]:
         heap, size, length_of_item = self._heap, self.buffer_size, self.len_fn
         shortest, longest = self.min_len, self.max_len
-        try:
+        with on_failure(lambda: self._park(heap)):
             for item in source:
                 length = length_of_item(item)
                 if not shortest <= length <= longest:
@@ -221,17 +222,13 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
             if self._batch:
                 rest, self._batch = self._batch, []
                 yield DataChunk(rest)
-        except BaseException:
-            # After an abandoned or failed iteration, the state still contains the buffered items, but their files are
-            # closed.
-            if self._heap is heap:
-                self._park()
-            raise
 
-    def _park(self) -> None:
-        for measured in self._heap:
-            measured.item = with_detached_streams(measured.item)
-        self._batch = list(map(with_detached_streams, self._batch))
+    def _park(self, heap: list[_Measured]) -> None:
+        """Closes the files of buffered items, which the state still contains, unless a newer iteration has begun."""
+        if self._heap is heap:
+            for measured in heap:
+                measured.item = with_detached_streams(measured.item)
+            self._batch = list(map(with_detached_streams, self._batch))
 
     def _move_shortest(self) -> DataChunk[Any] | None:
         """Moves the shortest item of the buffer into the batch. If the batch is full, the item begins a new batch, and

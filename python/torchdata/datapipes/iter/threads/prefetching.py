@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from torchdata._native import ReadAheadHold
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata._threads import Latch, Work, are_there_any
-from torchdata.datapipes._pipe.checks import POSITIVE, check_int, check_source, length_of
+from torchdata.datapipes._pipe.checks import POSITIVE, check_int, check_source, length_of, on_failure
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
@@ -40,8 +40,8 @@ class _PrefetchData(ReadAhead):
         self.abandoned = False
         self._left = False
         self.is_over = False
-        #: The source's item count when this iteration began. None if the source does not count its items; the thread
-        #: then counts them in `taken`.
+        #: The source's item count when this iteration began. If the source does not count its items, the value is None,
+        #: and the thread counts the items in `taken`.
         self.before: int | None = None
         self.taken = 0
         #: The position at which the thread pauses during a replay; None if the thread does not pause.
@@ -78,7 +78,6 @@ class _PrefetchData(ReadAhead):
         return items, error
 
     def leave(self, for_good: bool) -> None:
-        """Makes the thread end after its current item."""
         if not self._left:
             self._left, self.abandoned = True, for_good
         self.queue.close()
@@ -205,7 +204,6 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._halt
 
     def has_ended(self) -> bool:
-        """Returns whether the thread has read its source to the end, or has ended with an exception."""
         return self._data is not None and self._data.is_over
 
     def _threads_at_work(self) -> Work | None:
@@ -281,12 +279,9 @@ class _PrefetchBase(IterDataPipe[T_co]):
         """Pauses the thread and returns an object that keeps the thread paused until it is released. Raises
         TimeoutError if the source took longer than `patience` seconds for an item."""
         hold = data.queue.hold()
-        try:
+        with on_failure(hold.release):
             if not hold.wait(self.patience) or not data.await_release(self.patience):
                 raise TimeoutError(self._still_busy("paused"))
-        except BaseException:
-            hold.release()
-            raise
         return hold
 
     @contextmanager
@@ -339,7 +334,6 @@ def stop_reading(datapipe: Any) -> None:
 
 
 def pipes_with_threads(datapipe: Any) -> list[_PrefetchBase[Any]]:
-    """Returns the pipes with read-ahead threads, each before its sources."""
     return [pipe for pipe in reversed(graph_of(datapipe).pipes) if isinstance(pipe, _PrefetchBase)]
 
 
