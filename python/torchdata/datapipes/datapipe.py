@@ -189,8 +189,8 @@ class _CommonPipe:
         state = self._attributes_to_copy()
         return hook(state) if hook is not None else state
 
-    #: The names of the attributes that the class declares by `state`. If `iteration_state` exists, the pipe's iteration
-    #: state consists of all declared attributes; `()` means that there are none.
+    #: The names of the attributes that the class declares by `state`. A class with `iteration_state` can be restored
+    #: from its declared attributes; `()` means that a pipe has no iteration state.
     iteration_state: ClassVar[tuple[str, ...]]
     _own_state: ClassVar[tuple[DeclaredState, ...]] = ()
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()
@@ -331,7 +331,7 @@ class IterDataPipe(IterForms[T_co], _CommonPipe, PipeHooks, Generic[T_co], metac
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
     counterpart: ClassVar[Counterpart] = Counterpart("IterDataPipe")
 
-    #: Torch's function that restores a pipe from a snapshot reads and sets this number and `_snapshot_state`.
+    #: Torch reads and sets this number and `_snapshot_state` when it restores a pipe from a snapshot.
     _number_of_samples_yielded: ClassVar[_Yielded] = _Yielded()
     _snapshot_state: Any = None
 

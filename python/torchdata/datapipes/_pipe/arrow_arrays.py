@@ -6,8 +6,8 @@ from typing import Any
 
 
 def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
-    """Converts each column to an array. pyarrow's own conversion turns integers with nulls into floats, and nulls of
-    some types into ordinary values, so it is not used. The arrays are:
+    """Converts each column to an array. pyarrow's own conversion is not used, because it turns integers with nulls into
+    floats, and nulls of some types into ordinary values. The arrays are:
 
     - numbers and booleans: an array of the column's type; a null becomes NaN in floats, otherwise it raises an error;
     - dates, timestamps (in UTC, if they have a zone) and durations: datetime64 and timedelta64; a null becomes NaT;

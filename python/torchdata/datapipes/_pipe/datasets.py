@@ -109,7 +109,6 @@ def is_coordinated(iterable: Any) -> bool:
 
 
 def epoch_of(dataset: Any) -> int | None:
-    """Returns the current epoch of a dataset or sampler; None if it cannot be read."""
     if not callable(getattr(type(dataset), "set_epoch", None)):
         return None
     for name in ("epoch", "_epoch"):

@@ -29,10 +29,10 @@ _MOST_SAMPLES = 1 << 13
 #: The samples of the current epoch; None if this process is not one of several workers.
 current: Witness | None = None
 
-#: Values of these types are included in a checksum unchanged.
+#: A checksum contains values of these types unchanged.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
-#: A checksum covers about this many elements of a larger array or tensor.
+#: The approximate number of elements of a large array or tensor that a checksum covers.
 _ELEMENTS = 1 << 10
 
 

@@ -98,7 +98,7 @@ class UnZipper(MapDataPipe[Any]):
     Args:
         source_datapipe: the pipe of sequences.
         sequence_length: the number of members of each sequence.
-        columns_to_skip: the numbers of columns to leave out; None (the default) for none.
+        columns_to_skip: the numbers of columns to leave out; with None (the default), no column is left out.
 
     Raises:
         ValueError: `sequence_length` is not positive, or a column is out of range.

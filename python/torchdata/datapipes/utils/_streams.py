@@ -277,7 +277,6 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
 
 def _move(file_obj: Any, offset: int) -> None:
-    """Moves a stream to an offset. If the stream cannot seek, reads and drops bytes."""
     try:
         file_obj.seek(offset)
     # UnsupportedOperation is a ValueError; some file objects of fsspec raise AttributeError or ValueError itself.

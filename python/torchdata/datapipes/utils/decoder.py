@@ -246,7 +246,8 @@ class Decoder:
     Args:
         *handler: functions of a key and contents, which return None for unsupported keys.
         key_fn: a function from a path to its key.
-        allow_pickle: the argument `allow_pickle` for `basichandlers`, if it is one of the handlers.
+        allow_pickle: the argument `allow_pickle` that `basichandlers` receives, if `basichandlers` is one of the
+        handlers.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import Decoder, basichandlers

@@ -29,7 +29,8 @@ _LONGEST = 200
 #: The class and the argument of the batch size, which may change between two epochs.
 _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
-#: Arguments that the loader sets, or that do not affect the items.
+#: These arguments may differ from a loaded state, because the loader sets them, or because they do not affect the
+#: items.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
 
 
@@ -49,7 +50,6 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 
 
 def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epochs: bool = False) -> str:
-    """Describes how two fingerprints differ; returns an empty text if they are equal."""
     if saved == found:
         return ""
     for place, (other, mine) in enumerate(zip_longest(saved, found), 1):
@@ -111,8 +111,7 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
             names = signature_of(kind.__init__).parameters  # type: ignore[misc]
         except (TypeError, ValueError):
             names = {}  # type: ignore[assignment]
-        # Arguments that a class lists in `tuning` do not affect the items, and may differ from the values in a loaded
-        # state.
+        # The arguments that a class lists in `tuning` do not affect the items, so they may differ from a loaded state.
         tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
         found = [(name, (name, f"_{name}")) for name in names if name not in tuning]
         _arguments[kind] = found

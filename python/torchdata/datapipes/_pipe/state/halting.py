@@ -49,7 +49,7 @@ class Lead(NamedTuple):
     """How far a thread had read ahead when a state was saved.
 
     Args:
-        passes: the number of this pipe's iterations that the graph's saved iteration had begun.
+        passes: the number of iterations of this pipe that began during the saved iteration of the graph.
         items: the number of items that the thread had read in the pipe's latest iteration.
         is_over: whether the source had ended or failed.
     """
@@ -72,9 +72,8 @@ class Halt:
         # The replaying thread must repeat all requests, including the request that found the end of the source.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_continue = Latch(), Latch()
-        #: None before the iteration begins.
         self._queue: ReadAheadQueue | None = None
-        self._capacity = 0  # the capacity of the queue before `begin`
+        self._capacity = 0
 
     @property
     def is_over(self) -> bool:

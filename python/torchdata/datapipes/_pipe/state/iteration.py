@@ -28,7 +28,7 @@ from torchdata.datapipes._pipe.state.record import Beginning, PassRecord, existi
 
 _tick = count(1).__next__
 
-#: Types of attributes in which pipes of the user count or draw.
+#: Types of attributes that user-defined pipes use as counters and random generators.
 COUNTERS = frozenset({NoneType, bool, int, float, str, bytes, random.Random})
 
 
@@ -79,7 +79,7 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the attributes in which a pipe of the user without a state counts or draws, as plain data, if they have
+    """Returns the counters and random generators of a user-defined pipe without a state, as plain data, if they have
     changed since the pipe was first used. A replay must begin with these values."""
     kind: Any = type(pipe)
     if kind.__module__.startswith("torchdata.") or is_torchs(pipe) or not is_iter_pipe(pipe):
@@ -344,7 +344,8 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # None means unknown: in a graph with a cycle, a source may come after this pipe.
+        # The value None means that the result is not known yet, because in a graph with a cycle, a source may come
+        # after this pipe.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]

@@ -41,7 +41,6 @@ def lzma_reader(file_obj: Any) -> Any:
 
 
 def zstd_reader(file_obj: Any) -> Any:
-    """Returns a file object that reads the zstd format by Python's own module (from 3.14 on) or its backport."""
     name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
     return _Streams(file_obj, optional_import(name, extra="zstd", needed_by="reading zstd").ZstdDecompressor)
 

@@ -397,7 +397,7 @@ class _TarMember(MemberFile):
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Whether seeking back is fast. Code that reads an archive within this member seeks back and forth."""
+        """Whether seeking back is fast. If this member is itself an archive, its reader seeks back and forth."""
         return self._archive.seeks_cheaply
 
     def tell(self) -> int:
@@ -457,8 +457,8 @@ class TarArchiveLoader(ArchiveLoader):
     Streams that cannot seek are read only forward. In a forward-only stream or compressed archive, a member that was
     not read before the next member is requested is copied to memory (up to 64 MiB).
 
-    A resumed run continues with the next member. It does not reread earlier members if the archive is not compressed,
-    and is a file, an object in a store, or a URL of a server that supports ranges.
+    A resumed run continues with the next member. Earlier members are not reread if the archive is not compressed, and
+    is a file, an object in a store, or a URL of a server that supports ranges.
 
     Args:
         datapipe: yields pairs of path and binary stream.

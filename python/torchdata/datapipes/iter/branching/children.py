@@ -3,8 +3,8 @@
 Role: in `fork`, `unzip`, `demux` and `round_robin_demux`, the main pipe reads the source once, and stores the items
 that are buffered for a child.
 
-The children of one main pipe are iterated in *rounds*: one iteration of the source and of each child. If `iter` is
-called on a child a second time, a new round begins, which restarts the source and invalidates other iterators.
+A *round* is one iteration of the source, and one iteration of each child. If `iter` is called on a child a second time,
+a new round begins, which restarts the source and invalidates other iterators.
 """
 
 from __future__ import annotations

@@ -24,7 +24,8 @@ class Record:
         targets: the absolute forms of `paths`; set once a file is missing.
         written: the targets that were written.
         ready: paths of complete files, to be yielded after the paths of all earlier items.
-        members: paths of files that were written for the item, but are not in `paths`, such as members of an archive.
+        members: paths of files that were written for the item and are not in `paths`, for example because the item is
+            an archive with several members.
         locks: the held locks, by path.
     """
 
@@ -55,7 +56,6 @@ class Record:
             create_anew(mark_of(self.paths[0])).close()
 
     def unmark(self) -> None:
-        """Removes the marker, when all files of the item exist and are listed."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(mark_of(self.paths[0]))
 
@@ -74,5 +74,4 @@ class Record:
 
 
 def mark_of(path: str) -> str:
-    """Returns the path of the file that marks the folder `path` as incomplete."""
     return temporary_name(path)

@@ -24,8 +24,8 @@ _LENGTHS = 256
 
 
 def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
-    """Returns whether an item lacks one of the columns, with a warning. Negative indices do not count from the end, so
-    a tuple or list lacks them."""
+    """Returns whether an item lacks one of the columns. Tuples and lists lack negative indices, which do not count from
+    the end."""
     for column in columns:
         try:
             item[column]

@@ -80,7 +80,6 @@ _PLAIN: tuple[type, ...] = tuple(PLAIN_TYPES)
 
 
 def _to_bool(keep: Any) -> bool:
-    """Converts the result of a filter function. Only bool and NumPy's bool are valid results."""
     if type(keep).__name__ in ("bool_", "bool") and type(keep).__module__ == "numpy":
         return bool(keep)
     raise ValueError(

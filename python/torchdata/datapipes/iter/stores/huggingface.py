@@ -105,7 +105,6 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
 
 
 def _is_streamed(data: Any) -> bool:
-    """Returns whether the rows are streamed, not read by index from downloaded files."""
     return hasattr(data, "load_state_dict")
 
 

@@ -68,7 +68,7 @@ class IoPathFileLister(_HasPathManager, ListsFolders):
     """Yields the paths of the files and directories in one or several directories, by iopath.
 
     The paths are in the order in which the handler lists them; local files are sorted by name. If a root is a file, its
-    path is yielded. It depends on the handler of iopath whether its paths can be listed.
+    path is yielded. Some handlers of iopath do not support listing.
 
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them: local paths or URLs.

@@ -40,8 +40,8 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # Begins the source before the first item is requested, because a state in between would belong to the last
-        # epoch.
+        # The source begins before the first item is requested, because a state that is saved before would belong to the
+        # last epoch.
         return self._names_of_all(iter(sources_of(self)[0]))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -17,10 +17,11 @@ from torchdata.datapipes.iter.stores.s3_client import (
 )
 
 DEFAULT_BUFFER_SIZE = 16 << 20
-#: The number of bytes per request if several requests fetch a piece, and the maximum number for the first request.
+#: Size in bytes of each request if several requests fetch a piece. The first request for an object fetches at most this
+#: many bytes.
 PART_SIZE = 4 << 20
-#: The number of bytes that the first request after a seek asks for. Each further request for consecutive bytes asks for
-#: twice as many bytes as the request before it.
+#: The number of bytes that are requested first after a seek. Each further request for consecutive bytes requests twice
+#: as many bytes as the previous request.
 AFTER_SEEK = 256 << 10
 MOST_PARALLEL = 8
 
@@ -60,7 +61,6 @@ class S3Recipe(ObjectRecipe):
                 return None
 
     def fetch(self, start: int, size: int) -> Any:
-        """Returns a range of bytes, as an object that supports the buffer protocol."""
         answer = self.get(start, size)
         with explaining_s3(self.settings, "read", self.url):
             return answer.bytes() if answer is not None else b""

@@ -34,7 +34,6 @@ def check_masks(pipe: str, masks: Any) -> str | list[str]:
 
 
 def matches(name: str, masks: str | list[str]) -> bool:
-    """Returns whether a name matches one of the patterns. An empty list matches every name."""
     if not masks:
         return True
     return any(fnmatch.fnmatch(name, mask) for mask in ((masks,) if isinstance(masks, str) else masks))
@@ -96,7 +95,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` of the source must be called here. Otherwise, a state from before the first item would belong to the
+        # The source begins before the first item is requested, because a state that is saved before would belong to the
         # last epoch.
         return self._files(iter(self.datapipe))
 
@@ -155,7 +154,6 @@ class FileLister(GivenLength, IterDataPipe[str]):
             self._directory = None
 
     def _list(self, directory: str) -> tuple[list[str], list[str]]:
-        """Returns the names of the files, and the paths of the subdirectories to list."""
         files, subdirectories = [], []
         try:
             with os.scandir(directory) as entries:

@@ -84,8 +84,9 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # Begins the source before the first item is requested, because a state in between would belong to the last
-        # epoch. Each pair is read by a separate generator, so that an exception in one pair does not end the iteration.
+        # The source begins before the first item is requested, because a state that is saved before would belong to the
+        # last epoch. Each pair is read by a separate generator, so that an exception in one pair does not end the
+        # iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)

@@ -35,7 +35,7 @@ class PinMemory(_PrefetchBase[T_co]):
     Raises:
         TypeError: `pin_memory_fn` is not a function.
         RuntimeError: while iterating without your own `pin_memory_fn`, CUDA is not available.
-        ValueError: while iterating without your own `pin_memory_fn`, `device` is not a CUDA device.
+        ValueError: while iterating, `device` is not a CUDA device, and `pin_memory_fn` is not given.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
