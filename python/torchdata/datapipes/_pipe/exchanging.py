@@ -82,8 +82,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Prevents other threads from exchanging globals within this context, because another thread would restore the
-    globals of its own shard."""
+    """Prevents other threads from exchanging globals within this context, because each of them would restore the
+    globals of another shard."""
     with _turn:
         yield
 

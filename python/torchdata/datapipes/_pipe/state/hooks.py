@@ -82,8 +82,8 @@ class PipeHooks:
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the pipe's thread had read ahead in its current iteration, if this is not one of the first
-        `passes` iterations; None otherwise."""
+        """If the pipe has begun more than `passes` iterations, returns how far its thread has read ahead in the latest
+        iteration. Returns None otherwise, and if there is no thread."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:

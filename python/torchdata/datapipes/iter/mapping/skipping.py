@@ -1,6 +1,6 @@
 """The pipe that skips items for which other pipes raise exceptions: OnError.
 
-Role: the pipe yields its source's items. The module `_pipe/skipping.py` skips the exceptions.
+Role: the pipe yields the items of its source. The module `_pipe/skipping.py` skips exceptions of the pipes before it.
 """
 
 from __future__ import annotations

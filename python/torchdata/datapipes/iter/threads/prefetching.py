@@ -191,8 +191,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the paused thread has read ahead in its current iteration; None if the pipe has begun only
-        its first `passes` iterations."""
+        """If the pipe has begun more than `passes` iterations, returns how far the paused thread has read ahead in the
+        latest iteration; otherwise, returns None."""
         data = self._data
         if data is None or data.is_inherited or self._passes == passes:
             return None
