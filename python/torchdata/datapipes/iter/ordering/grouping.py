@@ -130,9 +130,8 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
     def __init__(self, datapipe: Iterable[Any], unbatch_level: int = 1) -> None:
         datapipe = check_source("UnBatcher", datapipe)
         self.datapipe = datapipe
-        self.unbatch_level = check_int("UnBatcher", "unbatch_level", unbatch_level)
-        if self.unbatch_level < -1:
-            raise ValueError(f"UnBatcher: unbatch_level must be -1 or >= 0, but got {unbatch_level}")
+        words = "unbatch_level must be -1 or >= 0"
+        self.unbatch_level = check_int("UnBatcher", "unbatch_level", unbatch_level, least=-1, words=words)
 
     def __iter__(self) -> Iterator[Any]:
         members = self._members if self.unbatch_level == 1 else partial(self._members, level=self.unbatch_level)

@@ -40,9 +40,8 @@ class Cycler(IterDataPipe[T_co]):
     def __init__(self, source_datapipe: Iterable[T_co], count: int | None = None) -> None:
         source_datapipe = check_source("Cycler", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
-        self.count = check_optional_int("Cycler", "count", count)
-        if self.count is not None and self.count < 0:
-            raise ValueError(f"Cycler: Expected non-negative count, got {count}")
+        words = f"Expected non-negative count, got {count}"
+        self.count = check_optional_int("Cycler", "count", count, least=0, words=words)
 
     def __iter__(self) -> Iterator[T_co]:
         if self.count is not None and self._pass >= self.count:

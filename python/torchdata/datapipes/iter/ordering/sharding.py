@@ -229,11 +229,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return self._running.share_of(source, self._taken, watch, lambda: token.finished)
 
     def __len__(self) -> int:
-        items = length_of(self, self.source_datapipe)
-        share = self._shard()
-        shards, shard, block = share.shards, share.shard, share.block
-        rounds, rest = divmod(items, shards * block)
-        return rounds * block + min(max(rest - shard * block, 0), block)
+        return self._shard().own_before(length_of(self, self.source_datapipe))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of items of the source that were read, up to the last yielded item."""
