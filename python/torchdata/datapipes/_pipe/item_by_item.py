@@ -22,7 +22,6 @@ class ItemByItem(SameLength, IterDataPipe[T_co]):
     one_to_one = True
 
     def _function(self) -> Callable[[Any], Any]:
-        """Returns the function to call with each item; called when an iteration begins."""
         return self._result
 
     def _result(self, item: Any) -> Any:

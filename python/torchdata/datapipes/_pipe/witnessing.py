@@ -133,7 +133,7 @@ class SampleDigest:
         return self.next, self.checksum
 
     def add(self, item: Any) -> None:
-        """Skips an item whose checksum could differ between processes."""
+        """Adds an item to the checksum, unless the checksum of the item could differ between processes."""
         checksum = before = self.checksum
         with contextlib.suppress(Exception):  # an error here must not affect the reader of the source
             plain = _plain(item)

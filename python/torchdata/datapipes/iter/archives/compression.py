@@ -123,7 +123,6 @@ class _Recipe:
         return open_zip(file_obj, self.path, _OpenZip)
 
     def with_placeholder(self, source: Any, start: int | None) -> _Recipe | None:
-        """Returns a recipe that reopens `source` at the offset `start`, or None if `source` cannot be reopened."""
         stand_in = detached(source, start)
         if stand_in is source:
             return None

@@ -14,7 +14,6 @@ from torchdata._optional import optional_import
 
 _AT_ONCE = 64 << 10
 
-#: The number of bytes to decompress at a time if the whole stream is read or skipped.
 _PIECE = 1 << 20
 
 

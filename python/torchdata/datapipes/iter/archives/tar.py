@@ -340,7 +340,6 @@ class _TarArchive(Archive):
         return explained(tarfile.ReadError, f"{what} in TarArchiveLoader", error)
 
     def open_entry(self, key: Any) -> Any:
-        """Opens a member by its name, offset and size, or a sparse file by the offset of its header."""
         tar: Any = self.tar
         if isinstance(key, tuple):
             return io.BufferedReader(_TarMember(self, tar.fileobj, *key))

@@ -101,7 +101,6 @@ class _SplitMain(SharedMain):
         return chosen
 
     def length(self, instance: int) -> int:
-        """Returns the number of items of one child, if the weights are integers whose sum is `total_length`."""
         if all(weight.is_integer() for weight in self.norm_weights) and sum(self.norm_weights) == self.total_length:
             return int(self.norm_weights[instance])
         raise TypeError(

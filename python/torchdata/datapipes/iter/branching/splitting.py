@@ -251,8 +251,6 @@ class _RoundRobinMain(DealMain):
         return turn
 
     def length(self, instance: int) -> int:
-        """Returns the number of items of one child. If the number of items is not a multiple of the number of children,
-        the first children have one item more."""
         return (length_of(self, self.main_datapipe) + self.num_instances - 1 - instance) // self.num_instances
 
 

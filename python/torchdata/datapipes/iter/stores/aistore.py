@@ -154,7 +154,6 @@ class _AISRecipe(ObjectRecipe):
         return _AISObject(self)
 
     def get(self, start: int) -> Any:
-        """Returns a response whose body has not been read."""
         bucket, name = self.cluster.bucket(self.url)
         options = {"byte_range": f"bytes={start}-"} if start else {}
         where = f" from the cluster at {redacted(self.cluster.endpoint)}"

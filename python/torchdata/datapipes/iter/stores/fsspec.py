@@ -77,7 +77,6 @@ class FSSpecFileLister(ListsFolders):
 
 
 def _naming(root: str, path: str) -> Callable[[str], str]:
-    """Returns a function that converts a listed name to a URL with the protocol and links of `root`."""
     links = root.split("::")
     # fsspec lists the first URL of a chain that has a path, which caching protocols such as `simplecache` lack.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)

@@ -45,7 +45,6 @@ class S3Recipe(ObjectRecipe):
         return S3Object(self)
 
     def get(self, start: int, size: int) -> Any:
-        """Returns obstore's response, or None if the object is empty."""
         bucket, key = split_url(self.settings.pipe, self.url, needs_key=True)
         obstore, store = self.settings.connect(bucket, self.url)
         with explaining_s3(self.settings, "read", self.url):

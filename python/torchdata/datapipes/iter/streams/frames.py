@@ -203,7 +203,6 @@ def _parquet() -> Any:
 
 
 def _opened(item: Any) -> Any:
-    """Returns a pair of path and stream unchanged. For a path, returns the path and the opened file."""
     if not isinstance(item, (str, os.PathLike)):
         if isinstance(item, (tuple, list)):
             return item

@@ -220,8 +220,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         data.join(self.patience)
 
     def _stop_reading(self) -> None:
-        """Closes the queue, and waits until the thread no longer reads the source. Raises TimeoutError after `patience`
-        seconds."""
+        """Closes the queue, and waits until the thread no longer reads the source."""
         data = self._data
         if data is None or data.is_inherited:
             return
@@ -276,8 +275,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
                 pause.release()
 
     def _held(self, data: _PrefetchData) -> ReadAheadHold:
-        """Pauses the thread and returns an object that keeps the thread paused until it is released. Raises
-        TimeoutError if the source took longer than `patience` seconds for an item."""
+        """Pauses the thread. The thread stays paused until the returned object is released."""
         hold = data.queue.hold()
         with on_failure(hold.release):
             if not hold.wait(self.patience) or not data.await_release(self.patience):

@@ -58,7 +58,6 @@ class Retrying:
         return {"max_retries": self.max_retries, "count": None}
 
     def policy(self) -> Any:
-        """Returns a new `urllib3.Retry`, for one request or for requests after an interrupted response."""
         from urllib3 import Retry
 
         retrying = self

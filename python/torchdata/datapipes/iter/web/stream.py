@@ -79,7 +79,6 @@ class HttpRecipe:
         self.client, self.url, self.version = client, url, version
 
     def open(self) -> HttpStream:
-        """Returns a stream, which requests the bytes from its position on at the first read."""
         return HttpStream(self)
 
     def ask(self, offset: int) -> tuple[Any, int]:
