@@ -44,7 +44,9 @@ else:
 
     MapForms = IterForms
 
+#: The type variables of all pipes: `T_co` for the items that a pipe yields, `T` and `R` for functions and overloads.
 T = TypeVar("T")
+R = TypeVar("R")
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -157,13 +159,28 @@ class _Yielded:
         return 0 if datapipe is None else token_of(datapipe).yielded
 
 
-class _PicklingHooks:
-    """Hooks, named as in torch, by which graph tools inspect pipes during pickling.
+class _CommonPipe:
+    """The methods that `IterDataPipe` and `MapDataPipe` share: lengths, `+`, pickling, states and descriptions.
 
-    Hooks that a graph tool sets on torch's classes also apply to the pipes of this package.
+    The pickling hooks have the names that they have in torch. Hooks that a graph tool sets on torch's classes also
+    apply to the pipes of this package.
     """
 
     counterpart: ClassVar[Counterpart]
+
+    if TYPE_CHECKING:
+
+        def __len__(self) -> int:
+            """Returns the number of items. At run time, pipes of unknown length do not have this method."""
+
+    @classmethod
+    def __subclasshook__(cls, subclass: type) -> Any:
+        return derives_from_twin(cls, subclass)
+
+    def __add__(self, other: Any) -> Any:
+        joiner = self.counterpart.joiner(other)
+        return self.concat(other) if joiner is None else joiner([self, other])  # type: ignore[attr-defined]
+
     getstate_hook: ClassVar[Callable[[Any], Any] | None] = None
     reduce_ex_hook: ClassVar[Callable[[Any], Any] | None] = None
 
@@ -172,8 +189,8 @@ class _PicklingHooks:
         state = self._attributes_to_copy()
         return hook(state) if hook is not None else state
 
-    #: The names of the attributes that the class declares by `state`. If `iteration_state` exists, the pipe's iteration
-    #: state consists of all declared attributes; `()` means that there are none.
+    #: The names of the attributes that the class declares by `state`. A class with `iteration_state` can be restored
+    #: from its declared attributes; `()` means that a pipe has no iteration state.
     iteration_state: ClassVar[tuple[str, ...]]
     _own_state: ClassVar[tuple[DeclaredState, ...]] = ()
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()
@@ -289,7 +306,7 @@ class _PipeMeta(ABCMeta):
             cls.counterpart.offer(name, value)
 
 
-class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], metaclass=_PipeMeta):
+class IterDataPipe(IterForms[T_co], _CommonPipe, PipeHooks, Generic[T_co], metaclass=_PipeMeta):
     """A pipeline step that is read by iterating.
 
     Subclasses define `__iter__`, usually as a generator over `self.source_datapipe`. Every `iter(pipe)` calls
@@ -314,7 +331,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
     counterpart: ClassVar[Counterpart] = Counterpart("IterDataPipe")
 
-    #: Torch's function that restores a pipe from a snapshot reads and sets this number and `_snapshot_state`.
+    #: Torch reads and sets this number and `_snapshot_state` when it restores a pipe from a snapshot.
     _number_of_samples_yielded: ClassVar[_Yielded] = _Yielded()
     _snapshot_state: Any = None
 
@@ -327,24 +344,11 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
         if "set_seed" in cls.__dict__ and not any(state.lasts for state in cls._declared):
             cls.set_seed = _noting(cls.__dict__["set_seed"])
 
-    @classmethod
-    def __subclasshook__(cls, subclass: type) -> Any:
-        return derives_from_twin(cls, subclass)
-
     def __iter__(self) -> Iterator[T_co]:
         raise NotImplementedError(f"{type(self).__name__} must define __iter__")
 
-    if TYPE_CHECKING:
-
-        def __len__(self) -> int:
-            """Returns the number of items. At run time, pipes of unknown length do not have this method."""
-
     def __getitem__(self, index: Any) -> T_co:
         raise NotImplementedError(f"{type(self).__name__} is read by iterating, not by index")
-
-    def __add__(self, other: Any) -> Any:
-        joiner = self.counterpart.joiner(other)
-        return self.concat(other) if joiner is None else joiner([self, other])
 
     def reset(self) -> None:
         """Prepares the pipe for a new iteration. This method is called whenever an iterator is created."""
@@ -353,7 +357,7 @@ class IterDataPipe(IterForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], me
                 state.reset(self)
 
 
-class MapDataPipe(MapForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], metaclass=_PipeMeta):
+class MapDataPipe(MapForms[T_co], _CommonPipe, PipeHooks, Generic[T_co], metaclass=_PipeMeta):
     """A pipeline step that is read by index: subclasses define `__getitem__` and often `__len__`.
 
     Example:
@@ -374,15 +378,6 @@ class MapDataPipe(MapForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], meta
         super().__init_subclass__(**kwargs)
         cls._take_declaration()
 
-    @classmethod
-    def __subclasshook__(cls, subclass: type) -> Any:
-        return derives_from_twin(cls, subclass)
-
-    if TYPE_CHECKING:
-
-        def __len__(self) -> int:
-            """Returns the number of items. At run time, pipes of unknown length do not have this method."""
-
     def __iter__(self) -> Iterator[T_co]:
         """Yields the items at 0, 1, … up to the length of the pipe, or up to an IndexError if the length is unknown."""
         try:
@@ -398,10 +393,6 @@ class MapDataPipe(MapForms[T_co], _PicklingHooks, PipeHooks, Generic[T_co], meta
 
     def __getitem__(self, index: Any) -> T_co:
         raise NotImplementedError(f"{type(self).__name__} must define __getitem__")
-
-    def __add__(self, other: Any) -> Any:
-        joiner = self.counterpart.joiner(other)
-        return self.concat(other) if joiner is None else joiner([self, other])
 
 
 know_bases(IterDataPipe, MapDataPipe)

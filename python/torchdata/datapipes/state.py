@@ -146,7 +146,8 @@ def save_entries(datapipe: Any) -> list[PipeEntry]:
     with standing_still(graph.pipes):
         if not is_torchs(graph.end):
             return _Saving(graph).entries()
-        # A set, because `has_begun` of every pipe is called: it raises the error that names a random pipe.
+        # The set makes sure that `has_begun` is called for every pipe, because `has_begun` raises the error that names
+        # a random pipe.
         if True in {has_begun(pipe) for pipe in graph if is_torchs(pipe)} and is_unnoticed(graph.end):
             raise unnoticed(graph.end)
         *sources, _, last = _Saving(Graph(reader_of(graph.end))).entries()
@@ -274,8 +275,6 @@ class _Saving:
         return [found.get(id(pipe)) or self._entry(pipe) for pipe in self.pipes]
 
     def _replayed(self, pipe: Any, beginning: Beginning) -> dict[int, PipeEntry]:
-        """Returns the entries of a replayed pipe and of all its direct and indirect sources, by the ids of the
-        pipes."""
         self._check_grown(pipe, beginning)
         entries: dict[int, PipeEntry] = {}
         began = record_of(pipe).stamp

@@ -1,8 +1,4 @@
-"""Converts the columns of an Arrow table to NumPy arrays.
-
-Role: implements the argument `library="numpy"` of ArrowReader and ParquetDataFrameLoader. pyarrow and NumPy are
-imported when the first table is converted.
-"""
+"""Converts the columns of an Arrow table to NumPy arrays, for the argument `library="numpy"` of pipes."""
 
 from __future__ import annotations
 
@@ -10,8 +6,8 @@ from typing import Any
 
 
 def arrays_of(table: Any, pipe: str, writable: bool = True) -> dict[str, Any]:
-    """Converts each column to an array. pyarrow's own conversion turns integers with nulls into floats, and nulls of
-    some types into ordinary values, so it is not used. The arrays are:
+    """Converts each column to an array. pyarrow's own conversion is not used, because it turns integers with nulls into
+    floats, and nulls of some types into ordinary values. The arrays are:
 
     - numbers and booleans: an array of the column's type; a null becomes NaN in floats, otherwise it raises an error;
     - dates, timestamps (in UTC, if they have a zone) and durations: datetime64 and timedelta64; a null becomes NaT;
@@ -61,7 +57,7 @@ def _owned(column: Any) -> Any:
 def _lists(column: Any, name: str, pipe: str, writable: bool) -> Any:
     import pyarrow.compute
 
-    lengths = pyarrow.compute.list_value_length(column).to_pylist()  # None for a null, which has no values
+    lengths = pyarrow.compute.list_value_length(column).to_pylist()  # the length of a null is None
     values = _array_of(pyarrow.compute.list_flatten(column), name, pipe, writable)
     rows, start = [], 0
     for length in lengths:

@@ -2,15 +2,26 @@
 
 A part is a row group of a Parquet file, a file of another format, a chunk of an in-memory table, a data file of an
 Iceberg table, or a range of rows of a Lance dataset. An `ArrowSource` can be pickled, because it contains no open file.
-Listing its parts reads only metadata.
+Listing its parts reads only metadata. The library of a table is imported only if such a table is given.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
 from torchdata._optional import optional_import
+from torchdata._redacting import shown
+from torchdata.datapipes._pipe.checks import explaining
+
+_KINDS = "a pyarrow data set or table, a table of deltalake, pyiceberg or lance, a path, or a list of paths"
+
+PART_ROWS = 1024
+
+#: Open datasets that a forked child has inherited and never frees, because freeing needs threads that exist only in the
+#: parent process.
+_inherited: list[Any] = []
 
 
 def _arrow(module: str = "pyarrow") -> Any:
@@ -25,8 +36,8 @@ class ArrowSource:
         return self  # a source never changes and may be large, so it is not copied
 
     def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
-        """Returns the rows of a part that pass the filter. The table has the given columns in their order; None means
-        all columns."""
+        """Returns the rows of a part that pass the filter, with the given columns in their order; None means all
+        columns."""
         raise NotImplementedError
 
     def read_all(self, parts: list[int], columns: list[str] | None, use_threads: bool) -> Any:
@@ -126,3 +137,113 @@ class IcebergFiles(ArrowSource):
         scan = ArrowScan(self._metadata, self._io, schema, self._row_filter)
         table = scan.to_table([self._tasks[part]])
         return table if columns is None else table.select(columns)
+
+
+def lance_dataset(pipe: str, dataset: Any) -> Any:
+    if isinstance(dataset, (str, os.PathLike)):
+        lance = optional_import("lance", extra="lance", needed_by=pipe)
+        with explaining(pipe, "cannot open", dataset):
+            return lance.dataset(os.fspath(dataset))
+    if type(dataset).__module__.partition(".")[0] != "lance":
+        raise TypeError(
+            f"{pipe}: dataset must be a lance.LanceDataset, or the path or URI of one, but got {shown(dataset)} of "
+            f"type {type(dataset).__name__}"
+        )
+    return dataset
+
+
+class _Ranges(Sequence[str]):
+    """The names of a dataset's parts, created on demand, because each row may be a part."""
+
+    def __init__(self, dataset: str, rows: int, part_rows: int, kind: str) -> None:
+        self._dataset, self._rows, self._part_rows, self._kind = dataset, rows, part_rows, kind
+
+    def __len__(self) -> int:
+        return -(-self._rows // self._part_rows)
+
+    def __getitem__(self, part: Any) -> Any:
+        if not 0 <= part < len(self):
+            raise IndexError(f"there are parts 0 to {len(self) - 1} of {self._dataset}, but {part} was asked for")
+        first, end = part * self._part_rows, min((part + 1) * self._part_rows, self._rows)
+        rows = f"row {first}" if end == first + 1 else f"rows {first} to {end - 1}"
+        return f"{rows} {self._kind} {self._dataset}"
+
+
+class LanceRows(ArrowSource):
+    """Reads ranges of rows of a Lance dataset. Each process opens the dataset by its location and version, because an
+    open dataset of Lance does not work in a forked child.
+
+    Args:
+        filter: a SQL expression, a pyarrow expression, or None.
+        part_rows: the number of rows per part; the last part may have fewer.
+    """
+
+    def __init__(self, dataset: Any, filter: Any, part_rows: int | None) -> None:
+        self._opening = dataset.__reduce__()
+        self._part_rows = PART_ROWS if part_rows is None else part_rows
+        #: Indices of the rows that pass the filter; None without a filter.
+        self._chosen: Any = None
+        if filter is not None:
+            self._chosen = dataset.to_table(columns=["_rowoffset"], filter=filter)["_rowoffset"].to_numpy()
+        self._count: int = dataset.count_rows() if filter is None else len(self._chosen)
+        kind = "of" if filter is None else "that the filter leaves of"
+        title = f"version {dataset.version} of {shown(dataset.uri)}"
+        super().__init__(_Ranges(title, self._count, self._part_rows, kind), dataset.schema)
+        self._handle: tuple[int, Any] | None = os.getpid(), dataset
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_handle": None}
+
+    def _dataset(self) -> Any:
+        process, handle = self._handle or (None, None)
+        if process != os.getpid():
+            if handle is not None:
+                _inherited.append(handle)
+            optional_import("lance", extra="lance", needed_by="ArrowReader")
+            function, arguments = self._opening
+            handle = function(*arguments)
+            self._handle = os.getpid(), handle
+        return handle
+
+    def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
+        return self.read_all([part], columns, use_threads)
+
+    def read_all(self, parts: list[int], columns: list[str] | None, use_threads: bool) -> Any:
+        """Reads the rows of all parts in a single request, which is faster than one request per part."""
+        size = self._part_rows
+        rows = [row for part in parts for row in range(part * size, min(part * size + size, self._count))]
+        return self._dataset().take(rows if self._chosen is None else self._chosen[rows].tolist(), columns)
+
+
+def arrow_source(source: Any, filter: Any, format: str, part_rows: int | None = None) -> ArrowSource:
+    library = type(source).__module__.partition(".")[0]
+    if library == "lance" or (isinstance(source, (str, os.PathLike)) and format == "lance"):
+        return LanceRows(lance_dataset("ArrowParts", source), filter, part_rows)
+    if part_rows is not None:
+        raise ValueError(
+            f"ArrowParts: part_rows is for Lance datasets: {shown(source)} is read by the parts in which it was written"
+        )
+    if isinstance(source, (str, os.PathLike)) and format == "delta":
+        source = optional_import("deltalake", extra="deltalake", needed_by="ArrowParts").DeltaTable(os.fspath(source))
+    elif isinstance(source, (str, os.PathLike)) and format == "iceberg":
+        tables = optional_import("pyiceberg.table", extra="iceberg", needed_by="ArrowParts")
+        source = tables.StaticTable.from_metadata(os.fspath(source))
+    arrow, dataset = _arrow(), _arrow("pyarrow.dataset")
+    library = type(source).__module__.partition(".")[0]  # the source may be a table that was opened by its path
+    if library == "pyiceberg":
+        return IcebergFiles(source, filter)
+    if library == "deltalake":
+        return ArrowFragments(source.to_pyarrow_dataset(), filter, lacks=True)
+    if isinstance(source, arrow.RecordBatch):
+        source = arrow.Table.from_batches([source])
+    elif isinstance(source, (str, os.PathLike)) or (
+        isinstance(source, (list, tuple)) and source and all(isinstance(each, (str, os.PathLike)) for each in source)
+    ):
+        paths = os.fspath(source) if isinstance(source, (str, os.PathLike)) else [os.fspath(each) for each in source]
+        with explaining("ArrowParts", "cannot open", source):
+            source = dataset.dataset(paths, format=format)
+    if isinstance(source, arrow.Table):
+        return ArrowChunks(source, filter)
+    if isinstance(source, dataset.Dataset):
+        return ArrowFragments(source, filter)
+    raise TypeError(f"ArrowParts: source must be {_KINDS}, but got {shown(source)} of type {type(source).__name__}")

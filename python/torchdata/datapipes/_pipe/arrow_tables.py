@@ -42,7 +42,7 @@ def tables_of(
                 yield whole, (part, row) if row < table.num_rows else (part + 1, 0)
                 del whole
         row = 0
-        del table  # the memory of the table is freed before the next part is read
+        del table  # frees the memory of the table before the next part is read
     if pieces:
         yield _arrow().concat_tables(pieces), (part + 1, 0)
 

@@ -78,7 +78,7 @@ def _is_plain_container(value: Any) -> bool:
 
 
 def chain(datapipe: Any) -> str:
-    """Returns the description. The pipes have the same numbers as in notes on exceptions."""
+    """Describes the graph that ends in a pipe. The pipes have the same numbers as in notes on exceptions."""
     graph = Graph(datapipe)
     pipes = graph.pipes
     numbers = {id(pipe): number for number, pipe in enumerate(pipes, 1)}

@@ -1,15 +1,12 @@
-"""Checks common constructor arguments of pipes.
-
-Role: wrong arguments raise an error when the pipe is constructed, instead of a confusing error in a worker.
-"""
+"""Checks constructor arguments of pipes, so that a wrong argument raises an error before a worker starts."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from math import inf
 from numbers import Real
 from typing import Any
@@ -27,6 +24,10 @@ from torchdata.datapipes._pipe.datasets import (
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
 
+def wrong_type(pipe: str, argument: str, wanted: str, value: Any, remedy: str = "") -> TypeError:
+    return TypeError(f"{pipe}: {argument} must be {wanted}, but got {value!r} of type {type(value).__name__}{remedy}")
+
+
 def check_callable(pipe: str, argument: str, function: Any, *, optional: bool = False) -> None:
     if callable(function) or (optional and function is None):
         return
@@ -38,14 +39,12 @@ def check_callable(pipe: str, argument: str, function: Any, *, optional: bool = 
             f"; that is what a generator function returns when it is called: give the function, {called}, and not "
             f"{called}(...)"
         )
-    raise TypeError(
-        f"{pipe}: {argument} must be a function, but got {function!r} of type {type(function).__name__}{advice}"
-    )
+    raise wrong_type(pipe, argument, "a function", function, advice)
 
 
 def check_iterable(pipe: str, argument: str, value: Any) -> None:
     if not (hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__")):
-        raise TypeError(f"{pipe}: {argument} must be iterable, but got {value!r} of type {type(value).__name__}")
+        raise wrong_type(pipe, argument, "iterable", value)
 
 
 def check_generator_function(pipe: str, argument: str, function: Any) -> None:
@@ -61,6 +60,16 @@ def check_generator_function(pipe: str, argument: str, function: Any) -> None:
             f"{pipe}: {argument} is a generator function, which is called without arguments, but {function!r} has a "
             f"{error}; bind it with functools.partial"
         ) from error
+
+
+@contextmanager
+def on_failure(clean_up: Callable[[], object]) -> Iterator[None]:
+    """Calls `clean_up` if the block raises an exception, or if its generator is closed."""
+    try:
+        yield
+    except BaseException:
+        clean_up()
+        raise
 
 
 #: For IterDataPipe and MapDataPipe: the module and the name of the class that wraps a plain iterable or sequence.
@@ -96,8 +105,8 @@ def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
 
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
-    """Returns a pipe of `kind`, which may wrap a dataset. Plain data raises TypeError, because passing it may be a
-    mistake."""
+    """Returns a pipe of `kind`, which may wrap a dataset. Raises TypeError for plain data, because passing plain data
+    may be a mistake."""
     found = _as_pipe(value, kind)
     if found is None:
         raise TypeError(
@@ -108,7 +117,7 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
 
 
 def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe, words: str = "") -> tuple[Any, ...]:
-    """Checks several sources. `words` is the error message of torchdata 0.9 if it differs from the usual message."""
+    """Checks several sources. If `words` is given, it is the error message of torchdata 0.9."""
     if not values:
         raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
     pipes = []
@@ -139,10 +148,7 @@ def check_map_pipe(pipe: str, value: Any, argument: str = "datapipe") -> None:
             "`.to_map_datapipe()` first"
         )
     if not hasattr(type(value), "__getitem__"):
-        raise TypeError(
-            f"{pipe}: {argument} must be a MapDataPipe, but got {value!r} of type {type(value).__name__}; wrap it in "
-            "SequenceWrapper"
-        )
+        raise wrong_type(pipe, argument, "a MapDataPipe", value, "; wrap it in SequenceWrapper")
 
 
 def is_dataset(value: Any) -> bool:
@@ -170,10 +176,16 @@ def check_int(
 ) -> int:
     """Checks an integer. The error message ends with `words`, the message of torchdata 0.9."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
-        raise TypeError(f"{pipe}: {argument} must be an integer, but got {value!r} of type {type(value).__name__}")
+        raise wrong_type(pipe, argument, "an integer", value)
     if least is not None and value < least:
         raise error(f"{pipe}: {argument} must be at least {least}, but got {value}{words and '. '}{words}")
     return int(value)
+
+
+def check_optional_int(
+    pipe: str, argument: str, value: Any, *, least: int | None = None, words: str = ""
+) -> int | None:
+    return None if value is None else check_int(pipe, argument, value, least=least, words=words)
 
 
 def check_size(pipe: str, argument: str, value: Any, words: str = "") -> int:
@@ -183,9 +195,7 @@ def check_size(pipe: str, argument: str, value: Any, words: str = "") -> int:
 
 def check_weights(pipe: str, argument: str, value: Any, *, positive: bool) -> list[float]:
     if not isinstance(value, dict):
-        raise TypeError(
-            f"{pipe}: {argument} must be a dict of weights, but got {value!r} of type {type(value).__name__}"
-        )
+        raise wrong_type(pipe, argument, "a dict of weights", value)
     for key, weight in value.items():
         if isinstance(weight, bool) or not isinstance(weight, Real):
             raise TypeError(
@@ -207,10 +217,7 @@ def check_hashable(pipe: str, argument: str, columns: Iterable[Any]) -> None:
         try:
             hash(column)
         except TypeError as error:
-            raise TypeError(
-                f"{pipe}: {argument} must be an index, a key, or a list of them, but got {column!r} of type "
-                f"{type(column).__name__}"
-            ) from error
+            raise wrong_type(pipe, argument, "an index, a key, or a list of them", column) from error
 
 
 def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) -> Any:
@@ -231,8 +238,7 @@ def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) 
 
 
 def check_input_col(pipe: str, function: Any, input_col: Any) -> None:
-    """Checks that a function accepts as many arguments as `input_col` has columns. A function without an inspectable
-    signature, such as some C functions, is always accepted."""
+    """Checks that a function accepts one argument for each column of `input_col`, if the function has a signature."""
     try:
         parameters = list(signature_of(function).parameters.values())
     except (TypeError, ValueError):
@@ -270,7 +276,7 @@ def no_length(pipe: Any, because: str) -> TypeError:
 
 def check_name(pipe: str, argument: str, value: Any) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{pipe}: {argument} must be a str, but got {value!r} of type {type(value).__name__}")
+        raise wrong_type(pipe, argument, "a str", value)
     return value
 
 
@@ -295,27 +301,20 @@ def explaining(pipe: object, action: str, path: Any, ending: str = "") -> Iterat
         raise
 
 
-class _Asking(threading.local):
-    certain = False
-
-
-_asking = _Asking()
+_must_be_certain = ContextVar("_must_be_certain", default=False)
 
 
 @contextmanager
 def certain_lengths() -> Iterator[None]:
-    """Within this context, `warn_of_length` raises a TypeError instead of a warning.
-
-    Unlike a filter of the `warnings` module, this context does not affect other threads.
-    """
-    before, _asking.certain = _asking.certain, True
+    """Within this context, `warn_of_length` raises a TypeError instead of a warning. Other threads are not affected."""
+    token = _must_be_certain.set(True)
     try:
         yield
     finally:
-        _asking.certain = before
+        _must_be_certain.reset(token)
 
 
 def warn_of_length(message: str) -> None:
-    if _asking.certain:
+    if _must_be_certain.get():
         raise TypeError(message)
     warn_outside(message)

@@ -38,11 +38,8 @@ def _instance_of(value: Any, module: str, name: str) -> bool:
 
 
 def is_indexed(value: Any) -> bool:
-    """Returns whether the value has a length and integer indices.
-
-    A mapping is excluded, because its keys can be any objects. PyTorch's `IterableDataset` is excluded, because its
-    `__getitem__` only raises an error.
-    """
+    """Returns whether the value has a length and integer indices, unlike mappings, and unlike PyTorch's
+    `IterableDataset`, whose `__getitem__` only raises an error."""
     kind = type(value)
     return (
         hasattr(kind, "__getitem__")
@@ -112,7 +109,6 @@ def is_coordinated(iterable: Any) -> bool:
 
 
 def epoch_of(dataset: Any) -> int | None:
-    """Returns the current epoch of a dataset or sampler; None if it cannot be read."""
     if not callable(getattr(type(dataset), "set_epoch", None)):
         return None
     for name in ("epoch", "_epoch"):

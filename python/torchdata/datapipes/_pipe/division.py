@@ -1,7 +1,5 @@
-"""Assigns the items of a sequence to shards, for `sharding_filter`.
-
-Role: the shards receive blocks of items in turn. A *round* consists of one block of consecutive items per shard.
-"""
+"""Assigns the items of a sequence to shards, for `sharding_filter`: the shards receive blocks of consecutive items in
+turn."""
 
 from __future__ import annotations
 

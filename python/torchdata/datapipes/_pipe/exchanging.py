@@ -35,7 +35,7 @@ from torchdata.datapipes._pipe.state.generators import load_generators, save_gen
 #: The module of the cache's locks. A shard must release its locks before another shard runs.
 LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
-#: When one of these modules is imported, a new `Exchange` object is created.
+#: The `Exchange` object is replaced when one of these modules is imported.
 _IMPORTED_LATE = (_NUMPY, "torch", _WORKER, LOCKS)
 _VARIABLES = (
     (vars(generators), "awaited"),
@@ -46,7 +46,7 @@ _VARIABLES = (
 
 #: Sizes in bytes: the 624 32-bit numbers of a Mersenne Twister state, and the index of the next number.
 _WORDS, _PLACE = 624 * 4, 4
-#: Sizes in bytes in PyTorch's generator state: the header before the 624 numbers, and the whole state.
+#: Sizes in bytes of PyTorch's generator state: of the header before the 624 numbers, and of the whole state.
 _BEFORE, _TORCH = 20, 2544
 #: The maximum offset in bytes of the state's 624 numbers in PyTorch's generator object.
 _HEAD = 256
@@ -82,8 +82,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Within this context, no other thread exchanges globals, so that no thread restores the globals of another
-    thread's shard."""
+    """Prevents other threads from exchanging globals within this context, because each of them would restore the
+    globals of another shard."""
     with _turn:
         yield
 
@@ -96,7 +96,7 @@ class ShardGlobals(SavedGlobals):
     def leave(self, *, is_all: bool = False) -> None:
         """Saves the globals of the shard.
 
-        Pass `is_all=True` if nothing else of the shard must be stopped or saved, so that `ShardTurns` may switch shards
+        If nothing else of the shard must be stopped or saved, `is_all=True` allows `ShardTurns` to switch shards
         without calling `enter` and `leave`.
         """
         global _has_exchanged
@@ -127,8 +127,8 @@ _has_exchanged = False
 
 
 def current_generators() -> dict[str, Any]:
-    """Returns the states of the global generators. If the generators are unchanged, returns the last result, because
-    comparing their memory is faster than saving their states."""
+    """Returns the states of the global generators. If the memory of the generators has not changed, returns the last
+    result, which is faster."""
     global _saved
     exchange, others = _exchange()
     if others:

@@ -1,7 +1,4 @@
-"""Adds a note to an exception in a pipeline: the pipe that raised the exception, and the number of the failed item.
-
-Role: pipe iterators call `explain` for every exception that passes through them.
-"""
+"""Adds a note to an exception in a pipeline: the pipe that raised the exception, and the number of the failed item."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Creates data frames of pandas, polars and pyarrow, and dicts of NumPy arrays.
-
-Role: `FrameFormat` creates frames from rows and from Arrow tables. The libraries are imported when a format is created
-or used.
-"""
+"""Creates data frames of pandas, polars and pyarrow, and dicts of NumPy arrays."""
 
 from __future__ import annotations
 
@@ -140,7 +136,6 @@ class FrameFormat:
     # -- frames of rows ----------------------------------------------------------------------------
 
     def of_rows(self, rows: list[Any], columns: list[str] | None) -> Any:
-        """Creates a frame from rows, which must be all tuples or lists, all mappings, or all single values."""
         return self._of_columns(self._columns_of(rows, columns))
 
     def _columns_of(self, rows: list[Any], columns: list[str] | None) -> dict[Any, Sequence[Any]]:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata.datapipes._pipe.checks import length_of
 from torchdata.datapipes._pipe.graph.traversal import sources_of
-from torchdata.datapipes.datapipe import IterDataPipe
-
-T_co = TypeVar("T_co", covariant=True)
+from torchdata.datapipes.datapipe import IterDataPipe, T_co
 
 
 class SameLength:
-    """Defines `len` as the length of the source. This class must precede IterDataPipe or MapDataPipe in the list of
-    base classes."""
+    """Defines `len` as the length of the source. The class must precede IterDataPipe or MapDataPipe in the list of base
+    classes."""
 
     def __len__(self) -> int:
         return length_of(self, sources_of(self)[0])
@@ -24,7 +22,6 @@ class ItemByItem(SameLength, IterDataPipe[T_co]):
     one_to_one = True
 
     def _function(self) -> Callable[[Any], Any]:
-        """Returns the function to call with each item; called when an iteration begins."""
         return self._result
 
     def _result(self, item: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Names the work of each pipe for PyTorch's profiler.
-
-Role: the named ranges are recorded only in the main process, by the thread that iterates.
-"""
+"""Names the work of each pipe for PyTorch's profiler, in the main process and the thread that iterates."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ _ELSEWHERE = {
 
 
 def _no_attribute(pipe: Any, name: str) -> AttributeError:
-    """Returns the error for a missing attribute. Python adds the most similar name to its message."""
+    """Returns the error for a missing attribute. Python adds the most similar name to the message of this error."""
     instead = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
     return AttributeError(f"{type(pipe).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=pipe)
 
@@ -162,8 +162,8 @@ def _may_replace(before: Any, now: Any) -> bool:
 class functional_datapipe:
     """Class decorator that registers a pipe under a functional form.
 
-    Type checkers report a form that is registered at run time as an unknown attribute. In typed code, call the class,
-    `Doubler(pipe)`, or mark the line: `pipe.doubled() # type: ignore[attr-defined]`.
+    Type checkers do not know forms that are registered at run time, and report an unknown attribute. In typed code,
+    call the class, `Doubler(pipe)`, or mark the line: `pipe.doubled() # type: ignore[attr-defined]`.
 
     A class replaces an earlier class with the same module and qualified name, so that a notebook cell can be rerun.
     Existing pipes keep their class.

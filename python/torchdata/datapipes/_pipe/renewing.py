@@ -89,7 +89,6 @@ class Renewal(Iterator[Iterator[Any]]):
 
 
 def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renewal | None:
-    """Returns the `Renewal` of a new iteration; None if the pipe cannot resume after an exception."""
     record, kind = record_of(datapipe), type(datapipe)
     record.renewal = None
     if not (kind.__module__.startswith(_OURS) and kind._renews and hasattr(kind, "iteration_state")):

@@ -17,7 +17,7 @@ _FINAL = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryEr
 
 
 def retried(call: Callable[[], R], max_retries: int, what: str, count: Callable[[], object] | None = None) -> R:
-    """Repeats a call that may fail temporarily.
+    """Repeats a call that raises an OSError, unless the error is permanent.
 
     Args:
         what: the beginning of the warning, such as "opening 'a.txt'".

@@ -77,8 +77,8 @@ class SampledStream:
         yield stream
 
     def _complain(self, position: int, is_noise: bool) -> None:
-        """Raises an error because the reread items differ. If `is_noise` is True, only warns, because random numbers
-        that are drawn for each item may be the reason."""
+        """Raises an error because the reread items differ, or only warns if numbers that are drawn for each item may be
+        the reason (`is_noise`)."""
         if is_noise:
             warn_outside(
                 f"the first {position} items of {self._name} have other numbers than before the state was saved. If "

@@ -53,8 +53,8 @@ def can_seek(iterable: Any) -> bool:
 
 
 def is_stream(iterable: Any) -> bool:
-    """Returns whether a user's iterable may yield different items each time it is read, and cannot seek. Pipes are
-    excluded, because they have their own states."""
+    """Returns whether a user's iterable cannot seek, and may yield different items each time it is read. Pipes have
+    their own states, so the result for a pipe is False."""
     if isinstance(iterable, Iterator) or is_generator_function(iterable):
         return True
     return not (is_built_in(iterable) or is_pipe(iterable) or can_seek(iterable))

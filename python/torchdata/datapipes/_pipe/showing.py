@@ -13,7 +13,7 @@ from torchdata.datapipes._pipe.graph.graph import Graph as PipeGraph
 def graph_of_pipe(datapipe: Any, *, debug: bool = False) -> DrawnGraph:
     """If `debug` is False, the main pipe of a split replaces its children."""
     whole = PipeGraph(datapipe)
-    pipes = [pipe for pipe in whole if debug or not _is_child(pipe)]
+    pipes = [pipe for pipe in whole if debug or not getattr(type(pipe), "_is_child_datapipe", False)]
     keys = {id(pipe): number for number, pipe in enumerate(pipes)}
     graph, arrows = DrawnGraph(), dict[Arrow, None]()
     graph.add(DrawnGroup("", [Node(short_name(pipe), [*map("=".join, parameters(pipe))][:4]) for pipe in pipes]))
@@ -24,10 +24,6 @@ def graph_of_pipe(datapipe: Any, *, debug: bool = False) -> DrawnGraph:
     graph.arrows = [*arrows]
     graph.mark_ends()
     return graph
-
-
-def _is_child(pipe: Any) -> bool:
-    return bool(getattr(type(pipe), "_is_child_datapipe", False))
 
 
 def html_of_pipe(datapipe: Any) -> str:

@@ -116,8 +116,7 @@ def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
 
 
 def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
-    """Returns a copy of `kinds` with the count of `kind` increased. `kinds` is not modified, because a saved state may
-    contain it."""
+    """Returns a copy of `kinds` with a higher count of `kind`, because a saved state may contain `kinds` itself."""
     return {**kinds, kind: kinds.get(kind, 0) + 1}
 
 

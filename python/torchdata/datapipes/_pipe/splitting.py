@@ -54,8 +54,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
 
 
 def _never_asks(datapipe: Any) -> bool:
-    """Returns whether the pipe's own code never calls `get_worker_info`. Functions that the user has passed to the pipe
-    are not examined."""
+    """Returns whether the pipe's own code, without functions that the user passed, never calls `get_worker_info`."""
     if not hasattr(type(datapipe), "__iter__"):
         return True
     if type(datapipe).__module__.partition(".")[0] != "torchdata":

@@ -1,7 +1,5 @@
-"""Closes the streams in items that a pipe drops, or stores after its iteration.
-
-Role: the functions cost almost nothing for items without streams.
-"""
+"""Closes or replaces the streams in items that a pipe drops or stores. The functions cost almost nothing for items
+without streams."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(Non
 def close_dropped(item: Any) -> None:
     if type(item) in PLAIN_TYPES:
         return
-    # if this module is not loaded, no `StreamWrapper` exists
+    # No `StreamWrapper` exists if the module of streams is not loaded.
     streams = sys.modules.get("torchdata.datapipes.utils._streams")
     if streams is not None:
         streams.StreamWrapper.close_streams(item)

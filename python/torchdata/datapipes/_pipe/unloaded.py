@@ -1,8 +1,8 @@
 """Lets a `sharding_filter` distribute the indices of items, so that each process loads only the items of its share.
 
 Role: if the source is read by index, the pipes before the filter can yield indices instead of items. A pipe can yield
-indices if it does not inspect items, or if only its function of one item does, as with `map`. For each index of its
-share, the `sharding_filter` loads the item and then calls the functions of earlier pipes.
+indices if only the function that it calls for one item, as with `map`, inspects items. For each index of its share, the
+`sharding_filter` loads the item and then calls the functions of earlier pipes.
 
 The indices have the order of the items, so positions, seeds and states are as if the pipes yielded items. Each
 iteration of a filter decides whether the pipes before it yield indices.
@@ -11,15 +11,13 @@ iteration of a filter decides whether the pipes before it yield indices.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata._native import IndexedIterator, TimedCall
 from torchdata.datapipes._pipe.explaining import explain, note_index
 from torchdata.datapipes._pipe.state.hooks import depth_of
 from torchdata.datapipes._pipe.state.record import existing_record, token_of
-from torchdata.datapipes.datapipe import IterDataPipe, begin_iteration
-
-T_co = TypeVar("T_co", covariant=True)
+from torchdata.datapipes.datapipe import IterDataPipe, T_co, begin_iteration
 
 Load = Callable[[Any], Any]
 

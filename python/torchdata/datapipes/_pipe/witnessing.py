@@ -29,10 +29,10 @@ _MOST_SAMPLES = 1 << 13
 #: The samples of the current epoch; None if this process is not one of several workers.
 current: Witness | None = None
 
-#: Values of these types are included in a checksum unchanged.
+#: A checksum contains values of these types unchanged.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
-#: A checksum covers about this many elements of a larger array or tensor.
+#: The approximate number of elements of a large array or tensor that a checksum covers.
 _ELEMENTS = 1 << 10
 
 
@@ -133,7 +133,7 @@ class SampleDigest:
         return self.next, self.checksum
 
     def add(self, item: Any) -> None:
-        """Skips an item whose checksum could differ between processes."""
+        """Adds an item to the checksum, unless the checksum of the item could differ between processes."""
         checksum = before = self.checksum
         with contextlib.suppress(Exception):  # an error here must not affect the reader of the source
             plain = _plain(item)

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchdata.datapipes._pipe.arrow_opening import arrow_source
-from torchdata.datapipes._pipe.arrow_sources import ArrowSource
-from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.arrow_sources import ArrowSource, arrow_source
+from torchdata.datapipes._pipe.checks import check_optional_int
 from torchdata.datapipes.datapipe import MapDataPipe
 
 __all__ = ["ArrowParts"]
@@ -57,8 +56,7 @@ class ArrowParts(MapDataPipe[int]):
     def __init__(
         self, source: Any, filter: Any = None, *, format: str = "parquet", part_rows: int | None = None
     ) -> None:
-        if part_rows is not None:
-            check_int("ArrowParts", "part_rows", part_rows, least=1)
+        check_optional_int("ArrowParts", "part_rows", part_rows, least=1)
         self.source: ArrowSource = arrow_source(source, filter, format, part_rows)
 
     def name(self, index: int) -> str:

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 from torchdata.datapipes._pipe.checks import check_callable, check_map_pipe
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes.datapipe import MapDataPipe
+from torchdata.datapipes.datapipe import MapDataPipe, R, T, T_co
 
 __all__ = ["InMemoryCacheHolder", "Mapper", "default_fn"]
-
-T_co = TypeVar("T_co", covariant=True)
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 def default_fn(data: Any) -> Any:

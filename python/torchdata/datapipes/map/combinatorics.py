@@ -7,24 +7,21 @@ import weakref
 from array import array
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata._native import sample_order
 from torchdata.datapipes._pipe.checks import check_iterable, check_map_pipe, length_of
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.datapipes._pipe.random import PrivateRandomness
 from torchdata.datapipes._pipe.sampled_streams import SampledStream
-from torchdata.datapipes._pipe.seeding import Seeded
+from torchdata.datapipes._pipe.seeding import Seeded, Switched
 from torchdata.datapipes._pipe.seeking import iterate_by_index
-from torchdata.datapipes._pipe.shuffling import Switched
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.record import passed
 from torchdata.datapipes._pipe.unloaded import ReadsByIndex
-from torchdata.datapipes.datapipe import MapDataPipe
+from torchdata.datapipes.datapipe import MapDataPipe, T_co
 
 __all__ = ["IndexSampler", "Shuffler"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 class Shuffler(Switched, ReadsByIndex[T_co]):

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 from torchdata.datapipes._pipe.checks import check_int, check_map_pipe, check_sources, length_of
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes.datapipe import MapDataPipe
+from torchdata.datapipes.datapipe import MapDataPipe, R, T, T_co
 
 __all__ = ["Concater", "UnZipper", "Zipper"]
-
-T_co = TypeVar("T_co", covariant=True)
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @functional_datapipe("concat")
@@ -102,7 +98,7 @@ class UnZipper(MapDataPipe[Any]):
     Args:
         source_datapipe: the pipe of sequences.
         sequence_length: the number of members of each sequence.
-        columns_to_skip: the numbers of columns to leave out; None (the default) for none.
+        columns_to_skip: the numbers of columns to leave out; with None (the default), no column is left out.
 
     Raises:
         ValueError: `sequence_length` is not positive, or a column is out of range.
@@ -140,8 +136,6 @@ class UnZipper(MapDataPipe[Any]):
 
 
 class _Column(SameLength, MapDataPipe[T_co]):
-    """A map pipe that returns one column of a pipe of sequences."""
-
     def __init__(self, main_datapipe: MapDataPipe[Sequence[T_co]], instance_id: int) -> None:
         self.main_datapipe = main_datapipe
         self.instance_id = instance_id

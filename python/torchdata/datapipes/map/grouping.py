@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata.datapipes._pipe.checks import (
     BATCH_SIZE,
@@ -12,11 +12,9 @@ from torchdata.datapipes._pipe.checks import (
     length_of,
 )
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes.datapipe import DataChunk, MapDataPipe
+from torchdata.datapipes.datapipe import DataChunk, MapDataPipe, T
 
 __all__ = ["Batcher"]
-
-T = TypeVar("T")
 
 
 @functional_datapipe("batch")

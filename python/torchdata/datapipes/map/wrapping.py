@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata._reporting import warn_outside
-from torchdata.datapipes._pipe.checks import check_callable, warn_of_length
+from torchdata.datapipes._pipe.checks import check_callable, warn_of_length, wrong_type
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, T_co
 
 __all__ = ["IterToMapConverter", "SequenceWrapper"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 class SequenceWrapper(MapDataPipe[T_co]):
@@ -37,10 +35,8 @@ class SequenceWrapper(MapDataPipe[T_co]):
 
     def __init__(self, sequence: Sequence[T_co] | Mapping[Any, T_co], deepcopy: bool = True) -> None:
         if not hasattr(type(sequence), "__getitem__"):
-            raise TypeError(
-                f"SequenceWrapper: sequence must be read by index, but got {sequence!r} of type "
-                f"{type(sequence).__name__}; make a list of it, or use IterableWrapper"
-            )
+            remedy = "; make a list of it, or use IterableWrapper"
+            raise wrong_type("SequenceWrapper", "sequence", "read by index", sequence, remedy)
         if deepcopy:
             try:
                 sequence = copy.deepcopy(sequence)

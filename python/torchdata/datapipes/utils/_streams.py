@@ -60,7 +60,7 @@ def recipe_of(file_obj: Any) -> Recipe | None:
 
 
 class _Base:
-    """An empty base class. Python can change a class's bases only if the class has another base than `object`."""
+    """An empty base class, because Python cannot change the bases of a class that derives only from `object`."""
 
 
 class StreamWrapper(_Base, metaclass=ABCMeta):
@@ -277,7 +277,6 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
 
 def _move(file_obj: Any, offset: int) -> None:
-    """Moves a stream to an offset. If the stream cannot seek, reads and drops bytes."""
     try:
         file_obj.seek(offset)
     # UnsupportedOperation is a ValueError; some file objects of fsspec raise AttributeError or ValueError itself.

@@ -149,7 +149,7 @@ def _numbers(torch: Any, batch: Any, first: Any) -> Any:
     numbers = np.array(batch)
     if numbers.ndim == 1 and numbers.dtype.kind in "bif":
         return numbers
-    # With this dtype, NumPy raises an error for too large numbers and for values that are not numbers.
+    # With an explicit dtype, NumPy raises an error for too large numbers and for values that are not numbers.
     return np.array(batch, dtype=np.int64)
 
 

@@ -60,7 +60,6 @@ def _decoding(extension: str) -> Iterator[None]:
 
 
 def _pickles_are_allowed(allow_pickle: bool | None) -> bool:
-    """Returns whether neither the argument nor the environment forbids pickles."""
     environment = os.environ.get("TORCHDATA_ALLOW_PICKLE", "1") != "0" and os.environ.get("WDS_SECURE", "0") in (
         "",
         "0",
@@ -247,7 +246,8 @@ class Decoder:
     Args:
         *handler: functions of a key and contents, which return None for unsupported keys.
         key_fn: a function from a path to its key.
-        allow_pickle: the argument `allow_pickle` for `basichandlers`, if it is one of the handlers.
+        allow_pickle: the argument `allow_pickle` that `basichandlers` receives, if `basichandlers` is one of the
+        handlers.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import Decoder, basichandlers

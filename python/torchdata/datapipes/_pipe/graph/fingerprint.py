@@ -29,7 +29,8 @@ _LONGEST = 200
 #: The class and the argument of the batch size, which may change between two epochs.
 _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
-#: Arguments that the loader sets, or that do not affect the items.
+#: These arguments may differ from a loaded state, because the loader sets them, or because they do not affect the
+#: items.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
 
 
@@ -49,7 +50,6 @@ def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
 
 
 def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epochs: bool = False) -> str:
-    """Describes how two fingerprints differ; returns an empty text if they are equal."""
     if saved == found:
         return ""
     for place, (other, mine) in enumerate(zip_longest(saved, found), 1):
@@ -69,8 +69,7 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 
 
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
-    """Returns whether an argument may change between epochs. Settings of adapters, whose names contain a dot, may
-    change."""
+    """Returns whether an argument may change between epochs, as settings of adapters may, whose names contain a dot."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 
@@ -112,8 +111,7 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
             names = signature_of(kind.__init__).parameters  # type: ignore[misc]
         except (TypeError, ValueError):
             names = {}  # type: ignore[assignment]
-        # Arguments that a class lists in `tuning` do not affect the items, and may differ from the values in a loaded
-        # state.
+        # The arguments that a class lists in `tuning` do not affect the items, so they may differ from a loaded state.
         tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
         found = [(name, (name, f"_{name}")) for name in names if name not in tuning]
         _arguments[kind] = found
@@ -153,8 +151,8 @@ def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
 
 
 def _whole(value: Any, words: str) -> str:
-    """Returns the text from which a value's hash is computed: complete for text and bytes, otherwise `words`, which may
-    be shortened."""
+    """Returns the text to hash for a value: a text or bytes in full, and for other values `words`, which may be
+    shortened."""
     return repr(value) if isinstance(value, (str, bytes)) else words
 
 

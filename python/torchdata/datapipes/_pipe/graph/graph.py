@@ -1,7 +1,7 @@
 """Defines `Graph`, an immutable list of the pipes of a graph and their sources.
 
-Role: creating a `Graph` inspects all attributes of each pipe, so code should reuse an existing `Graph`. After pipes
-were modified or iterated, a new `Graph` is necessary, because the sources of a pipe may have changed.
+Role: creating a `Graph` is slow, because all attributes of each pipe are inspected. Code must create a new `Graph`
+after a pipe was modified or iterated, because the sources of the pipe may have changed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,14 @@ class Graph:
 
     __slots__ = ("_places", "_sources", "end", "pipes")
 
-    def __init__(self, end: Any) -> None:
-        self._sources: dict[int, list[Any]] = {}
-        self._take(end)
-
-    def _take(self, end: Any) -> None:
+    def __init__(self, end: Any, known: dict[int, list[Any]] | None = None) -> None:
         self.end = end
+        self._sources: dict[int, list[Any]] = {} if known is None else known
         self.pipes: list[Any] = walk(end, self._sources)
-        self._places: dict[int, int] | None = None
+        self._places = {id(pipe): place for place, pipe in enumerate(self.pipes)}
 
     def __contains__(self, pipe: Any) -> bool:
-        return id(pipe) in self._sources and id(pipe) in self._index()
+        return id(pipe) in self._places
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.pipes)
@@ -39,24 +36,14 @@ class Graph:
     def __repr__(self) -> str:
         return f"<Graph of {', '.join(type(pipe).__name__ for pipe in self.pipes)}>"
 
-    def _index(self) -> dict[int, int]:
-        if self._places is None:
-            self._places = {id(pipe): place for place, pipe in enumerate(self.pipes)}
-        return self._places
-
     def index(self, pipe: Any) -> int:
-        return self._index()[id(pipe)]
+        return self._places[id(pipe)]
 
     def sources(self, pipe: Any) -> list[Any]:
         return self._sources[id(pipe)]
 
     def at(self, pipe: Any) -> Graph:
-        if pipe is self.end:
-            return self
-        part = object.__new__(Graph)
-        part._sources = self._sources
-        part._take(pipe)
-        return part
+        return self if pipe is self.end else Graph(pipe, self._sources)
 
     def below(self, pipes: Iterable[Any]) -> set[int]:
         return {id(pipe) for root in pipes for pipe in walk(root, self._sources) if pipe is not root}

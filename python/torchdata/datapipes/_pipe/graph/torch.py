@@ -111,7 +111,7 @@ def pair_streams_with_torch(ours: Any) -> None:
 
 
 def _pair(theirs: Any, ours: Any) -> None:
-    theirs.register(ours)  # before the entry in `_twins` is made, because ABC refuses cycles
+    theirs.register(ours)  # `_twins` is changed after this call, because ABC refuses cycles
     _twins[theirs], _twins[ours] = ours, theirs
 
 

@@ -63,7 +63,7 @@ def _role(kind: type) -> Role | None:
 
 
 def _is_pipe_class(kind: type) -> bool:
-    """Avoids `issubclass` if possible, because `issubclass` also calls the checks of all subclasses of the pipe
+    """Calls `issubclass` only if necessary, because `issubclass` also calls the checks of all subclasses of the pipe
     bases."""
     for base in _pipes:
         if base in kind.__mro__ or base.__subclasshook__(kind) is True:
@@ -106,7 +106,7 @@ def pipes_in(value: Any) -> list[Any]:
         return [value] if role else []
     if _is_small_data(value):
         return []
-    roles: dict[type, Role | None] = {type(value): role}  # one lookup per type keeps the search cheap
+    roles: dict[type, Role | None] = {type(value): role}
     opened: dict[int, list[Any]] = {}
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
@@ -134,8 +134,8 @@ def pipes_in(value: Any) -> list[Any]:
 
 
 def _is_small_data(container: Any, levels: int = 2) -> bool:
-    """Returns whether a container has few members, all of which are data or small containers of data. This check is
-    faster than a complete search, and suffices for most containers."""
+    """Returns whether a container has few members, all of which are data or small containers of data. Such a container
+    needs no complete search."""
     if levels == 0 or len(container) > OPENING:
         return False
     roles = [(member, role) for member in _members(container) if (role := _role_of(member)) is not None]

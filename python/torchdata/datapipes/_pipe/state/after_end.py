@@ -1,8 +1,4 @@
-"""Begins the next iteration of a pipe without `reset` into which a state from the end of an iteration was loaded.
-
-Role: a pipe without `reset` resumes from the loaded position, so its first iterator may end without an item if the
-state was saved at the end of an iteration.
-"""
+"""Begins the next iteration of a pipe without `reset` into which a state from the end of an iteration was loaded."""
 
 from __future__ import annotations
 
@@ -15,8 +11,8 @@ from torchdata.datapipes._pipe.state.record import passed
 
 
 class AfterEnd(Iterator[Any]):
-    """If the first iterator ends without an item, the pipe and its sources begin a second time. Pipes that prepare
-    their next iteration at the end of an iteration yield items at once."""
+    """If the first iterator ends without an item, because it resumed at the end of an iteration, the pipe and its
+    sources begin a second time."""
 
     __slots__ = ("_begin", "_datapipe", "_iterator", "_sources")
 

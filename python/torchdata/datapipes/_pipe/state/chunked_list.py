@@ -1,5 +1,4 @@
-"""A list from which items at random positions are removed quickly, for the buffer of `Shuffler` after its source has
-ended."""
+"""A list with a fast `pop` at random positions, for the buffer of `Shuffler` after its source has ended."""
 
 from __future__ import annotations
 
@@ -7,13 +6,12 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-#: The number of items in a chunk. `pop` moves at most this many items.
+#: The number of items in a chunk, which is the maximum number of items that `pop` moves.
 CHUNK_SIZE = 16_384
 
 
 class ChunkedList:
-    """A list in which `pop` moves only items of one chunk. Removing a million items in random order by `list.pop` would
-    take minutes."""
+    """A list in which `pop` moves only items of one chunk, whereas `list.pop` may move all later items."""
 
     def __init__(self, items: list[Any]) -> None:
         self._chunks = [items[begin : begin + CHUNK_SIZE] for begin in range(0, len(items), CHUNK_SIZE)]

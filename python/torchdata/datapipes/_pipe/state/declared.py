@@ -126,9 +126,8 @@ class DeclaredState:
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
     def check(self, value: Any) -> None:
-        """Raises TypeError if a loaded value has another type than the initial value, and LookupError if an integer is
-        negative or too large. Loaded values are not checked if the initial value is None, a tuple, or the result of a
-        function."""
+        """Raises TypeError or LookupError if a loaded value has another type than the initial value, or is an invalid
+        number of items. A value is not checked if the initial value is None, a tuple, or the result of a function."""
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
         kind = list if kind in (deque, set) else kind
         if kind in (bool, int, list, dict) and not isinstance(value, kind):

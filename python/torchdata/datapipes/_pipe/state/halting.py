@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 #: A paused thread checks at this interval, in seconds, whether the consumer is waiting for an item.
 _LOOK = 0.02
 
-#: The thread of a new iteration waits for this flag before it reads. Only within `beginning_unread`, the flag is not
-#: set.
+#: A thread of a new iteration waits for this flag before it reads. The flag is unset only within `beginning_unread`.
 _may_begin = Latch()
 _may_begin.set()
 
@@ -50,7 +49,7 @@ class Lead(NamedTuple):
     """How far a thread had read ahead when a state was saved.
 
     Args:
-        passes: the number of this pipe's iterations that the graph's saved iteration had begun.
+        passes: the number of iterations of this pipe that began during the saved iteration of the graph.
         items: the number of items that the thread had read in the pipe's latest iteration.
         is_over: whether the source had ended or failed.
     """
@@ -73,9 +72,8 @@ class Halt:
         # The replaying thread must repeat all requests, including the request that found the end of the source.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_continue = Latch(), Latch()
-        #: None before the iteration begins.
         self._queue: ReadAheadQueue | None = None
-        self._capacity = 0  # the capacity of the queue before `begin`
+        self._capacity = 0
 
     @property
     def is_over(self) -> bool:
@@ -88,11 +86,8 @@ class Halt:
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def stand(self) -> None:
-        """Pauses the calling thread if it has read as many items as `ahead` specifies.
-
-        The thread continues if the consumer waits for an item, as when the replayed items differ from the original
-        items.
-        """
+        """Pauses the calling thread if it has read as many items as `ahead` specifies, until `release` is called, or
+        the consumer waits for an item because the replayed items differ."""
         if self._taken >= self._items:
             self._reached.set()
             while not self._may_continue.wait(_LOOK) and self._queue is not None and not self._queue.is_awaited:
@@ -126,7 +121,7 @@ class Halts:
             halt.wait()
 
     def release(self) -> None:
-        """Lets the threads continue. Called after a replay, even if it has failed."""
+        """Lets the threads continue after a replay, even if the replay has failed."""
         for pipe, halt in self._halts:
             pipe._halt = None
             halt.release()

@@ -25,7 +25,6 @@ class PipeHooks:
     #: on the source's item, so that the pipe needs no state.
     one_to_one: ClassVar[bool] = False
 
-    #: Whether `len` must read items.
     _length_reads_items: ClassVar[bool] = False
 
     #: Whether an iteration of the pipe begins iterations of its sources; False for the children of a split such as
@@ -83,8 +82,8 @@ class PipeHooks:
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the pipe's thread has read ahead after the first `passes` iterations of the pipe; None if
-        there is no thread or no later iteration."""
+        """If the pipe has begun more than `passes` iterations, returns how far its thread has read ahead in the latest
+        iteration. Returns None otherwise, and if there is no thread."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
@@ -97,7 +96,7 @@ _DEFAULTS = PipeHooks()
 
 
 def hooks_of(pipe: Any) -> PipeHooks:
-    """Returns the hooks of a pipe: the defaults for a PyTorch pipe, which does not derive from `PipeHooks`."""
+    """Returns the hooks of a pipe. A PyTorch pipe, which does not derive from `PipeHooks`, has the default hooks."""
     return pipe if isinstance(pipe, PipeHooks) else _DEFAULTS
 
 

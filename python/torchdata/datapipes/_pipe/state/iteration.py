@@ -28,7 +28,7 @@ from torchdata.datapipes._pipe.state.record import Beginning, PassRecord, existi
 
 _tick = count(1).__next__
 
-#: Types of attributes in which pipes of the user count or draw.
+#: Types of attributes that user-defined pipes use as counters and random generators.
 COUNTERS = frozenset({NoneType, bool, int, float, str, bytes, random.Random})
 
 
@@ -79,21 +79,18 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the attributes in which a pipe of the user without a state counts or draws, as plain data, if they have
+    """Returns the counters and random generators of a user-defined pipe without a state, as plain data, if they have
     changed since the pipe was first used. A replay must begin with these values."""
     kind: Any = type(pipe)
     if kind.__module__.startswith("torchdata.") or is_torchs(pipe) or not is_iter_pipe(pipe):
         return {}
     if hasattr(kind, "iteration_state") or hasattr(kind, "state_dict") or is_restorable(pipe):
         return {}
-    now = {name: _as_plain(value) for name, value in vars(pipe).items() if type(value) in COUNTERS}
+    counted = {name: value for name, value in vars(pipe).items() if type(value) in COUNTERS}
+    now = {name: value.getstate() if isinstance(value, random.Random) else value for name, value in counted.items()}
     record = record_of(pipe)
     before = record.attributes = now if record.attributes is None else record.attributes
     return {name: value for name, value in now.items() if name not in before or before[name] != value}
-
-
-def _as_plain(value: Any) -> Any:
-    return value.getstate() if isinstance(value, random.Random) else value
 
 
 def _set_attributes(pipe: Any, state: dict[str, Any]) -> None:
@@ -148,7 +145,6 @@ def _unread_state(datapipe: Any) -> dict[str, Any] | None:
 
 
 def position_of(datapipe: Any) -> dict[str, Any]:
-    """Returns the state of a user-defined pipe, as plain data."""
     unread = _unread_state(datapipe)
     return to_plain(datapipe.state_dict(), name_of(datapipe)) if unread is None else unread
 
@@ -290,7 +286,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     dropped = None if loaded is None else loaded.drop
     record.ended = resumed and finished and dropped is None
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # The states that were loaded into the sources belong to an iteration that is not resumed.
+        # The loaded states of the sources are dropped, because this pipe does not resume the iteration of these states.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, dropped or 0, finished and dropped is not None
@@ -348,7 +344,8 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # None means unknown: in a graph with a cycle, a source may come after this pipe.
+        # The value None means that the result is not known yet, because in a graph with a cycle, a source may come
+        # after this pipe.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]

@@ -46,7 +46,7 @@ class PipeEntry(NamedTuple):
         seconds: the seconds from the beginning of the saved iteration until the state was saved.
         generators: the states that the global random generators receive for the replay. After the replay, the
             generators are set back to the states that they had before.
-        ahead: how far the pipe's thread must read ahead in the replay (see `Lead`).
+        ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
         left: the entry to load if a new iteration begins instead of the resumed iteration.
         given: a 1-tuple with the pipe's seed at the time when the state was loaded, to detect seeds that are set later.
     """

@@ -38,7 +38,7 @@ class Beginning:
     torchs: dict[int, Any] = field(default_factory=dict)
     #: For each pipe of the graph: the pipe, its entry, and the state to load into the pipe or None.
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
-    #: For each pipe with a read-ahead thread, the number of iterations that it had begun, by the pipe's id.
+    #: By the id of each pipe with a read-ahead thread, the number of iterations of the pipe that had begun.
     passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, PipeEntry]]:
@@ -51,7 +51,8 @@ class PassRecord:
 
     #: The hidden pipe that reads this PyTorch pipe, if this pipe ends a graph.
     reader: Any = None
-    #: The value of the counter of begun iterations when the running iteration began; 0 if no iteration is running.
+    #: The number of iterations of all pipes that had begun when the running iteration began; 0 if no iteration is
+    #: running.
     stamp: int = 0
     #: The `PipeEntry` of a loaded state; None once an iteration has resumed from it.
     loaded: PipeEntry | None = None
@@ -72,7 +73,7 @@ class PassRecord:
     given: Any = None
     #: The seed for the iteration after a replay, which the pipe receives when the replay is complete.
     later: Any = None
-    #: Whether resuming requires a replay of this pipe or one of its sources; None if this is not determined yet.
+    #: Whether a resumed run must replay this pipe or one of its sources; None if the answer is not known yet.
     watches: bool | None = None
     #: The state of the graph when the running iteration began, if `watches` is True.
     beginning: Beginning | None = None

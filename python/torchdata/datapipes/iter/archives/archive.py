@@ -1,4 +1,4 @@
-"""Shared code of the readers of archives and compressed files: open archives, safe names, size limits and error
+"""Code that the readers of archives and compressed files share: open archives, safe names, size limits and error
 messages.
 
 Role: an `Archive` owns the stream that it reads. A member refers to its `Archive`, which can reopen the member (see
@@ -105,7 +105,7 @@ def bare(stream: Any) -> Any:
 
 def is_damage(error: Exception) -> bool:
     """Returns whether damaged data, and not the operating system or a bug in code, caused the error."""
-    # errors of damaged gzip and bzip2 files have no `errno`; EINVAL is caused by a wrong offset
+    # Errors of damaged gzip and bzip2 files have no `errno`, whereas a wrong offset causes EINVAL.
     if isinstance(error, OSError):
         return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")
     return isinstance(error, DAMAGE) or type(error).__name__ == "ZstdError"  # several modules define this class
@@ -135,7 +135,7 @@ class CountedStream:
     def __init__(self, file_obj: Any) -> None:
         self._file_obj = file_obj
         self._start = position_of(file_obj) or 0
-        #: Bytes that `look` has read from the stream, but `read` has not returned yet.
+        #: Bytes that `look` has read and `read` has not returned yet.
         self._ahead = b""
         self.count = 0
 
@@ -312,7 +312,7 @@ class ArchiveLoader(LimitedFiles, HoldsStream[tuple[str, StreamWrapper]]):
 
 
 class IndexedArchive(Archive):
-    """An archive with a directory of its members, which is read when the archive is opened."""
+    """An archive with a directory of its members. The directory is read when the archive is opened."""
 
     next = 0
 

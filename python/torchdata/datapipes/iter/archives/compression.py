@@ -12,11 +12,13 @@ import re
 import zipfile
 from collections.abc import Callable, Iterable
 from enum import Enum
+from functools import partial
 from pathlib import PurePath
 from typing import Any
 
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
+from torchdata.datapipes._pipe.checks import on_failure
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
@@ -92,7 +94,7 @@ def _kind_by_suffix(path: str) -> CompressionType | None:
 
 
 class _Recipe:
-    """How to decompress a stream. `source` is a placeholder for the compressed stream, or None."""
+    """Describes how to decompress a stream. `source` is a placeholder for the compressed stream, or None."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 
@@ -121,7 +123,6 @@ class _Recipe:
         return open_zip(file_obj, self.path, _OpenZip)
 
     def with_placeholder(self, source: Any, start: int | None) -> _Recipe | None:
-        """Returns a recipe that reopens `source` at the offset `start`, or None if `source` cannot be reopened."""
         stand_in = detached(source, start)
         if stand_in is source:
             return None
@@ -201,14 +202,11 @@ class _Decompressing(ItemByItem[tuple[str, StreamWrapper]]):
 
     def _result(self, pair: Any) -> tuple[str, StreamWrapper]:
         path, stream = path_and_stream(pair, self)
-        try:
+        with on_failure(partial(close_dropped, stream)):
             refuse_text(self, path, stream)
             recipe = _Recipe(self._kind_of(path), path, type(self).__name__, self.max_ratio)
             start = position_of(stream)
             file_obj = recipe.on(stream)
-        except BaseException:
-            close_dropped(stream)
-            raise
         path = self._path_of(path)
         if recipe.kind in _READERS:  # the readers of these formats provide their own recipe
             return path, StreamWrapper(file_obj, None, path)

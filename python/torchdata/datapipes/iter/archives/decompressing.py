@@ -14,7 +14,6 @@ from torchdata._optional import optional_import
 
 _AT_ONCE = 64 << 10
 
-#: The number of bytes to decompress at a time if the whole stream is read or skipped.
 _PIECE = 1 << 20
 
 
@@ -41,7 +40,6 @@ def lzma_reader(file_obj: Any) -> Any:
 
 
 def zstd_reader(file_obj: Any) -> Any:
-    """Returns a file object that reads the zstd format by Python's own module (from 3.14 on) or its backport."""
     name = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
     return _Streams(file_obj, optional_import(name, extra="zstd", needed_by="reading zstd").ZstdDecompressor)
 
@@ -84,7 +82,6 @@ class _Streams:
         return b""
 
     def _after_stream(self) -> bytes:
-        """Skips the padding after a stream."""
         data: bytes = self._decompressor.unused_data
         while not (data := data.lstrip(self._padding) if self._padding else data):
             data = self._file_obj.read(_AT_ONCE)
@@ -111,5 +108,4 @@ class _Streams:
         return self._position
 
     def close(self) -> None:
-        """Closes this object, but not the compressed file."""
         self._decompressor, self._is_over = None, True

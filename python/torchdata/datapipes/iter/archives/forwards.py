@@ -28,14 +28,12 @@ class Forwards:
         self._piece_start = start
 
     def seekable(self) -> bool:
-        """Returns whether `read` works (possibly slowly) at any earlier offset."""
         return self._rewind is not None
 
     def tell(self) -> int:
         return self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Sets the offset for `read`. Nothing is read before `read` is called."""
         if whence == os.SEEK_END:
             raise tarfile.StreamError("the end of the stream is not known")
         self._position = offset + (self._position if whence == os.SEEK_CUR else 0)

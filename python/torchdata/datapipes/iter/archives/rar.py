@@ -39,8 +39,6 @@ def _rarfile() -> Any:
 
 
 class _RarArchive(IndexedArchive):
-    """A RAR archive, of version 3 or 5."""
-
     _rar: Any = None
 
     @property

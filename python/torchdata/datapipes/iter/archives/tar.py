@@ -92,7 +92,7 @@ class _HeaderBytes:
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
-        #: Bytes that `look` has read from the stream, and `read` has not returned yet.
+        #: Bytes that `look` has read and `read` has not returned yet.
         self._ahead = b""
         self._left = LARGEST_HEADERS
         self._headers = 0
@@ -340,7 +340,6 @@ class _TarArchive(Archive):
         return explained(tarfile.ReadError, f"{what} in TarArchiveLoader", error)
 
     def open_entry(self, key: Any) -> Any:
-        """Opens a member by its name, offset and size, or a sparse file by the offset of its header."""
         tar: Any = self.tar
         if isinstance(key, tuple):
             return io.BufferedReader(_TarMember(self, tar.fileobj, *key))
@@ -397,7 +396,7 @@ class _TarMember(MemberFile):
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Whether seeking back is fast. Code that reads an archive within this member seeks back and forth."""
+        """Whether seeking back is fast. If this member is itself an archive, its reader seeks back and forth."""
         return self._archive.seeks_cheaply
 
     def tell(self) -> int:
@@ -457,8 +456,8 @@ class TarArchiveLoader(ArchiveLoader):
     Streams that cannot seek are read only forward. In a forward-only stream or compressed archive, a member that was
     not read before the next member is requested is copied to memory (up to 64 MiB).
 
-    A resumed run continues with the next member. It does not reread earlier members if the archive is not compressed,
-    and is a file, an object in a store, or a URL of a server that supports ranges.
+    A resumed run continues with the next member. Earlier members are not reread if the archive is not compressed, and
+    is a file, an object in a store, or a URL of a server that supports ranges.
 
     Args:
         datapipe: yields pairs of path and binary stream.

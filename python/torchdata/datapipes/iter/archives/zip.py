@@ -1,7 +1,4 @@
-"""The pipe that reads zip archives: ZipArchiveLoader.
-
-Role: a member is read on demand, so the archive's stream stays open until the last member is closed or dropped.
-"""
+"""The pipe that reads zip archives: ZipArchiveLoader."""
 
 from __future__ import annotations
 

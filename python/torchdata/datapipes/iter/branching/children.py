@@ -3,8 +3,8 @@
 Role: in `fork`, `unzip`, `demux` and `round_robin_demux`, the main pipe reads the source once, and stores the items
 that are buffered for a child.
 
-The children of one main pipe are iterated in *rounds*: one iteration of the source and of each child. If `iter` is
-called on a child a second time, a new round begins, which restarts the source and invalidates other iterators.
+A *round* is one iteration of the source, and one iteration of each child. If `iter` is called on a child a second time,
+a new round begins, which restarts the source and invalidates other iterators.
 """
 
 from __future__ import annotations
@@ -44,10 +44,24 @@ def queues() -> Any:
     return Queues(items=True)
 
 
-class Main(IterDataPipe[Any]):
+class SharedMain(IterDataPipe[Any]):
+    """A main pipe, which reads the source of a split for all children, and has the methods that `Child` calls."""
+
+    item_attributes = frozenset({"_child_tokens"})
+    _child_tokens: list[IterationToken]
+
+    def _begin_round(self, reader: int) -> None:
+        """Begins an iteration for the child `reader`, and invalidates the iterators of all other children."""
+        for instance, token in enumerate(self._child_tokens):
+            if instance != reader:
+                token.invalidate()
+        token_of(self).disarm()
+        start_pass(self)
+
+
+class Main(SharedMain):
     name = "fork"
     drawn_as: ClassVar[str] = "Forker"
-    item_attributes = frozenset({"_child_tokens"})
     _iterator: Iterator[Any] | None = state(saved=False)
     _exhausted: bool = state(False)
     #: Numbers of the children whose iterators have ended or were dropped in the current round.
@@ -71,27 +85,23 @@ class Main(IterDataPipe[Any]):
     def children(self) -> list[Any]:
         return [Child(self, instance) for instance in range(self.num_instances)]
 
-    def join(self, child: Child) -> None:
+    def join(self, instance: int) -> None:
         """Adds a child to the current iteration of the source. If the child was already added, restarts the source."""
-        if not self._joined or child.instance_id in self._joined:
+        if not self._joined or instance in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(
                     "Some child DataPipes are not exhausted when __iter__ is called: the buffer is emptied and every "
                     "child reads from the start again. Exhaust all children, or iterate them together."
                 )
-            for instance, token in enumerate(self._child_tokens):
-                if instance != child.instance_id:
-                    token.invalidate()
-            token_of(self).disarm()
-            start_pass(self)
+            self._begin_round(instance)
             self.abandon()
             self.reset()
             self._joined = set()
-        self._joined.add(child.instance_id)
+        self._joined.add(instance)
 
-    def open(self, child: Child) -> None:
+    def open(self, instance: int) -> None:
         """Called when a child begins to read. Begins the iteration of the source, unless it is already running."""
-        self._joined.add(child.instance_id)
+        self._joined.add(instance)
         if token_of(self).armed:
             start_pass(self)
         if self._iterator is None and not self._exhausted:
@@ -186,33 +196,30 @@ class DealMain(Main):
 
 
 class Child(IterDataPipe[Any]):
-    """One child of a split pipe."""
-
     _is_child_datapipe = True
     iteration_state = ()
     _begins_sources = False  # the main pipe begins the source, once per round
-    #: The name of the pipe in graph drawings.
     drawn_as: ClassVar[str] = "Child"
 
-    def __init__(self, main_datapipe: Main, instance_id: int) -> None:
+    def __init__(self, main_datapipe: Any, instance_id: int) -> None:
         self.main_datapipe = main_datapipe
         self.instance_id = instance_id
         share_token(self, main_datapipe._child_tokens[instance_id])
 
-    def _reads_in_pass(self, source: Main) -> bool:
+    def _reads_in_pass(self, source: Any) -> bool:
         return self.instance_id in source._joined
 
     def reset(self) -> None:
         """Makes the child join the current round, or begin a new round."""
-        self.main_datapipe.join(self)
+        self.main_datapipe.join(self.instance_id)
 
     def __iter__(self) -> Iterator[Any]:
-        self.main_datapipe.open(self)
-        return self.main_datapipe.read(self.instance_id)
+        self.main_datapipe.open(self.instance_id)
+        return self.main_datapipe.read(self.instance_id)  # type: ignore[no-any-return]
 
     def _drop_broken(self) -> None:
         """Lets the child continue with its next item after an exception was skipped."""
         self.main_datapipe._done.discard(self.instance_id)
 
     def __len__(self) -> int:
-        return self.main_datapipe.length(self.instance_id)
+        return self.main_datapipe.length(self.instance_id)  # type: ignore[no-any-return]

@@ -6,15 +6,14 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from itertools import chain, zip_longest
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 from torchdata.datapipes._pipe.checks import check_source, check_sources, check_weights, length_of
-from torchdata.datapipes._pipe.random import draw_seed
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.seeding import Seeded
 from torchdata.datapipes._pipe.state.declared import random_state, state
-from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes._pipe.unfolding import Unfolding
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, R, T, T_co
 
 __all__ = [
     "Concater",
@@ -25,9 +24,6 @@ __all__ = [
     "ZipperLongest",
 ]
 
-T_co = TypeVar("T_co", covariant=True)
-T = TypeVar("T")
-R = TypeVar("R")
 
 _ZIPPED = "All inputs are required to be `IterDataPipe` for `ZipIterDataPipe`."
 
@@ -212,7 +208,7 @@ class MultiplexerLongest(IterDataPipe[Any]):
         return sum(length_of(self, datapipe) for datapipe in self.datapipes)
 
 
-class SampleMultiplexer(IterDataPipe[Any]):
+class SampleMultiplexer(Seeded, IterDataPipe[Any]):
     """Yields items of inputs that are chosen at random by their weights, until all inputs have ended.
 
     After an input has ended, items are chosen from the remaining inputs. To keep the ratio, use inputs without an end,
@@ -239,8 +235,6 @@ class SampleMultiplexer(IterDataPipe[Any]):
 
     _left: list[int] = state(list)
     _rng: random.Random = random_state(lasts=True)
-    _epoch_seed: int | None = state(lasts=True, copied=True)
-    _seed: int | None = state(lasts=True, copied=True)
 
     def __init__(self, pipes_to_weights_dict: dict[Any, float], seed: int | None = None) -> None:
         name = "SampleMultiplexer"
@@ -257,17 +251,13 @@ class SampleMultiplexer(IterDataPipe[Any]):
 
         Returns the pipe itself.
         """
-        if self.seed is None:
-            self._seed = seed
-        return self
+        return super().set_seed(seed) if self.seed is None else self
 
     def reset(self) -> None:
         """Restarts all inputs. Seeds the random generator, unless the constructor received a seed."""
         self._left = list(range(len(self.pipes_and_weights)))
         if self.seed is None:
-            self._epoch_seed = draw_seed(self._epoch_seed, record_of(self).seeded) if self._seed is None else self._seed
-            self._rng.seed(self._epoch_seed)
-            self._seed = None
+            self._rng.seed(self._take_seed())
 
     def __iter__(self) -> Iterator[Any]:
         return self._chosen([iter(pipe) for pipe, _ in self.pipes_and_weights])

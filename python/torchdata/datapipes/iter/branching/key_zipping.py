@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torchdata._reporting import warn_outside
-from torchdata.datapipes._pipe.checks import check_callable, check_int, check_pipe, check_source
+from torchdata.datapipes._pipe.checks import check_callable, check_optional_int, check_pipe, check_source, on_failure
 from torchdata.datapipes._pipe.item_by_item import ItemByItem, SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
@@ -74,9 +74,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
         self.key_fn = key_fn
         self.ref_key_fn = key_fn if ref_key_fn is None else ref_key_fn
         self.keep_key = keep_key
-        self.buffer_size = (
-            None if buffer_size is None else check_int(name, "buffer_size", buffer_size, least=1, words=_BUFFER_SIZE)
-        )
+        self.buffer_size = check_optional_int(name, "buffer_size", buffer_size, least=1, words=_BUFFER_SIZE)
         self.merge_fn = merge_fn
 
     def __iter__(self) -> Iterator[Any]:
@@ -85,7 +83,8 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
 
     def _joined(self, source: Iterator[Any], reference: Iterator[Any]) -> Iterator[Any]:
         key_of, merge, waiting = self.key_fn, self.merge_fn, self._waiting
-        try:
+        # After an abandoned or failed iteration, the state still contains the buffered items, but no open files.
+        with on_failure(lambda: waiting.update({key: with_detached_streams(match) for key, match in waiting.items()})):
             for item in source:
                 key = key_of(item)
                 if key not in waiting:
@@ -93,11 +92,6 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
                 match = waiting.pop(key)
                 result = (item, match) if merge is None else merge(item, match)
                 yield (key, result) if self.keep_key else result
-        except BaseException:
-            # After an abandoned or failed iteration, the state still contains the buffered items, but no open files.
-            for key, match in waiting.items():
-                waiting[key] = with_detached_streams(match)
-            raise
         while waiting:
             close_dropped(waiting.popitem()[1])
 

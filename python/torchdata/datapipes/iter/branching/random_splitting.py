@@ -14,7 +14,7 @@ from itertools import accumulate
 from typing import Any, ClassVar
 
 from torchdata._native import IterationToken
-from torchdata.datapipes._pipe.checks import check_int, check_source, check_weights
+from torchdata.datapipes._pipe.checks import check_int, check_source, check_weights, wrong_type
 from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
 from torchdata.datapipes._pipe.random import draw_seed
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -22,14 +22,15 @@ from torchdata.datapipes._pipe.state.declared import random_state, state
 from torchdata.datapipes._pipe.state.iteration import start_pass
 from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes._pipe.streams import close_dropped
-from torchdata.datapipes.datapipe import IterDataPipe, share_token
+from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.iter.branching.children import Child, SharedMain
 
 __all__ = ["RandomSplitter"]
 
 _SEEDS = (int, float, str, bytes, bytearray)
 
 
-class _SplitMain(IterDataPipe[Any]):
+class _SplitMain(SharedMain):
     """The main pipe of `random_split`, which chooses for each item the child that yields it.
 
     Children are chosen at random by their weights. The weight of a child is the number of items that it has yet to
@@ -37,9 +38,7 @@ class _SplitMain(IterDataPipe[Any]):
     the weights of the other children are scaled to the number of remaining items.
     """
 
-    #: The name in graph drawings.
     drawn_as: ClassVar[str] = "RandomSplitter"
-    item_attributes = frozenset({"_child_tokens"})
     _reader: int | None = state()
     _rng: random.Random = random_state()
     _weights: list[float] = state(list)
@@ -59,24 +58,20 @@ class _SplitMain(IterDataPipe[Any]):
         _check_seed(seed)
         self._seed = draw_seed() if seed is None else seed
 
-    def restart(self, reader: int) -> None:
-        """Begins a new iteration for the child `reader`, and invalidates the iterators of all other children."""
-        for instance, token in enumerate(self._child_tokens):
-            if instance != reader:
-                token.invalidate()
-        token_of(self).disarm()
-        start_pass(self)
+    def join(self, reader: int) -> None:
+        self._begin_round(reader)
         self._reader = reader
         self._rng.seed(self._seed)
         self._weights: list[float] = list(self.norm_weights)
         self._remaining = self.total_length
 
+    def open(self, instance: int) -> None:
+        if self._reader == instance and token_of(self).armed:
+            start_pass(self)
+
     def read(self, instance: int) -> Iterator[Any]:
-        """Returns an iterator over the remaining items of the child `instance`."""
         if self._reader != instance:  # a state was loaded in which this child's iteration had ended
             return iter(())
-        if token_of(self).armed:
-            start_pass(self)
         return self._own_items(iter(self.source_datapipe), instance)
 
     def _own_items(self, source: Iterator[Any], instance: int) -> Iterator[Any]:
@@ -106,7 +101,6 @@ class _SplitMain(IterDataPipe[Any]):
         return chosen
 
     def length(self, instance: int) -> int:
-        """Returns the number of items of one child, if the weights are integers whose sum is `total_length`."""
         if all(weight.is_integer() for weight in self.norm_weights) and sum(self.norm_weights) == self.total_length:
             return int(self.norm_weights[instance])
         raise TypeError(
@@ -116,19 +110,10 @@ class _SplitMain(IterDataPipe[Any]):
         )
 
 
-class _Split(IterDataPipe[Any]):
-    """A child of `random_split`."""
-
-    _is_child_datapipe = True
-    drawn_as: ClassVar[str] = "Child"
-    iteration_state = ()
-    _begins_sources = False  # the main pipe begins the source
-
+class _Split(Child):
     def __init__(self, main_datapipe: _SplitMain, target: Any) -> None:
-        self.main_datapipe = main_datapipe
+        super().__init__(main_datapipe, main_datapipe.keys.index(target))
         self.target = target
-        self.instance_id = main_datapipe.keys.index(target)
-        share_token(self, main_datapipe._child_tokens[self.instance_id])
 
     def override_seed(self, seed: Any) -> _Split:
         """Sets the seed of the split for all children, from the next iteration on. Returns the pipe itself."""
@@ -138,14 +123,8 @@ class _Split(IterDataPipe[Any]):
     def _reads_in_pass(self, source: _SplitMain) -> bool:
         return source._reader == self.instance_id
 
-    def reset(self) -> None:
-        self.main_datapipe.restart(self.instance_id)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.main_datapipe.read(self.instance_id)
-
-    def __len__(self) -> int:
-        return self.main_datapipe.length(self.instance_id)
+    def _drop_broken(self) -> None:
+        """Does nothing, because the main pipe does not record which children have ended."""
 
 
 def _scaled(weights: list[float], total: int) -> list[float]:
@@ -155,10 +134,7 @@ def _scaled(weights: list[float], total: int) -> list[float]:
 
 def _check_seed(seed: Any) -> None:
     if seed is not None and not isinstance(seed, _SEEDS):
-        raise TypeError(
-            f"RandomSplitter: seed must be an integer (or a float, str, bytes or None), but got {seed!r} of type "
-            f"{type(seed).__name__}"
-        )
+        raise wrong_type("RandomSplitter", "seed", "an integer (or a float, str, bytes or None)", seed)
 
 
 @functional_datapipe("random_split")

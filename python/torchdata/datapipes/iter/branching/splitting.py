@@ -1,7 +1,6 @@
 """Pipes that split a pipe: Forker, UnZipper, Demultiplexer, RoundRobinDemultiplexer.
 
-Role: the constructor of each splitting class returns *children*, which are pipes that read one main pipe (see
-`children`).
+Role: the constructors return *children*, which are pipes that read one main pipe (see `children`).
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import copy as copying
 import operator
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from torchdata._reporting import warn_outside
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_source, length_of
@@ -18,12 +17,11 @@ from torchdata.datapipes._pipe.explaining import no_fault_of_an_item
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import close_dropped
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, T
 from torchdata.datapipes.iter.branching.children import DealMain, Main, queues
 
 __all__ = ["Demultiplexer", "Forker", "RoundRobinDemultiplexer", "UnZipper"]
 
-T = TypeVar("T")
 
 _COPIES: dict[str | None, Callable[[Any], Any] | None] = {
     None: None,
@@ -52,7 +50,6 @@ class _ForkMain(Main):
         return self.copy_fn
 
     def read(self, instance: int) -> Iterator[Any]:
-        """Yields the items of one child."""
         own, source, done = self._waiting[instance], self._source(), self._done
         others = [queue for queue in self._waiting if queue is not own]
         deliver, limit = self._deliver(instance), self.buffer_size
@@ -121,8 +118,6 @@ class Forker(IterDataPipe[Any]):
 
 
 class _UnzipMain(_ForkMain):
-    """The main pipe of `unzip`."""
-
     name = "unzip"
     drawn_as = "UnZipper"
 
@@ -143,7 +138,8 @@ class UnZipper(IterDataPipe[Any]):
         sequence_length: number of columns.
         buffer_size: maximum number of items that a child may be ahead of the slowest child, 1,000 by default; -1 for no
             limit.
-        columns_to_skip: numbers of columns without a child; None (the default) for none.
+        columns_to_skip: numbers of the columns that have no child; None (the default) means that every column has a
+            child.
 
     Raises:
         RuntimeError: all columns are skipped.
@@ -175,8 +171,6 @@ class UnZipper(IterDataPipe[Any]):
 
 
 class _DemuxMain(DealMain):
-    """The main pipe of `demux`."""
-
     name = "demux"
     drawn_as = "Demultiplexer"
 
@@ -247,8 +241,6 @@ class Demultiplexer(IterDataPipe[Any]):
 
 
 class _RoundRobinMain(DealMain):
-    """The main pipe of `round_robin_demux`, which gives items to the children in turn."""
-
     name = "round_robin_demux"
     drawn_as = "RoundRobinDemultiplexer"
     _turn: int = state(0)
@@ -259,8 +251,6 @@ class _RoundRobinMain(DealMain):
         return turn
 
     def length(self, instance: int) -> int:
-        """Returns the number of items of one child. If the number of items is not a multiple of the number of children,
-        the first children have one item more."""
         return (length_of(self, self.main_datapipe) + self.num_instances - 1 - instance) // self.num_instances
 
 
@@ -300,7 +290,7 @@ class RoundRobinDemultiplexer(IterDataPipe[Any]):
 
 
 def _check_instances(name: str, num_instances: int) -> None:
-    if check_int(name, "num_instances", num_instances) < 1:
-        # Programs may match the message, so the typo of torchdata 0.9 for `round_robin_demux` is kept.
-        spelled = "num_instaces" if name == "round_robin_demux" else "num_instances"
-        raise ValueError(f"{name}: Expected `{spelled}` larger than 0, but {num_instances} is found")
+    # Programs may match the message, so the typo of torchdata 0.9 for `round_robin_demux` is kept.
+    spelled = "num_instaces" if name == "round_robin_demux" else "num_instances"
+    words = f"Expected `{spelled}` larger than 0, but {num_instances} is found"
+    check_int(name, "num_instances", num_instances, least=1, words=words)

@@ -35,7 +35,6 @@ def dumped(members: Iterable[str]) -> bytes:
 
 
 def read_list(path: str) -> list[str] | None:
-    """Returns the paths in a list file; None if there is no valid list file."""
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > _LONGEST:

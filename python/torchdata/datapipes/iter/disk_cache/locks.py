@@ -20,7 +20,7 @@ from torchdata._reporting import warn_outside
 from torchdata._threads import start
 from torchdata.datapipes.iter.streams.atomic_files import temporary_name
 
-#: If the consumer requests no path for this number of seconds, it counts as paused.
+#: A consumer counts as paused if it requests no path for this number of seconds.
 PAUSE = 1.0
 
 #: The mutex is reentrant, because garbage collection may release the locks of an iterator while this thread holds the
@@ -88,7 +88,7 @@ def acquire(path: str, thread: int | None = None) -> Lock | None:
 
 
 def release_all_of(thread: int | None) -> None:
-    """Releases the locks that `thread` must release before it waits; if `thread` is None, those of all threads."""
+    """Releases the locks that `thread`, or any thread if `thread` is None, must release before it waits."""
     with _mutex:
         for lock in [*_held.values()]:
             if lock.thread is not None and thread in (None, lock.thread):

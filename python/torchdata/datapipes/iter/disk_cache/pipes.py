@@ -11,10 +11,11 @@ import os
 import stat
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.checks import check_callable, check_source
+from torchdata.datapipes._pipe.checks import check_callable, check_source, on_failure
 from torchdata.datapipes._pipe.graph.traversal import sources_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
@@ -300,19 +301,13 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
                         section.begin_round()
                         results = iter(self.source_datapipe)
                     for result in results:
-                        self._store(section, result)
+                        with on_failure(partial(close_dropped, result)):
+                            self._write(section, result)
                         break
                     else:
                         section.end_round()
         finally:
             section.close()
-
-    def _store(self, section: Section, result: Any) -> None:
-        try:
-            self._write(section, result)
-        except BaseException:
-            close_dropped(result)
-            raise
 
     def _write(self, section: Section, result: Any) -> None:
         if not isinstance(result, (tuple, list)) or len(result) != 2:

@@ -1,7 +1,4 @@
-"""Describes an item between `on_disk_cache` and `end_caching`, and the paths that are yielded for it.
-
-Role: `section.Section` has a record for each item that was read, until all its paths are yielded.
-"""
+"""Describes an item between `on_disk_cache` and `end_caching`, until all its paths are yielded."""
 
 from __future__ import annotations
 
@@ -27,7 +24,8 @@ class Record:
         targets: the absolute forms of `paths`; set once a file is missing.
         written: the targets that were written.
         ready: paths of complete files, to be yielded after the paths of all earlier items.
-        members: paths of files that were written for the item, but are not in `paths`, such as members of an archive.
+        members: paths of files that were written for the item and are not in `paths`, for example because the item is
+            an archive with several members.
         locks: the held locks, by path.
     """
 
@@ -58,7 +56,6 @@ class Record:
             create_anew(mark_of(self.paths[0])).close()
 
     def unmark(self) -> None:
-        """Removes the marker, when all files of the item exist and are listed."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(mark_of(self.paths[0]))
 
@@ -77,5 +74,4 @@ class Record:
 
 
 def mark_of(path: str) -> str:
-    """Returns the path of the file that marks the folder `path` as incomplete."""
     return temporary_name(path)

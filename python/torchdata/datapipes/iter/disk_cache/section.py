@@ -19,6 +19,7 @@ from typing import Any
 
 from torchdata._redacting import shown
 from torchdata._reporting import warn_outside
+from torchdata.datapipes._pipe.checks import on_failure
 from torchdata.datapipes.iter.disk_cache import locks
 from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, FolderSearch, dumped
 from torchdata.datapipes.iter.disk_cache.record import Record
@@ -117,7 +118,7 @@ class Section:
     def _settle(self, record: Record) -> str | None:
         """Tries to lock an item's files. Returns the path of a file that another process is creating; None if this
         process creates all missing files."""
-        try:
+        with on_failure(record.release):
             for path in sorted(record.aim()):
                 lock = locks.acquire(path, self._thread)
                 if lock is None:
@@ -133,9 +134,6 @@ class Section:
             # The locks are released if another thread has closed the section since the locks were acquired.
             if record.kind != "missing" or self._closed or len(self._in_pipes) + len(self._missing) > _LOCKED:
                 record.release()
-        except BaseException:
-            record.release()
-            raise
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata.datapipes._pipe.checks import (
     BATCH_SIZE,
@@ -20,11 +20,9 @@ from torchdata.datapipes._pipe.checks import (
 from torchdata.datapipes._pipe.columns import on_columns, replacing_columns
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.unfolding import Unfolding
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, T_co
 
 __all__ = ["BatchAsyncMapper", "BatchMapper"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 def _batches(source: Iterator[Any], size: int) -> Iterator[list[Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache, partial
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
 from torchdata.datapipes._pipe.checks import (
     check_callable,
@@ -13,20 +13,17 @@ from torchdata.datapipes._pipe.checks import (
     check_output_col,
     check_source,
     no_length,
+    wrong_type,
 )
 from torchdata.datapipes._pipe.columns import chosen, on_columns, replacing_columns
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.unfolding import Unfolding
 from torchdata.datapipes._pipe.unloaded import Load, PipeStep, begin_unloaded, can_wait
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, R, T, T_co
 from torchdata.datapipes.utils.collate import collate_columns, default_collate
 
 __all__ = ["Collator", "FlatMapper", "Mapper"]
-
-T_co = TypeVar("T_co", covariant=True)
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @functional_datapipe("map")
@@ -162,10 +159,8 @@ def _say_that_tensors_come() -> None:
 
 def _check_conversion(conversion: Any) -> None:
     if not isinstance(conversion, (dict, list, tuple)):
-        raise TypeError(
-            "Collator: conversion must be a function, a dict from column to function or a list of functions, but got "
-            f"{conversion!r} of type {type(conversion).__name__}"
-        )
+        wanted = "a function, a dict from column to function or a list of functions"
+        raise wrong_type("Collator", "conversion", wanted, conversion)
     for column, function in conversion.items() if isinstance(conversion, dict) else enumerate(conversion):
         check_callable("Collator", f"the conversion of column {column!r}", function)
 

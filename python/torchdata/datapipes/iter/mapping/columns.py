@@ -9,23 +9,23 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import lru_cache
 from itertools import compress
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata._reporting import warn_outside
-from torchdata.datapipes._pipe.checks import check_hashable, check_int, check_source
+from torchdata.datapipes._pipe.checks import check_hashable, check_optional_int, check_source
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import T_co
 
 __all__ = ["Dropper", "Flattener", "Slicer"]
 
-T_co = TypeVar("T_co", covariant=True)
 
 _LENGTHS = 256
 
 
 def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
-    """Returns whether an item lacks one of the columns, with a warning. Negative indices do not count from the end, so
-    a tuple or list lacks them."""
+    """Returns whether an item lacks one of the columns. Tuples and lists lack negative indices, which do not count from
+    the end."""
     for column in columns:
         try:
             item[column]
@@ -140,8 +140,7 @@ class Slicer(ItemByItem[T_co]):
         self.datapipe = check_source("Slicer", datapipe)
         check_hashable("Slicer", "index", index if isinstance(index, list) else [index])
         for argument, value in (("stop", stop), ("step", step)):
-            if value is not None:
-                check_int("Slicer", argument, value)
+            check_optional_int("Slicer", argument, value)
         if step == 0:
             raise ValueError("Slicer: step must not be 0")
         if isinstance(index, list) and (stop or step):

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata.datapipes._pipe.datasets import in_fixed_order
 from torchdata.datapipes._pipe.seeking import iterate_by_index
 from torchdata.datapipes._pipe.state.record import passed
 from torchdata.datapipes._pipe.unloaded import ReadsByIndex
-from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe, T_co
 
 __all__ = ["MapToIterConverter", "to_node"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 class MapToIterConverter(ReadsByIndex[T_co]):

@@ -55,11 +55,6 @@ class EventLoop:
         self._finalizer = weakref.finalize(self, _close, self._runner, self._process)
 
     def run(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:
-        """Calls the function for the items, and returns the results in the order of the items.
-
-        Raises:
-            Exception: the first exception that a call raised. The other calls are canceled.
-        """
         if self._process != os.getpid():
             raise RuntimeError(
                 "this iterator of BatchAsyncMapper belongs to the parent process, where its event loop is; a forked "
@@ -97,5 +92,4 @@ class EventLoop:
             self._runner.get_loop().call_soon_threadsafe(task.cancel)
 
     def close(self) -> None:
-        """Ends asynchronous generators and closes the loop. May be called twice."""
         self._finalizer()

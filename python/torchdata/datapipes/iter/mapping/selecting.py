@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
-from typing import TYPE_CHECKING, Any, TypeVar, overload
+from typing import TYPE_CHECKING, Any, overload
 
 from torchdata._native import FilterIterator
 from torchdata.datapipes._pipe.checks import (
     check_callable,
     check_input_col,
-    check_int,
+    check_optional_int,
     check_source,
     no_length,
     warn_of_length,
@@ -18,14 +18,12 @@ from torchdata.datapipes._pipe.checks import (
 from torchdata.datapipes._pipe.columns import on_columns
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import PLAIN_TYPES, close_dropped
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.datapipe import IterDataPipe, T_co, token_of
 
 if TYPE_CHECKING:
     from numpy import bool_
 
 __all__ = ["Filter", "Header"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 @functional_datapipe("filter")
@@ -82,7 +80,6 @@ _PLAIN: tuple[type, ...] = tuple(PLAIN_TYPES)
 
 
 def _to_bool(keep: Any) -> bool:
-    """Converts the result of a filter function. Only bool and NumPy's bool are valid results."""
     if type(keep).__name__ in ("bool_", "bool") and type(keep).__module__ == "numpy":
         return bool(keep)
     raise ValueError(
@@ -114,7 +111,7 @@ class Header(IterDataPipe[T_co]):
     def __init__(self, source_datapipe: Iterable[T_co], limit: int | None = 10) -> None:
         source_datapipe = check_source("Header", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
-        self.limit = None if limit is None else check_int("Header", "limit", limit, least=0)
+        self.limit = check_optional_int("Header", "limit", limit, least=0)
 
     def __iter__(self) -> Iterator[T_co]:
         source = iter(self.source_datapipe)

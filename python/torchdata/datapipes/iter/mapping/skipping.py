@@ -1,7 +1,6 @@
-"""The pipe that skips items if other pipes raise exceptions for them: OnError.
+"""The pipe that skips items for which other pipes raise exceptions: OnError.
 
-Role: the pipe yields its source's items unchanged. The module `_pipe/skipping.py` implements the skipping of
-exceptions.
+Role: the pipe yields the items of its source. The module `_pipe/skipping.py` skips exceptions of the pipes before it.
 """
 
 from __future__ import annotations
@@ -9,16 +8,14 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from torchdata.datapipes._pipe import skipping
 from torchdata.datapipes._pipe.checks import check_source
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, T_co
 
 __all__ = ["OnError"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 @functional_datapipe("on_error")

@@ -6,7 +6,7 @@ import copy
 import inspect
 import multiprocessing
 from collections.abc import Callable, Iterable, Iterator, Sized
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata._reporting import warn_outside
 from torchdata._stateful import StatefulStream, StreamState, copied, is_stateful
@@ -35,18 +35,16 @@ from torchdata.datapipes._pipe.seeking import (
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes._pipe.unloaded import Load, PipeStep
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.datapipe import IterDataPipe, T_co, token_of
 
 __all__ = ["IterableWrapper", "LengthSetter"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 _IMMUTABLE = frozenset({bool, int, float, complex, str, bytes, type(None)})
 
 
 def _private_copy(iterable: Any) -> Any:
-    """Copies an iterable. Members of immutable types are not copied."""
+    """Copies an iterable, but not its members if they are immutable."""
     kind = type(iterable)
     if kind in (range, str, bytes):
         return iterable

@@ -6,18 +6,26 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heappop, heappush
 from numbers import Real
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata._plain_pickles import register
-from torchdata.datapipes._pipe.checks import BATCH_SIZE, POSITIVE, check_callable, check_int, check_size, check_source
+from torchdata.datapipes._pipe.checks import (
+    BATCH_SIZE,
+    POSITIVE,
+    check_callable,
+    check_int,
+    check_size,
+    check_source,
+    on_failure,
+    wrong_type,
+)
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import close_dropped, with_detached_streams
-from torchdata.datapipes.datapipe import DataChunk, IterDataPipe
+from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, T
 
 __all__ = ["BucketBatcher", "MaxTokenBucketizer"]
 
-T = TypeVar("T")
 
 _MIN_LEN = "``min_len`` should be larger than 0 and equal to or smaller than ``max_len``."
 
@@ -174,9 +182,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
             ("max_len", longest),
         ):
             if not isinstance(value, Real):
-                raise TypeError(
-                    f"{name}: {argument} must be a number, but got {value!r} of type {type(value).__name__}"
-                )
+                raise wrong_type(name, argument, "a number", value)
         if min_len < 0:
             raise ValueError(f"{name}: min_len must be at least 0, but got {min_len}. {_MIN_LEN}")
         if not min_len <= longest:
@@ -201,7 +207,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
     def _batches(self, source: Iterator[Any]) -> Iterator[DataChunk[Any]]:
         heap, size, length_of_item = self._heap, self.buffer_size, self.len_fn
         shortest, longest = self.min_len, self.max_len
-        try:
+        with on_failure(lambda: self._park(heap)):
             for item in source:
                 length = length_of_item(item)
                 if not shortest <= length <= longest:
@@ -216,17 +222,13 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
             if self._batch:
                 rest, self._batch = self._batch, []
                 yield DataChunk(rest)
-        except BaseException:
-            # After an abandoned or failed iteration, the state still contains the buffered items, but their files are
-            # closed.
-            if self._heap is heap:
-                self._park()
-            raise
 
-    def _park(self) -> None:
-        for measured in self._heap:
-            measured.item = with_detached_streams(measured.item)
-        self._batch = list(map(with_detached_streams, self._batch))
+    def _park(self, heap: list[_Measured]) -> None:
+        """Closes the files of buffered items, which the state still contains, unless a newer iteration has begun."""
+        if self._heap is heap:
+            for measured in heap:
+                measured.item = with_detached_streams(measured.item)
+            self._batch = list(map(with_detached_streams, self._batch))
 
     def _move_shortest(self) -> DataChunk[Any] | None:
         """Moves the shortest item of the buffer into the batch. If the batch is full, the item begins a new batch, and

@@ -6,18 +6,17 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any
 
-from torchdata.datapipes._pipe.checks import check_source
+from torchdata.datapipes._pipe.checks import check_source, wrong_type
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.datapipe import IterDataPipe, T_co, token_of
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 
 __all__ = ["InMemoryCacheHolder"]
 
-T_co = TypeVar("T_co", covariant=True)
 
 _MEGABYTE = 1024 * 1024
 
@@ -68,9 +67,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
         self.source_dp = check_source(name, source_dp, "source_dp")
         if size is not None:
             if isinstance(size, bool) or not isinstance(size, (int, float)):
-                raise TypeError(
-                    f"{name}: size must be a number of megabytes, but got {size!r} of type {type(size).__name__}"
-                )
+                raise wrong_type(name, "size", "a number of megabytes", size)
             if not size >= 0:
                 raise ValueError(f"{name}: size must be a number of megabytes, but got {size!r}")
         self.size = None if size is None else size * _MEGABYTE

@@ -5,22 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from itertools import islice
-from typing import Any, Literal, TypeVar, overload
+from typing import Any, Literal, overload
 
 from torchdata.datapipes._pipe.checks import check_callable, check_size, check_source, length_of
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes._pipe.seeding import Shuffling
 from torchdata.datapipes._pipe.seeking import iterate_from
-from torchdata.datapipes._pipe.shuffling import Shuffling
 from torchdata.datapipes._pipe.state.chunked_list import CHUNK_SIZE, ChunkedList
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.unloaded import Load, begin_unloaded, can_wait
-from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, token_of
+from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, T, T_co, token_of
 
 __all__ = ["InBatchShuffler", "Sampler", "SequentialSampler", "Shuffler"]
-
-T_co = TypeVar("T_co", covariant=True)
-T = TypeVar("T")
 
 
 @functional_datapipe("shuffle")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from functools import partial
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata.datapipes._pipe.checks import (
     check_callable,
@@ -15,18 +15,17 @@ from torchdata.datapipes._pipe.checks import (
     check_size,
     check_source,
     no_length,
+    on_failure,
 )
 from torchdata.datapipes._pipe.columns import chosen, on_columns
 from torchdata.datapipes._pipe.parts import Parts
 from torchdata.datapipes._pipe.registry import functional_datapipe
-from torchdata.datapipes._pipe.shuffling import Shuffling
+from torchdata.datapipes._pipe.seeding import Shuffling
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import with_detached_streams
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, T_co
 
 __all__ = ["ShuffledFlatMapper"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 @functional_datapipe("shuffled_flatmap")
@@ -95,7 +94,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
 
     def _in_turn(self, source: Iterator[Any], function: Callable[[Any], Any]) -> Iterator[Iterator[Any]]:
         buffer = self._buffer
-        with self._parking(buffer):
+        with on_failure(partial(self._park, buffer)):
             for parts in buffer:
                 yield parts.left
             for item in source:
@@ -107,7 +106,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         buffer, waiting, size, below = self._buffer, self._waiting, self.buffer_size, self._below
         if self._next is None:
             self._next = below(size)
-        with self._parking(buffer):
+        with on_failure(partial(self._park, buffer)):
             for item in chain(waiting.copy(), source):
                 waiting[:] = (item,)
                 while len(buffer) == size:
@@ -137,18 +136,12 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
         else:
             self._buffer.clear()
 
-    @contextmanager
-    def _parking(self, buffer: list[Parts]) -> Iterator[None]:
-        """Within this context, files and generators in the buffered results are closed if the iteration is abandoned or
-        fails."""
-        try:
-            yield
-        except BaseException:
-            if self._buffer is buffer:  # a newer iteration has another buffer
-                for parts in buffer:
-                    parts.detach()
-                self._waiting[:] = map(with_detached_streams, self._waiting)
-            raise
+    def _park(self, buffer: list[Parts]) -> None:
+        """Closes the files and generators of buffered results, unless a newer iteration has begun."""
+        if self._buffer is buffer:
+            for parts in buffer:
+                parts.detach()
+            self._waiting[:] = map(with_detached_streams, self._waiting)
 
     def _below(self, limit: int) -> int:
         """Draws a random integer below `limit`, like `random.Random.randint`, but with fewer function calls."""

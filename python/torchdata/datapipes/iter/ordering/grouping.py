@@ -6,19 +6,16 @@ import gc
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import chain, islice, repeat, zip_longest
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 from torchdata.datapipes._pipe.checks import BATCH_SIZE, check_callable, check_int, check_size, check_source, length_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.unfolding import Unfolding
-from torchdata.datapipes.datapipe import DataChunk, IterDataPipe
+from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, R, T, T_co
 
 __all__ = ["Batcher", "Grouper", "UnBatcher"]
 
-T_co = TypeVar("T_co", covariant=True)
-T = TypeVar("T")
-R = TypeVar("R")
 
 #: Up to this batch size, `zip_longest` collects the batches, although it allocates a full tuple even for fewer items.
 _ZIPPED = 1024
@@ -133,9 +130,8 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
     def __init__(self, datapipe: Iterable[Any], unbatch_level: int = 1) -> None:
         datapipe = check_source("UnBatcher", datapipe)
         self.datapipe = datapipe
-        self.unbatch_level = check_int("UnBatcher", "unbatch_level", unbatch_level)
-        if self.unbatch_level < -1:
-            raise ValueError(f"UnBatcher: unbatch_level must be -1 or >= 0, but got {unbatch_level}")
+        words = "unbatch_level must be -1 or >= 0"
+        self.unbatch_level = check_int("UnBatcher", "unbatch_level", unbatch_level, least=-1, words=words)
 
     def __iter__(self) -> Iterator[Any]:
         members = self._members if self.unbatch_level == 1 else partial(self._members, level=self.unbatch_level)

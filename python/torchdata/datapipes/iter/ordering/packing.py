@@ -231,7 +231,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
         if len(rows) <= (self.buffer_size if any_row else 1):
             return None
         rooms = [row[0] for row in rows[:-1]]
-        fullest = rooms.index(min(rooms))  # the oldest row among the fullest rows
+        fullest = rooms.index(min(rooms))
         room, pieces = rows.pop(fullest)
         return room, pieces
 

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain, repeat
-from typing import Any, TypeVar
+from typing import Any
 
-from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
+from torchdata.datapipes._pipe.checks import check_int, check_optional_int, check_source, length_of
 from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.datapipe import IterDataPipe, T_co, token_of
 
 __all__ = ["Cycler", "Enumerator", "Repeater"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 @functional_datapipe("cycle")
@@ -42,9 +40,8 @@ class Cycler(IterDataPipe[T_co]):
     def __init__(self, source_datapipe: Iterable[T_co], count: int | None = None) -> None:
         source_datapipe = check_source("Cycler", source_datapipe, "source_datapipe")
         self.source_datapipe = source_datapipe
-        self.count = None if count is None else check_int("Cycler", "count", count)
-        if self.count is not None and self.count < 0:
-            raise ValueError(f"Cycler: Expected non-negative count, got {count}")
+        words = f"Expected non-negative count, got {count}"
+        self.count = check_optional_int("Cycler", "count", count, least=0, words=words)
 
     def __iter__(self) -> Iterator[T_co]:
         if self.count is not None and self._pass >= self.count:
@@ -88,7 +85,6 @@ class Repeater(IterDataPipe[T_co]):
         [0, 0, 1, 1]
     """
 
-    #: The item that is being repeated.
     _item: Any = state(items=True)
     _left: int = state(0)  # the number of remaining repetitions after a resume
 

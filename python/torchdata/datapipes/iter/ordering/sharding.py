@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 from itertools import chain, islice
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torchdata.datapipes._pipe import witnessing
 from torchdata.datapipes._pipe.checks import check_int, check_source, length_of
@@ -21,11 +21,9 @@ from torchdata.datapipes._pipe.splitting import begin_whole, read_whole
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.layout import PipeEntry, check_generators
 from torchdata.datapipes._pipe.unloaded import Load, begin_sharing, begin_unloaded, can_share, can_wait
-from torchdata.datapipes.datapipe import IterDataPipe, token_of
+from torchdata.datapipes.datapipe import IterDataPipe, T_co, token_of
 
 __all__ = ["SHARDING_PRIORITIES", "ShardingFilter", "ShardingRoundRobinDispatcher"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 class SHARDING_PRIORITIES(IntEnum):
@@ -74,7 +72,6 @@ class ShardingFilter(IterDataPipe[T_co]):
         [1, 3]
     """
 
-    #: The attributes that the adapter `ShardingPolicy` sets.
     set_by_adapters: ClassVar[dict[str, str]] = {
         "ShardingPolicy.block": "_block",
         "ShardingPolicy.enable": "_sharding_enabled",
@@ -232,11 +229,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return self._running.share_of(source, self._taken, watch, lambda: token.finished)
 
     def __len__(self) -> int:
-        items = length_of(self, self.source_datapipe)
-        share = self._shard()
-        shards, shard, block = share.shards, share.shard, share.block
-        rounds, rest = divmod(items, shards * block)
-        return rounds * block + min(max(rest - shard * block, 0), block)
+        return self._shard().own_before(length_of(self, self.source_datapipe))
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the number of items of the source that were read, up to the last yielded item."""

@@ -6,7 +6,6 @@ fetches data when it is read.
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -18,7 +17,7 @@ from torchdata.datapipes._pipe.checks import check_int, check_name, explaining
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.stores.listing import ListsRoots
-from torchdata.datapipes.iter.stores.remote_file import LoadsObjects, RemoteFile, buffered
+from torchdata.datapipes.iter.stores.remote_file import LoadsObjects, ObjectRecipe, RemoteFile
 from torchdata.datapipes.iter.streams.pairs import source_pipe
 
 __all__ = ["AISFileLister", "AISFileLoader"]
@@ -147,29 +146,19 @@ class AISFileLister(_OfCluster, GivenLength, ListsRoots):
                 yield entry.name, f"{provider}://{bucket_name}/{entry.name}"
 
 
-@dataclass(frozen=True)
-class _AISRecipe:
-    """How to open an object. `version` contains the version and the size in bytes that the object had when it was first
-    opened."""
-
-    url: str
+@dataclass(frozen=True, repr=False)
+class _AISRecipe(ObjectRecipe):
     cluster: _Cluster
-    version: tuple[str, int] | None = None
 
-    def open(self) -> io.BufferedReader:
-        """Returns a file. Sends a request only if `version` is None."""
-        return buffered(_AISObject(self))
+    def file(self) -> _AISObject:
+        return _AISObject(self)
 
     def get(self, start: int) -> Any:
-        """Returns a response whose body has not been read."""
         bucket, name = self.cluster.bucket(self.url)
         options = {"byte_range": f"bytes={start}-"} if start else {}
         where = f" from the cluster at {redacted(self.cluster.endpoint)}"
         with explaining(self.cluster.pipe, "cannot read", self.url, where):
             return bucket.object(name).get_reader(**options).raw()
-
-    def __repr__(self) -> str:
-        return f"_AISRecipe({shown(self.url)})"
 
 
 class _AISObject(RemoteFile[_AISRecipe]):

@@ -9,11 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from torchdata._optional import optional_import, require
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.checks import check_int, on_failure
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.retrying import retried
 from torchdata.datapipes._pipe.state.record import token_of
@@ -76,7 +77,6 @@ class FSSpecFileLister(ListsFolders):
 
 
 def _naming(root: str, path: str) -> Callable[[str], str]:
-    """Returns a function that converts a listed name to a URL with the protocol and links of `root`."""
     links = root.split("::")
     # fsspec lists the first URL of a chain that has a path, which caching protocols such as `simplecache` lack.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
@@ -127,12 +127,9 @@ class _FSSpecRecipe:
             return fs.open(path, self.mode, **self.for_open)
 
         file = retried(opened, self.max_retries, f"{self.pipe}: opening {shown(self.url)}", self.count)
-        try:
-            if self.mode[0] == "r":
+        if self.mode[0] == "r":
+            with on_failure(file.close):
                 self._check_version(getattr(file, "details", None))
-        except BaseException:
-            file.close()
-            raise
         # The file refers to its file system, because file systems of archives close when nothing refers to them.
         with suppress(AttributeError):
             file.opened_by = fs
@@ -165,8 +162,8 @@ class FSSpecFileOpener(OpensFiles):
         source_datapipe: yields URLs or local paths.
         mode: the mode of `open`, "r" by default.
         kwargs_for_open: options of the file system's `open`, such as `{"encoding": "utf-8", "compression": "infer"}`.
-        max_retries: maximum number of times that opening a file is repeated, after a warning and a pause, if it raises
-            a temporary OSError, such as a broken connection. Reading is not repeated.
+        max_retries: maximum number of times that a file is opened again after a temporary OSError, such as a broken
+            connection. A warning and a pause precede each attempt. Reading is not repeated.
         kwargs: options of the file system, such as host and user.
 
     Raises:
@@ -255,11 +252,8 @@ class FSSpecSaver(SavesItems):
 
     def _write(self, fs: Any, path: str, data: Any) -> None:
         file = fs.open(path, self.mode, **self.kwargs_for_open)
-        try:
+        with on_failure(partial(_give_up, file)):
             file.write(data)
-        except BaseException:
-            _give_up(file)
-            raise
         file.close()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from torchdata._optional import optional_import
 from torchdata._redacting import shown
 from torchdata._stateful import give
-from torchdata.datapipes._pipe.checks import explaining
+from torchdata.datapipes._pipe.checks import explaining, wrong_type
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, token_of
 
@@ -45,17 +45,13 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         >>> stars = rows.map(lambda row: row["star"])
     """
 
-    #: The dataset that the running iteration reads.
     _data: Any = state(saved=False)
     _loaded: dict[str, Any] | None = state()  # the position at which the next iteration resumes
 
     def __init__(self, dataset: str, **config_kwargs: Any) -> None:
         self._import()
         if not isinstance(dataset, (str, os.PathLike)):
-            raise TypeError(
-                f"HuggingFaceHubReader: dataset must be the name of a data set, but got {dataset!r} of type "
-                f"{type(dataset).__name__}"
-            )
+            raise wrong_type("HuggingFaceHubReader", "dataset", "the name of a data set", dataset)
         self.dataset = os.fspath(dataset)
         self.config_kwargs = config_kwargs
 
@@ -109,7 +105,6 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
 
 
 def _is_streamed(data: Any) -> bool:
-    """Returns whether the rows are streamed, not read by index from downloaded files."""
     return hasattr(data, "load_state_dict")
 
 

@@ -22,14 +22,7 @@ from torchdata.datapipes.iter.streams.saves import SavesItems
 __all__ = ["IoPathFileLister", "IoPathFileOpener", "IoPathSaver"]
 
 
-def _path_manager(pipe: str, given: Any) -> Any:
-    """Returns `given`, or if it is None, a new path manager for local paths, HTTP, OneDrive and, if boto3 is installed,
-    S3."""
-    file_io = optional_import("iopath.common.file_io", extra="iopath", needed_by=pipe)
-    if given is not None:
-        if not isinstance(given, file_io.PathManager):
-            raise TypeError(f"{pipe}: pathmgr must be an iopath.PathManager, but got {given!r}")
-        return given
+def _new_path_manager(file_io: Any) -> Any:
     manager = file_io.PathManager()
     manager.register_handler(file_io.HTTPURLHandler(), allow_override=True)
     manager.register_handler(file_io.OneDrivePathHandler(), allow_override=True)
@@ -49,7 +42,11 @@ class _HasPathManager:
     pathmgr: Any
 
     def _set_path_manager(self, pathmgr: Any, handler: Any) -> None:
-        self.pathmgr = _path_manager(type(self).__name__, pathmgr)
+        name = type(self).__name__
+        file_io = optional_import("iopath.common.file_io", extra="iopath", needed_by=name)
+        if pathmgr is not None and not isinstance(pathmgr, file_io.PathManager):
+            raise TypeError(f"{name}: pathmgr must be an iopath.PathManager, but got {pathmgr!r}")
+        self.pathmgr = _new_path_manager(file_io) if pathmgr is None else pathmgr
         if handler is not None:
             self.register_handler(handler, allow_override=True)
 
@@ -71,7 +68,7 @@ class IoPathFileLister(_HasPathManager, ListsFolders):
     """Yields the paths of the files and directories in one or several directories, by iopath.
 
     The paths are in the order in which the handler lists them; local files are sorted by name. If a root is a file, its
-    path is yielded. It depends on the handler of iopath whether its paths can be listed.
+    path is yielded. Some handlers of iopath do not support listing.
 
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them: local paths or URLs.

@@ -35,17 +35,14 @@ class ListsRoots(IterDataPipe[str]):
     _root: str | None = state()
     _last: Any = state()
 
-    def _source(self) -> Any:
-        return sources_of(self)[0]
-
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
         """Yields pairs of position and name for the entries of a root after the position `after`."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # Begins the source before the first item is requested, because a state in between would belong to the last
-        # epoch.
-        return self._names_of_all(iter(self._source()))
+        # The source begins before the first item is requested, because a state that is saved before would belong to the
+        # last epoch.
+        return self._names_of_all(iter(sources_of(self)[0]))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:
         if self._root is not None:

@@ -11,7 +11,8 @@ import io
 import os
 import weakref
 from collections.abc import Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
@@ -19,21 +20,30 @@ from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.iter.streams.pairs import source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper
 
-#: Size in bytes of the buffer of a file, which makes small reads and reading lines cheap.
+#: Size in bytes of the buffer of a file, from which small reads and lines are read.
 _SMALL_READS = 64 << 10
 
 
-class ObjectRecipe(Protocol):
-    """How to open an object. `version` contains the object's tag and its size in bytes; None before the object was
-    first opened."""
+@dataclass(frozen=True, repr=False)
+class ObjectRecipe:
+    """Describes how to open an object of a store.
 
-    @property
-    def url(self) -> str: ...
+    Args:
+        version: the tag and the size in bytes that the object had when it was first opened; None before it was opened.
+    """
 
-    @property
-    def version(self) -> tuple[Any, int] | None: ...
+    url: str
+    version: tuple[Any, int] | None = field(default=None, kw_only=True)
 
-    def open(self) -> io.BufferedReader: ...
+    def file(self) -> RemoteFile[Any]:
+        raise NotImplementedError
+
+    def open(self) -> io.BufferedReader:
+        """Opens the object. Sends a request only if `version` is None."""
+        return io.BufferedReader(self.file(), _SMALL_READS)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({shown(self.url)})"
 
 
 R = TypeVar("R", bound=ObjectRecipe)
@@ -99,10 +109,6 @@ class RemoteFile(io.RawIOBase, Generic[R]):
     def _check_open(self) -> None:
         if self.closed:
             raise ValueError(f"I/O operation on the closed file {shown(self.name)}")
-
-
-def buffered(file: RemoteFile[Any]) -> io.BufferedReader:
-    return io.BufferedReader(file, _SMALL_READS)
 
 
 class LoadsObjects(ItemByItem[tuple[str, StreamWrapper]]):

@@ -12,7 +12,7 @@ from typing import Any
 
 from torchdata._optional import require
 from torchdata._redacting import shown
-from torchdata.datapipes._pipe.checks import check_int, check_name
+from torchdata.datapipes._pipe.checks import check_int, check_name, check_optional_int
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes.iter.stores.listing import ListsRoots, check_options
@@ -212,9 +212,8 @@ class S3FileLoader(LoadsObjects):
         max_retries: int = DEFAULT_RETRIES,
     ) -> None:
         super().__init__(source_datapipe)
-        if buffer_size is not None:
-            buffer_size = check_int(type(self).__name__, "buffer_size", buffer_size, least=1)
-        self.buffer_size = DEFAULT_BUFFER_SIZE if buffer_size is None else buffer_size
+        given = check_optional_int(type(self).__name__, "buffer_size", buffer_size, least=1)
+        self.buffer_size = DEFAULT_BUFFER_SIZE if given is None else given
         self.multi_part_download = multi_part_download is None or bool(multi_part_download)
         self._settings = _settings(self, request_timeout_ms, region, endpoint_url, config, max_retries)
 

@@ -84,7 +84,6 @@ class S3Settings:
         return DEFAULT_TIMEOUT_MS if self.request_timeout_ms == -1 else self.request_timeout_ms
 
     def endpoint(self, url: str) -> str:
-        """Returns the address of the server for `url`; an empty str for the provider's own server."""
         given = [value for key, value in self.config.items() if key.lower() in _ENDPOINT_KEYS]
         variables = _ENDPOINT_VARIABLES if url.startswith("s3:") else ()
         return next(filter(None, [self.endpoint_url, *given, *map(os.environ.get, variables)]), "")
@@ -201,8 +200,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _own_copy() -> Any:
-    """Loads a second copy of the extension. The extension is copied to an anonymous file, with the process id in its
-    path, because the dynamic loader does not load a file, or a path, twice."""
+    """Loads a second copy of the extension. The dynamic loader does not load the same file or the same path twice, so
+    the extension is copied to an anonymous file whose path contains the process id."""
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
 
@@ -233,7 +232,6 @@ def _own_copy() -> Any:
 
 
 def split_url(pipe: str, url: Any, *, needs_key: bool) -> tuple[str, str]:
-    """Splits a URL into bucket and key. Raises S3Error if obstore does not support the key."""
     if not isinstance(url, str):
         raise TypeError(f"{pipe} expects URLs such as 's3://bucket/key', but got {shown(url)}")
     scheme, _, rest = url.partition("://")

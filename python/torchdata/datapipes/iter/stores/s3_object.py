@@ -1,18 +1,13 @@
-"""An S3 object as a file, which is read in pieces by range requests.
-
-Role: between requests, a file keeps no connection open, except for the unread response to its first request (see
-`remote_file.py`).
-"""
+"""An S3 object as a file, which is read in pieces by range requests."""
 
 from __future__ import annotations
 
-import io
 import os
 from dataclasses import dataclass, replace
 from typing import Any
 
 from torchdata._redacting import shown
-from torchdata.datapipes.iter.stores.remote_file import RemoteFile, buffered
+from torchdata.datapipes.iter.stores.remote_file import ObjectRecipe, RemoteFile
 from torchdata.datapipes.iter.stores.s3_client import (
     S3Error,
     S3Settings,
@@ -22,38 +17,34 @@ from torchdata.datapipes.iter.stores.s3_client import (
 )
 
 DEFAULT_BUFFER_SIZE = 16 << 20
-#: The number of bytes per request if several requests fetch a piece, and the maximum number for the first request.
+#: Size in bytes of each request if several requests fetch a piece. The first request for an object fetches at most this
+#: many bytes.
 PART_SIZE = 4 << 20
-#: The number of bytes that the first request after a seek asks for. Each further request for consecutive bytes asks for
-#: twice as many bytes as the request before it.
+#: The number of bytes that are requested first after a seek. Each further request for consecutive bytes requests twice
+#: as many bytes as the previous request.
 AFTER_SEEK = 256 << 10
 MOST_PARALLEL = 8
 
 _NOTHING = memoryview(b"")
 
 
-@dataclass(frozen=True)
-class S3Recipe:
-    """Describes how to open an object of a store.
+@dataclass(frozen=True, repr=False)
+class S3Recipe(ObjectRecipe):
+    """Describes how to open an object. Its version contains the ETag.
 
     Args:
         buffer_size: the maximum number of bytes per piece.
         parallel: whether a piece of more than `PART_SIZE` bytes is fetched by several concurrent requests.
-        version: the ETag and the size in bytes that the object had when it was first opened; None before it was opened.
     """
 
-    url: str
     settings: S3Settings
     buffer_size: int
     parallel: bool
-    version: tuple[str | None, int] | None = None
 
-    def open(self) -> io.BufferedReader:
-        """Returns a file. Sends a request only if `version` is None."""
-        return buffered(S3Object(self))
+    def file(self) -> S3Object:
+        return S3Object(self)
 
     def get(self, start: int, size: int) -> Any:
-        """Returns obstore's response, or None if the object is empty."""
         bucket, key = split_url(self.settings.pipe, self.url, needs_key=True)
         obstore, store = self.settings.connect(bucket, self.url)
         with explaining_s3(self.settings, "read", self.url):
@@ -69,13 +60,9 @@ class S3Recipe:
                 return None
 
     def fetch(self, start: int, size: int) -> Any:
-        """Returns a range of bytes, as an object that supports the buffer protocol."""
         answer = self.get(start, size)
         with explaining_s3(self.settings, "read", self.url):
             return answer.bytes() if answer is not None else b""
-
-    def __repr__(self) -> str:
-        return f"S3Recipe({shown(self.url)})"
 
 
 class S3Object(RemoteFile[S3Recipe]):
@@ -94,7 +81,6 @@ class S3Object(RemoteFile[S3Recipe]):
         return replace(recipe, version=version)
 
     def drop_answer(self) -> None:
-        """Drops the response to the request that opened the object, which releases the response's connection."""
         answer, self._answer = self._answer, None
         if answer is not None and self._pid != os.getpid():
             keep_inherited(answer)

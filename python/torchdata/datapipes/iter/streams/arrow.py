@@ -14,13 +14,11 @@ from zlib import crc32
 
 from torchdata._redacting import redact_error, redacted
 from torchdata._reporting import name_item
-from torchdata.datapipes._pipe.arrow_opening import arrow_source
-from torchdata.datapipes._pipe.arrow_sources import ArrowSource
+from torchdata.datapipes._pipe.arrow_sources import ArrowSource, LanceRows, arrow_source, lance_dataset
 from torchdata.datapipes._pipe.arrow_tables import is_of_arrow, tables_of
-from torchdata.datapipes._pipe.checks import check_int, check_source
+from torchdata.datapipes._pipe.checks import check_optional_int, check_source
 from torchdata.datapipes._pipe.frames import FrameFormat, check_column_names
 from torchdata.datapipes._pipe.graph.graph import Graph
-from torchdata.datapipes._pipe.lance_rows import LanceRows, lance_dataset
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
@@ -105,11 +103,9 @@ class ArrowReader(IterDataPipe[Any]):
         self.source_datapipe = check_source(name, pipe, "source_datapipe")
         self.columns = check_column_names(name, columns)
         self._table.check_columns(self.columns)
-        if frame_size is not None:
-            check_int(name, "frame_size", frame_size, least=1)
-            if rows:
-                raise ValueError(f"{name}: frame_size is for frames: pass rows=False")
-        self.rows, self.frame_size = rows, frame_size
+        self.rows, self.frame_size = rows, check_optional_int(name, "frame_size", frame_size, least=1)
+        if frame_size is not None and rows:
+            raise ValueError(f"{name}: frame_size is for frames: pass rows=False")
         self.writable, self.use_threads = writable, use_threads
         self.library, self.dtype = library, dtype
         self._format = FrameFormat(name, library, dtype, arrays=True, writable=writable)
@@ -155,7 +151,6 @@ class ArrowReader(IterDataPipe[Any]):
         self._part = None
 
     def _last_row(self) -> str | None:
-        """Describes the last row for messages; returns None if the pipe yields frames."""
         return redacted(f"{self._name}, row {self._row - 1}") if self.rows else None
 
     def _check_name(self, part: int | list[int]) -> None:

@@ -161,19 +161,10 @@ def _fill(file: Any, path: str, data: Any, mode: str, hash_type: str | None) -> 
 
 
 def _pieces(data: Any) -> Iterator[Any]:
-    if isinstance(data, (bytes, bytearray, memoryview, str)):
-        return iter((data,))
     if hasattr(data, "read"):
-        return iter(lambda: data.read(_CHUNK), _Empty())
-    if isinstance(data, Iterable):
-        return iter(data)
-    return iter((data,))  # the writer will reject data of this type
-
-
-class _Empty:
-    """Equals both the empty bytes and the empty str, one of which a stream returns at its end."""
-
-    def __eq__(self, other: object) -> bool:
-        return not other
-
-    __hash__ = None  # type: ignore[assignment]
+        while piece := data.read(_CHUNK):
+            yield piece
+    elif isinstance(data, Iterable) and not isinstance(data, (bytes, bytearray, memoryview, str)):
+        yield from data
+    else:
+        yield data  # the caller rejects data that is neither bytes nor text

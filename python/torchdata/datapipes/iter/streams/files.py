@@ -1,7 +1,4 @@
-"""Pipes that find files, open files, and read files whole or in chunks.
-
-Role: a stream that `FileOpener` yields is closed when the last reference to it is dropped.
-"""
+"""Pipes that find files, open files, and read files whole or in chunks."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from typing import Any
 
 from torchdata._redacting import shown
 from torchdata._reporting import name_item, warn_outside
-from torchdata.datapipes._pipe.checks import check_int, explaining
+from torchdata.datapipes._pipe.checks import check_optional_int, explaining
 from torchdata.datapipes._pipe.given_length import GivenLength
 from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -37,7 +34,6 @@ def check_masks(pipe: str, masks: Any) -> str | list[str]:
 
 
 def matches(name: str, masks: str | list[str]) -> bool:
-    """Returns whether a name matches one of the patterns. An empty list matches every name."""
     if not masks:
         return True
     return any(fnmatch.fnmatch(name, mask) for mask in ((masks,) if isinstance(masks, str) else masks))
@@ -99,7 +95,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` of the source must be called here. Otherwise, a state from before the first item would belong to the
+        # The source begins before the first item is requested, because a state that is saved before would belong to the
         # last epoch.
         return self._files(iter(self.datapipe))
 
@@ -158,7 +154,6 @@ class FileLister(GivenLength, IterDataPipe[str]):
             self._directory = None
 
     def _list(self, directory: str) -> tuple[list[str], list[str]]:
-        """Returns the names of the files, and the paths of the subdirectories to list."""
         files, subdirectories = [], []
         try:
             with os.scandir(directory) as entries:
@@ -244,9 +239,7 @@ class StreamReader(HoldsStream[tuple[str, Any]]):
 
     def __init__(self, datapipe: Iterable[tuple[str, Any]], chunk: int | None = None) -> None:
         self.datapipe = source_pipe(datapipe, self)
-        if chunk is not None:
-            chunk = check_int("StreamReader", "chunk", chunk, least=1)
-        self.chunk = chunk
+        self.chunk = check_optional_int("StreamReader", "chunk", chunk, least=1)
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[tuple[str, Any]]:
         if self.chunk is None:

@@ -1,7 +1,4 @@
-"""Pipes that create data frames: DataFrameMaker from rows, ParquetDataFrameLoader from Parquet files.
-
-Role: ParquetDataFrameLoader owns the file that it reads. One row group is in memory at a time.
-"""
+"""Pipes that create data frames: DataFrameMaker from rows, ParquetDataFrameLoader from Parquet files."""
 
 from __future__ import annotations
 
@@ -14,12 +11,12 @@ from typing import Any, ClassVar
 from torchdata._optional import optional_import
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.arrow_tables import is_of_arrow, tables_of
-from torchdata.datapipes._pipe.checks import check_int, check_size, check_source, length_of
+from torchdata.datapipes._pipe.checks import check_optional_int, check_size, check_source, length_of
 from torchdata.datapipes._pipe.frames import FrameFormat, check_column_names, check_device
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.datapipe import IterDataPipe
-from torchdata.datapipes.iter.streams.pairs import HoldsStream, source_pipe
+from torchdata.datapipes.iter.streams.pairs import HoldsStream, can_seek, source_pipe
 from torchdata.datapipes.utils._streams import FileRecipe, StreamWrapper, detached
 
 __all__ = ["DataFrameMaker", "ParquetDataFrameLoader"]
@@ -151,8 +148,6 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
 
     #: The position after the last yielded item: the number of a row group, and of a row in this group.
     _next: tuple[int, int] = state((0, 0), saved=False)
-    #: The number of row groups that need not be read, because a resumed iteration drops their data frames.
-    _unwanted: int = state(0, saved=False)
 
     def __init__(
         self,
@@ -171,9 +166,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         check_device(name, device)
         self.device = device
         self.use_threads = use_threads
-        if dataframe_size is not None:
-            check_int(name, "dataframe_size", dataframe_size, least=1)
-        self.dataframe_size = dataframe_size
+        self.dataframe_size = check_optional_int(name, "dataframe_size", dataframe_size, least=1)
         _parquet()
         self._format = FrameFormat(name, library, dtype, arrays=True)
 
@@ -185,22 +178,13 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         file = _parquet().ParquetFile(_seekable(path, stream))
         _check_columns(path, file, self.columns)
         groups = range(self._next[0], file.num_row_groups)
-        read = partial(self._wanted_row_group, file)
+        read = partial(file.read_row_group, columns=self.columns, use_threads=self.use_threads)
         for table, behind in tables_of(read, groups, self._next[1], self.dataframe_size, copy=True):
             frame = self._format.of_table(table)
             del table
             self._next = behind
             yield frame
             del frame  # frees the memory before the next row group is read
-
-    def _wanted_row_group(self, file: Any, index: int) -> Any:
-        if self._unwanted:
-            self._unwanted -= 1
-            return _arrow().table({})
-        return self._row_group(file, index)
-
-    def _row_group(self, file: Any, index: int) -> Any:
-        return file.read_row_group(index, columns=self.columns, use_threads=self.use_threads)
 
     def _explained(self, error: Exception, path: str) -> Exception:
         if is_of_arrow(error):
@@ -213,20 +197,12 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         return detached(stream, 0), self._next
 
-    def _pass_over(self, count: int) -> None:
-        self._unwanted = 0 if self.dataframe_size else count
-
-
-def _arrow() -> Any:
-    return optional_import("pyarrow", extra="parquet", needed_by="ParquetDataFrameLoader")
-
 
 def _parquet() -> Any:
     return optional_import("pyarrow.parquet", extra="parquet", needed_by="ParquetDataFrameLoader")
 
 
 def _opened(item: Any) -> Any:
-    """Returns a pair of path and stream unchanged. For a path, returns the path and the opened file."""
     if not isinstance(item, (str, os.PathLike)):
         if isinstance(item, (tuple, list)):
             return item
@@ -241,11 +217,7 @@ def _opened(item: Any) -> Any:
 
 def _seekable(path: str, stream: Any) -> Any:
     file_obj = stream.file_obj if isinstance(stream, StreamWrapper) else stream
-    try:
-        seekable = bool(file_obj.seekable())
-    except AttributeError:
-        seekable = hasattr(file_obj, "seek")
-    if not seekable:
+    if not can_seek(file_obj):
         raise ValueError(
             f"the Parquet file {shown(path)} of ParquetDataFrameLoader is in a stream that cannot seek, but its "
             f"directory is at its end; read it from a file, or into io.BytesIO first"

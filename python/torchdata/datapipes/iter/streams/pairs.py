@@ -8,17 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
 from torchdata.datapipes._pipe.checks import check_source
 from torchdata.datapipes._pipe.graph.traversal import sources_of
 from torchdata.datapipes._pipe.state.declared import state
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, T_co
 from torchdata.datapipes.utils._streams import detached
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 def source_pipe(datapipe: Any, pipe: object, argument: str = "datapipe") -> Any:
@@ -49,6 +47,10 @@ def position_of(stream: Any) -> int | None:
     return offset
 
 
+def can_seek(stream: Any) -> bool:
+    return bool(stream.seekable()) if hasattr(stream, "seekable") else hasattr(stream, "seek")
+
+
 class HoldsStream(IterDataPipe[T_co]):
     """Reads streams. Subclasses define `_source` and `_read`, and if an offset cannot describe the position in a
     stream, `_bookmark`."""
@@ -63,7 +65,8 @@ class HoldsStream(IterDataPipe[T_co]):
         return sources_of(self)[0]
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
-        """Returns an iterator over the items of one stream from the position `place` on; None means the start.
+        """Returns an iterator over the items of one stream, beginning at the position `place`, or at the start of the
+        stream if `place` is None.
 
         If possible, subclasses return an iterator that is written in C, which is faster than a generator.
         """
@@ -82,8 +85,9 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # Begins the source before the first item is requested, because a state in between would belong to the last
-        # epoch. Each pair is read by a separate generator, so that an exception in one pair does not end the iteration.
+        # The source begins before the first item is requested, because a state that is saved before would belong to the
+        # last epoch. Each pair is read by a separate generator, so that an exception in one pair does not end the
+        # iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_callable, check_source
 from torchdata.datapipes._pipe.registry import functional_datapipe
@@ -12,8 +12,6 @@ from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.iter.streams.pairs import pair_of
 
 __all__ = ["ParagraphAggregator"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 def _default_line_join(lines: list[Any]) -> Any:

@@ -18,7 +18,7 @@ from torchdata.datapipes._pipe.item_by_item import ItemByItem
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.streams import close_dropped
 from torchdata.datapipes.iter.streams.atomic_files import appearing
-from torchdata.datapipes.iter.streams.pairs import pair_of, source_pipe
+from torchdata.datapipes.iter.streams.pairs import can_seek, pair_of, source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper
 from torchdata.datapipes.utils.names import check_target
 
@@ -186,7 +186,7 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
         if isinstance(data, (str, bytes, bytearray, memoryview)):
             digest.update(data.encode() if isinstance(data, str) else data)
             return digest.hexdigest()
-        if self.rewind and not _can_rewind(data):
+        if self.rewind and not can_seek(data):
             raise io.UnsupportedOperation(
                 f"HashChecker cannot rewind the stream {shown(path)}; pass rewind=False if it is not read any more, or "
                 "read it into memory first"
@@ -198,9 +198,3 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
         if self.rewind:
             data.seek(0)
         return digest.hexdigest()
-
-
-def _can_rewind(stream: Any) -> bool:
-    if hasattr(stream, "seekable"):
-        return bool(stream.seekable())
-    return hasattr(stream, "seek")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from torchdata.datapipes._pipe.checks import check_source
+from torchdata.datapipes._pipe.checks import check_source, on_failure
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.streams import close_dropped
@@ -72,7 +72,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     def _samples(self, source: Iterator[Any], gathering: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         # No variable may refer to a yielded sample, so that the consumer can free it.
-        try:
+        with on_failure(lambda: self._park(gathering)):
             for item in source:
                 path, data = path_and_stream(item, self)
                 key, field = _key_and_field(path)
@@ -90,10 +90,12 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
                     yield self._whole(gathering.pop(0))
             if gathering:
                 yield self._whole(gathering.pop())
-        except BaseException:
-            if self._gathering is gathering:  # no newer iteration has begun
-                gathering[:] = [{field: _detached(data) for field, data in sample.items()} for sample in gathering]
-            raise
+
+    def _park(self, gathering: list[dict[str, Any]]) -> None:
+        """Closes the streams of the incomplete sample, which the state still contains, unless a newer iteration has
+        begun."""
+        if self._gathering is gathering:
+            gathering[:] = [{field: _detached(data) for field, data in sample.items()} for sample in gathering]
 
     def _whole(self, sample: dict[str, Any]) -> dict[str, Any]:
         """Returns a complete sample. If files of this sample were yielded earlier, closes its streams and raises
@@ -101,8 +103,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         try:
             self._refuse_scattered(sample)
         except ValueError:
-            for data in sample.values():
-                close_dropped(data)
+            close_dropped(sample)
             raise
         return sample
 

@@ -10,16 +10,15 @@ import functools
 import importlib.util
 import sys
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_callable
 from torchdata.datapipes._pipe.registry import functional_datapipe
+from torchdata.datapipes.datapipe import T_co
 from torchdata.datapipes.iter.threads.prefetching import _fill, _PrefetchBase, _PrefetchData
 from torchdata.datapipes.utils.pinning import pin_memory_fn as _default_fn
 
 __all__ = ["PinMemory"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 @functional_datapipe("pin_memory")
@@ -36,7 +35,7 @@ class PinMemory(_PrefetchBase[T_co]):
     Raises:
         TypeError: `pin_memory_fn` is not a function.
         RuntimeError: while iterating without your own `pin_memory_fn`, CUDA is not available.
-        ValueError: while iterating without your own `pin_memory_fn`, `device` is not a CUDA device.
+        ValueError: while iterating, `device` is not a CUDA device, and `pin_memory_fn` is not given.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -17,7 +17,7 @@ from torchdata.datapipes._pipe.streams import PLAIN_TYPES, with_detached_streams
 
 
 class _PoolWork(ReadAhead):
-    """The work of the threads. The threads keep this object alive, so it must not refer to the pool."""
+    """The work of the threads, which must not refer to the pool, because the threads keep this object alive."""
 
     def __init__(
         self,
@@ -90,7 +90,6 @@ class Pool:
         return self._work
 
     def is_inherited(self) -> bool:
-        """Whether this pool is a copy in a forked child, which has no threads."""
         return self._work.is_inherited
 
     def submit(self, item: Any) -> None:
@@ -121,7 +120,6 @@ class Pool:
                     self._queue.exchange(slot, detached)
 
     def go_on(self) -> None:
-        """Resumes threads that were paused when a state was saved. Called by the consumer."""
         rest, self.rest = self.rest, None
         if rest is not None:
             rest.release()

@@ -14,22 +14,20 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import repeat
 from operator import call
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 from torchdata._native import ReadAheadHold
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata._threads import Latch, Work, are_there_any
-from torchdata.datapipes._pipe.checks import POSITIVE, check_int, check_source, length_of
+from torchdata.datapipes._pipe.checks import POSITIVE, check_int, check_source, length_of, on_failure
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.halting import Halt, Lead, await_beginning
 from torchdata.datapipes._pipe.state.record import token_of
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, T_co
 
 __all__ = ["Prefetcher", "end_threads", "stop_reading"]
-
-T_co = TypeVar("T_co", covariant=True)
 
 
 class _PrefetchData(ReadAhead):
@@ -42,8 +40,8 @@ class _PrefetchData(ReadAhead):
         self.abandoned = False
         self._left = False
         self.is_over = False
-        #: The source's item count when this iteration began. None if the source does not count its items; the thread
-        #: then counts them in `taken`.
+        #: The source's item count when this iteration began. If the source does not count its items, the value is None,
+        #: and the thread counts the items in `taken`.
         self.before: int | None = None
         self.taken = 0
         #: The position at which the thread pauses during a replay; None if the thread does not pause.
@@ -80,7 +78,6 @@ class _PrefetchData(ReadAhead):
         return items, error
 
     def leave(self, for_good: bool) -> None:
-        """Makes the thread end after its current item."""
         if not self._left:
             self._left, self.abandoned = True, for_good
         self.queue.close()
@@ -146,7 +143,6 @@ class _PrefetchBase(IterDataPipe[T_co]):
     _data: _PrefetchData | None = state(saved=False)
     #: The buffered items in a loaded state, and the error to raise after these items.
     _restored: tuple[list[Any], BaseException | None] = state(([], None), items=True, saved=False)
-    #: The number of iterations that have begun.
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)  # where the thread pauses in a replay
 
@@ -195,8 +191,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the paused thread has read ahead after the first `passes` iterations of the pipe; None if no
-        later iteration has begun."""
+        """If the pipe has begun more than `passes` iterations, returns how far the paused thread has read ahead in the
+        latest iteration; otherwise, returns None."""
         data = self._data
         if data is None or data.is_inherited or self._passes == passes:
             return None
@@ -208,7 +204,6 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._halt
 
     def has_ended(self) -> bool:
-        """Returns whether the thread has read its source to the end, or has ended with an exception."""
         return self._data is not None and self._data.is_over
 
     def _threads_at_work(self) -> Work | None:
@@ -225,8 +220,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         data.join(self.patience)
 
     def _stop_reading(self) -> None:
-        """Closes the queue, and waits until the thread no longer reads the source. Raises TimeoutError after `patience`
-        seconds."""
+        """Closes the queue, and waits until the thread no longer reads the source."""
         data = self._data
         if data is None or data.is_inherited:
             return
@@ -281,15 +275,11 @@ class _PrefetchBase(IterDataPipe[T_co]):
                 pause.release()
 
     def _held(self, data: _PrefetchData) -> ReadAheadHold:
-        """Pauses the thread and returns an object that keeps the thread paused until it is released. Raises
-        TimeoutError if the source took longer than `patience` seconds for an item."""
+        """Pauses the thread. The thread stays paused until the returned object is released."""
         hold = data.queue.hold()
-        try:
+        with on_failure(hold.release):
             if not hold.wait(self.patience) or not data.await_release(self.patience):
                 raise TimeoutError(self._still_busy("paused"))
-        except BaseException:
-            hold.release()
-            raise
         return hold
 
     @contextmanager
@@ -342,7 +332,6 @@ def stop_reading(datapipe: Any) -> None:
 
 
 def pipes_with_threads(datapipe: Any) -> list[_PrefetchBase[Any]]:
-    """Returns the pipes with read-ahead threads, each before its sources."""
     return [pipe for pipe in reversed(graph_of(datapipe).pipes) if isinstance(pipe, _PrefetchBase)]
 
 

@@ -5,8 +5,8 @@ all ranks whether they also have an item.
 
 Each vote is one all-reduce: every rank contributes a number, and all ranks receive the minimum of the numbers. With n
 ranks, the number `-(r + 1)` means that rank r ends its run, and `-(n + r + 1)` that rank r has raised an exception. As
-soon as one rank has no item in a vote, the votes end, so all ranks yield equally many items. When a
-loader resumes, the ranks do not vote on the items that it rereads, because their number may differ between ranks.
+soon as one rank has no item in a vote, the votes end, so all ranks yield equally many items. When a loader resumes, the
+ranks do not vote on reread items, because the number of reread items may differ between ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any
 
 from torchdata._ranks import members_of
 from torchdata._ranks.group import (
@@ -38,11 +38,11 @@ from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes._pipe.streams import close_dropped
+from torchdata.datapipes.datapipe import T_co
 from torchdata.datapipes.iter.threads.prefetching import _END, _PrefetchBase, _PrefetchData
 
 __all__ = ["FullSync", "PrefetchTimeoutError"]
 
-T_co = TypeVar("T_co", covariant=True)
 
 #: The possible votes of a rank: the rank has an item, has no more items, or has left its loop for the next epoch.
 _HAS, _ENDED, _LEFT = 2, 1, 0
@@ -55,8 +55,9 @@ _SHUTDOWN_WAIT = 5.0
 
 
 class _StepData(_PrefetchData):
-    """If `again` is positive, the first `again` items are reread without a vote, because the ranks have already voted
-    on them. If `again` is negative, this rank votes `-again` times before it reads, because other ranks lag."""
+    """If `again` is positive, this rank rereads the first `again` items without a vote, because the ranks have already
+    voted on these items. If `again` is negative, this rank votes `-again` times before it reads, because other ranks
+    lag."""
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
@@ -411,8 +412,7 @@ class FullSync(_PrefetchBase[T_co]):
         self._raise_pending_error()
 
     def leave(self, for_good: bool) -> None:
-        """Ends the iteration, which every other rank detects when it requests an item for which this rank does not
-        vote.
+        """Ends the iteration. Every other rank detects this when it requests an item for which this rank does not vote.
 
         This method does not wait for the other ranks, and does nothing if the iteration is already over.
 

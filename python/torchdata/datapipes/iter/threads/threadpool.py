@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import current_thread, main_thread
-from typing import Any, ClassVar, TypeVar, overload
+from typing import Any, ClassVar, overload
 
 from torchdata._importing import loaded
 from torchdata._reporting import warn_outside
@@ -19,6 +19,7 @@ from torchdata.datapipes._pipe.checks import (
     POSITIVE,
     check_callable,
     check_int,
+    check_optional_int,
     check_output_col,
     check_source,
 )
@@ -28,14 +29,11 @@ from torchdata.datapipes._pipe.item_by_item import SameLength
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.hooks import hooks_of
-from torchdata.datapipes.datapipe import IterDataPipe
+from torchdata.datapipes.datapipe import IterDataPipe, R, T, T_co
 from torchdata.datapipes.iter.threads.pool import Pool
 
 __all__ = ["ThreadPoolMapper"]
 
-T_co = TypeVar("T_co", covariant=True)
-T = TypeVar("T")
-R = TypeVar("R")
 
 _END = object()
 _EXCHANGING = "torchdata.datapipes._pipe.exchanging"
@@ -112,7 +110,7 @@ class _Results(Iterator[Any]):
             del error
 
     def close(self) -> None:
-        """Closes the pool. Each thread ends after its current call."""
+        """Closes the pool, whose threads end after their current calls."""
         self._pool.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -208,7 +206,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         self.scheduled_tasks = check_int(
             name, "scheduled_tasks", scheduled_tasks, least=1, words=POSITIVE.format("scheduled_tasks")
         )
-        self.max_workers = None if max_workers is None else check_int(name, "max_workers", max_workers, least=1)
+        self.max_workers = check_optional_int(name, "max_workers", max_workers, least=1)
         self.threadpool_kwargs = _checked_options(name, threadpool_kwargs)
 
     def __iter__(self) -> Iterator[T_co]:

@@ -14,7 +14,7 @@ from torchdata._optional import optional_import
 from torchdata._redacting import redact_error, redacted, shown
 from torchdata._reporting import name_item
 from torchdata._signatures import signature_of
-from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.checks import check_int, on_failure
 
 #: The default time limits in seconds: for connecting, and for a server that sends nothing.
 DEFAULT_TIMEOUT = (30.0, 120.0)
@@ -58,7 +58,6 @@ class Retrying:
         return {"max_retries": self.max_retries, "count": None}
 
     def policy(self) -> Any:
-        """Returns a new `urllib3.Retry`, for one request or for requests after an interrupted response."""
         from urllib3 import Retry
 
         retrying = self
@@ -85,19 +84,16 @@ class Retrying:
 
 
 class Connections:
-    """The connections of one iteration in one process."""
-
     def __init__(self, retrying: Retrying) -> None:
         self._retrying = retrying
         self._adapter: Any = None
         self._process = 0
 
     def session(self) -> Any:
-        """Returns a session with its own cookies."""
         import requests
 
         session = requests.Session()
-        # For a compressed response, the ranges and sizes in the headers would refer to compressed bytes.
+        # The response must not be compressed, because ranges and sizes in its headers would refer to compressed bytes.
         session.headers["Accept-Encoding"] = "identity"
         self.mount(session)
         return session
@@ -168,11 +164,8 @@ class Client:
                 if isinstance(told, MaxRetryError) and isinstance(told.reason, ReadTimeoutError):
                     raise requests.ReadTimeout(told.reason, request=error.request) from None
                 raise
-            try:
+            with on_failure(response.close):
                 response.raise_for_status()
-            except BaseException:
-                response.close()
-                raise
         except Exception as error:
             self.explain(error, f"cannot open {shown(named)}")
             name_item(error, named)

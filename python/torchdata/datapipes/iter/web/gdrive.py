@@ -56,7 +56,6 @@ class DriveClient(Client):
             ) from None
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:
-        """Returns a response whose body has not been read."""
         from urllib3.exceptions import HTTPError
 
         session = connections.session()  # both requests use this session, and share its cookies

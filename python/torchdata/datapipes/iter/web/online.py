@@ -48,7 +48,7 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
         return self._http
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        # `iter` of the source must be called here. Otherwise, a state from before the first item would belong to the
+        # The source begins before the first item is requested, because a state that is saved before would belong to the
         # last epoch.
         return self._opened(iter(self.source_datapipe))
 
@@ -95,7 +95,7 @@ class HttpReader(_UrlReader):
             URL.
         requests.RequestException: while iterating, a server cannot be reached, is silent, or answers with an error.
         urllib3.exceptions.HTTPError: while reading a stream, the connection breaks or is silent.
-        RuntimeError: while reading a stream after a resume or a break, the file has changed.
+        RuntimeError: while reading a stream after a resume or a broken connection, the file has changed.
 
     Example:
         >>> from torchdata.datapipes.iter import HttpReader, IterableWrapper

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from torchdata._redacting import shown
 from torchdata._reporting import name_item
+from torchdata.datapipes._pipe.checks import on_failure
 from torchdata.datapipes.iter.web.client import Client, Connections
 from torchdata.datapipes.utils._streams import StreamWrapper
 
@@ -27,12 +28,9 @@ def open_url(client: Client, url: Any, connections: Connections) -> tuple[Any, S
     """Requests the file at `url`. Returns the pair that a pipe yields: the result of `Client.title` and the stream."""
     client.check(url)
     response = client.answer(connections, url, {})
-    try:
+    with on_failure(response.close):
         recipe = HttpRecipe(client, url, _Version.of(response))
         title = client.title(url, response)
-    except BaseException:
-        response.close()
-        raise
     return title, StreamWrapper(HttpStream(recipe, response), name=str(url), recipe=recipe)
 
 
@@ -81,7 +79,6 @@ class HttpRecipe:
         self.client, self.url, self.version = client, url, version
 
     def open(self) -> HttpStream:
-        """Returns a stream, which requests the bytes from its position on at the first read."""
         return HttpStream(self)
 
     def ask(self, offset: int) -> tuple[Any, int]:
@@ -103,7 +100,7 @@ class HttpRecipe:
         if response is None:
             self.version = self.version._replace(size=offset)
             return None, 0
-        try:
+        with on_failure(response.close):
             found = _Version.of(response)
             if not offset:
                 self.version = found
@@ -123,9 +120,6 @@ class HttpRecipe:
                     )
                 return response, 0
             return response, offset
-        except BaseException:
-            response.close()
-            raise
 
     def _ask(self, connections: Connections, headers: dict[str, str], offset: int) -> Any:
         from requests import HTTPError
@@ -135,9 +129,9 @@ class HttpRecipe:
         except HTTPError as error:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
-            # The server answers 416 if the file has no bytes at the offset: it was read to its end, or has become
-            # shorter. Status 416 proves that the file has not changed if the request contained `If-Range`; without
-            # `If-Range`, the headers of the whole file must be compared.
+            # The server answers 416 if the file has no bytes at the offset, because the file was read to its end, or
+            # has become shorter. Status 416 proves that the file has not changed if the request contained `If-Range`;
+            # without `If-Range`, the headers of the whole file must be compared.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
