@@ -58,7 +58,7 @@ def _rows_of(root: BaseNode[Any]) -> Iterator[tuple[IterationToken, str, str, in
 
 
 def _is_part(node: BaseNode[Any]) -> bool:
-    """Returns whether another node has created this node internally."""
+    """Returns whether a node is a part of another node, which has created it."""
     return type(node).__name__.startswith("_") and not is_users(type(node))
 
 

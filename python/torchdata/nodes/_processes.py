@@ -36,8 +36,7 @@ from torchdata.nodes._functions import error_of, not_the_end
 
 #: The number of seconds between two checks of a waiting thread whether the process is running.
 _SLICE = 0.2
-#: If the items of one message take more than this number of seconds, other processes compute the items that are not
-#: begun.
+#: If the items of one message take more than this number of seconds, other processes compute the remaining items.
 _LONG = 0.01
 
 _local = threading.local()

@@ -258,8 +258,8 @@ class ReadSource:
     def leave(self, read_on: bool) -> None:
         """Closes the queue, and waits for the threads to stop reading.
 
-        If `read_on` is True, the source is then read up to the maximum read-ahead, for at most `patience` seconds, so
-        that the next epoch of the source does not depend on timing.
+        With `read_on=True`, also reads the source as far as the threads may read ahead, for at most `patience` seconds,
+        so that the next epoch of the source does not depend on timing.
         """
         work = self.work
         work.close()

@@ -69,7 +69,7 @@ class Drawing:
         #: For each displaced copy, the state of the copy and the state of the global generator at the same time.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: For each global generator, its state and `_restores` at the time when this loader loaded a state.
+        #: For each global generator, its state and its number of restores when this loader loaded a state.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:

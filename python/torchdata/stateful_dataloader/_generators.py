@@ -1,6 +1,6 @@
 """Reads, sets and saves the random generators that determine orders, worker seeds and samples.
 
-Role: `read` and `write` are fast and use opaque values. `encoded` converts an opaque value to plain values, and
+Role: `read` and `write` use opaque values, which is fast. `encoded` converts an opaque value to plain values, and
 `decoded` checks plain values and converts them back.
 
 The default generators of torch, NumPy and Python are Mersenne Twisters, whose states consist of 624 words of 32 bits

@@ -90,7 +90,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         """Restores the global generators that were used in the epoch, because the dataset and the program share these
         generators.
 
-        After a state from between two epochs, generators that the program has set since the load are not restored.
+        If the state was saved between two epochs, generators that the program has set after the load are not restored.
         """
         position = state.positions[0]
         if state.workers or position is None:

@@ -258,8 +258,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return worker, number, batch, news
 
     def _hand_over(self) -> tuple[Any] | None:
-        """Returns the batch of the next message in a tuple, or None if the message contains no batch. Signals are
-        deferred meanwhile; see `HandingIterator`."""
+        """Returns the batch of the next message in a tuple, or None if the message contains no batch. `HandingIterator`
+        defers signals while this method runs."""
         if self._successor is not None:
             return (self._hand.pop(),)
         self._is_cut_off = True

@@ -50,7 +50,7 @@ class EpochStart:
     Args:
         position: the snapshot to load; None for the beginning.
         account: the number and the checksum of the messages that were received from a failed worker.
-        again: the indices to reread after the snapshot.
+        again: the indices that are reread after the snapshot was loaded.
     """
 
     position: Any

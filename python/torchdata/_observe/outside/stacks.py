@@ -35,7 +35,7 @@ MOST = 1 << 20
 LOOK = 0.005
 
 _HEAD = "Stack (most recent call first):"
-#: The character after the stacks of other threads, and the number of seconds to wait for these stacks.
+#: The character that ends the stacks of other threads, and the maximum number of seconds to wait for these stacks.
 _END, OTHERS = "\0", 0.5
 #: The counters contain both signals in one number: the first signal in the lower 8 bits, and the second signal above.
 _OTHERS_AT, _FIRST = 8, 0xFF
@@ -91,8 +91,8 @@ def _free_signal() -> int:
 
 
 def answer_for_stacks(board: StatsBoard, page: int) -> None:
-    """Lets this process answer requests for stacks. Systems without real-time signals or anonymous memory are not
-    supported."""
+    """Makes this process write its stacks when an observer requests them. Does nothing on systems without real-time
+    signals or anonymous memory."""
     now = _answering
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return

@@ -47,8 +47,8 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: The time of the next timed batch counts `_gap` times, because `_gap` batches are not timed. `_longest` limits
-        #: the mean of `_gap`.
+        #: Each timed batch represents `_gap` batches, because the other batches were not timed. `_longest` limits the
+        #: mean of `_gap`.
         self._gap = self._longest = 1
         self._random = random.Random()
 

@@ -67,7 +67,7 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
     """Returns the user's functions that read the dataset, or none if the pipe does more.
 
-    The code of a map-style pipe that is not timed names the pipe that reads it.
+    If a map-style pipe is not timed, the pipe that reads it is named after its code.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)

@@ -1,4 +1,4 @@
-"""`MultiNode`, the base class of nodes that read several sources."""
+"""Contains `MultiNode`, the base class of nodes that read several sources."""
 
 from __future__ import annotations
 

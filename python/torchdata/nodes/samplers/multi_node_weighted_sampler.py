@@ -17,7 +17,8 @@ from torchdata.nodes.samplers.utils import _get_rank_seed, get_rank_and_world_si
 
 __all__ = ["MultiNodeWeightedSampler"]
 
-#: The number of choices that are drawn together. Any other number than in torchdata 0.11 would change the order.
+#: The number of choices that are drawn together, which affects the order and is therefore the same as in torchdata
+#: 0.11.
 _DRAWN = 1000
 
 #: The maximum epoch number in a state. The time to compute the seed of an epoch is proportional to its number.
