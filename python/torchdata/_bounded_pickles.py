@@ -1,7 +1,7 @@
-"""Limits the memory of pickles: once the pickles of a context exceed a limit together, only their size is measured.
+"""Limits the memory of pickles: if the pickles of a context exceed a limit together, only their size is measured.
 
-Role: all pickling functions of this package write to the file from `pickle_file`; a `bounded` context limits the files
-that its own thread writes.
+Role: all pickling functions of this package write to the file from `pickle_file`. A `bounded` context limits the files
+of its own thread.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ class _PickleFile(io.BytesIO):
 
 @contextmanager
 def bounded(most: int | None) -> Iterator[None]:
-    """Stores pickles as long as their total size is at most `most` bytes. With `most=None`, there is no limit.
+    """Within this context, pickles may take at most `most` bytes together. With `most=None`, there is no limit.
 
-    If pickles exceed `most` bytes, they are incomplete, and leaving the context raises TooLargeError.
+    If pickles exceed the limit, they are incomplete, and leaving the context raises TooLargeError.
     """
     if most is None:
         yield
@@ -86,5 +86,5 @@ def bounded(most: int | None) -> Iterator[None]:
 
 
 def pickle_file() -> io.BytesIO:
-    """Returns a file that a `with` statement does not close, and that is empty if too many bytes were written."""
+    """Returns a file that a `with` statement does not close. The file is empty if too many bytes were written."""
     return _PickleFile(_bound.get() or _Bound(math.inf))

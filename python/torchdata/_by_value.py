@@ -1,16 +1,15 @@
 """Pickles objects by value with cloudpickle, and refuses objects that would lose attributes.
 
-Role: pickles items, states and programs that plain pickle does not support. `_by_value` is imported only when needed,
+Role: pickles items, states and programs that plain pickle does not support. This module is imported only when needed,
 because it imports cloudpickle.
 
-Unlike plain pickle, cloudpickle supports classes that a library derives at run time, but the `__reduce__` of the base
-class may omit attributes of the derived class. For example, `types.SimpleNamespace.__reduce__` omits the `__slots__` of
-derived classes, so pickling such an object raises an error.
+cloudpickle supports classes that a library derives at run time, but the `__reduce__` of the base class may omit
+attributes of the derived class. For example, `types.SimpleNamespace.__reduce__` omits the `__slots__` of derived
+classes, so pickling such an object raises an error.
 
-Functions keep the name of their file, so that a traceback in a worker shows the file and the source line. cloudpickle
-3.1.3 would replace the name by "<dynamic-code>". Annotations that cannot be evaluated, because only a type checker
-imports their names, become strings. Modules of `lazy import` (Python 3.15) are imported before a function that uses
-them is pickled.
+Functions keep the name of their file, so that a traceback in a worker shows the source line; cloudpickle 3.1.3 would
+replace the name by "<dynamic-code>". Annotations that cannot be evaluated become strings. Modules of `lazy import`
+(Python 3.15) are imported before a function that uses them is pickled.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
 
-#: For each class, the sets of attributes that survive pickling; None if objects of the class do not need a check.
+#: For each class, the sets of attributes that survive pickling, or None if its objects need no check.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 
@@ -78,20 +77,16 @@ def dumps(obj: Any) -> bytes:
     return file.getvalue()
 
 
-#: `lazy import` binds an object of this type to a name until the name is used (Python 3.15).
+#: The type of an object that `lazy import` binds to a name until the name is used (Python 3.15).
 _LAZY_IMPORT = getattr(types, "LazyImportType", None)
-#: In a dataclass, a `ForwardRef` replaces an annotation that cannot be evaluated, and refers to variables that pickle
+#: A `ForwardRef` replaces an annotation of a dataclass that cannot be evaluated, and refers to variables that pickle
 #: may not support (Python 3.14).
 _FORWARD_REFERENCE = typing.ForwardRef if sys.version_info >= (3, 14) else None
 
 
 def _reduced_code(code: CodeType) -> Any:
     make, arguments = cloudpickle.Pickler.dispatch_table[CodeType](code)
-    return make, tuple(code.co_filename if _is_placeholder(one) else one for one in arguments)
-
-
-def _is_placeholder(argument: Any) -> bool:
-    return type(argument) is str and argument == "<dynamic-code>"
+    return make, tuple(code.co_filename if type(one) is str and one == "<dynamic-code>" else one for one in arguments)
 
 
 def _names_in(code: CodeType) -> Iterator[str]:
@@ -137,7 +132,7 @@ def _annotations_as_text(function: FunctionType) -> dict[str, str]:
     if sys.version_info >= (3, 14):
         from annotationlib import Format, get_annotations
 
-        with contextlib.suppress(Exception):  # an expression without names may raise, such as 1 / 0
+        with contextlib.suppress(Exception):
             return get_annotations(function, format=Format.STRING)
     return {}
 
@@ -145,8 +140,7 @@ def _annotations_as_text(function: FunctionType) -> dict[str, str]:
 def _reduced_error(error: BaseException) -> Any:
     """Lets an exception be unpickled without calling its constructor, if the constructor is written in Python.
 
-    By default, unpickling calls the constructor with `error.args`, which fails or changes the message if the
-    constructor has other parameters.
+    By default, unpickling calls the constructor with `error.args`, which fails if the constructor has other parameters.
     """
     cls = type(error)
     if (
@@ -178,15 +172,17 @@ def _check(obj: Any, faithful: set[frozenset[str]]) -> None:
 
 
 def _way_of(cls: type) -> type:
-    """Returns the class whose methods pickle objects of type `cls`; `object` if no class overrides them."""
+    """Returns the class whose methods pickle objects of type `cls`, by default `object`."""
     ways = ("__reduce_ex__", "__reduce__", "__getstate__")
     return next(base for base in cls.__mro__ if not vars(base).keys().isdisjoint(ways))
 
 
 def _values_at_risk(obj: Any) -> list[str]:
-    """Returns the attributes that a pickle may omit. A pickling method of a base class may omit the `__slots__` of
-    derived classes, and a pickling method in C may also omit attributes in `__dict__`. If a pickling method in Python
-    omits attributes in `__dict__`, this is assumed to be intentional.
+    """Returns the attributes that a pickle may omit.
+
+    A pickling method of a base class may omit the `__slots__` of derived classes, and a pickling method in C may also
+    omit attributes in `__dict__`. A pickling method in Python that omits attributes in `__dict__` is assumed to do so
+    intentionally.
     """
     cls = type(obj)
     way = _way_of(cls)

@@ -1,8 +1,7 @@
 """Calls a function right after a module was imported, and protects imports from concurrent forks.
 
-Role: the package does not import NumPy or PyTorch itself, but seeds their random generators once other code has
-imported them. If an item contains arrays or tensors, the engine imports NumPy or PyTorch at an arbitrary time, possibly
-while another thread forks.
+Role: the package does not import NumPy or PyTorch, but seeds their random generators once other code has imported them.
+Items with arrays or tensors make the engine import NumPy or PyTorch at any time, possibly while another thread forks.
 """
 
 from __future__ import annotations
@@ -20,21 +19,18 @@ from typing import Any
 Calls = Mapping[str, Callable[[Any], object]]
 
 
-# The finder and loader do not derive from `importlib.abc`, whose import takes longer than importing this package.
+# The finder and loader do not derive from `importlib.abc`, because its import takes longer than importing this package.
 
 
 class _WaitingFinder:
     def __init__(self) -> None:
-        #: The functions to call, by the name of the caller and by the name of the module.
+        #: The functions to call, by the name of the caller and the name of the module.
         self.calls: dict[str, dict[str, Callable[[Any], object]]] = {}
-
-    def awaits(self, name: str) -> bool:
-        return any(name in calls for calls in self.calls.values())
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not self.awaits(fullname):
+        if not any(fullname in calls for calls in self.calls.values()):
             return None
         for finder in sys.meta_path:
             find = None if finder is self else getattr(finder, "find_spec", None)
@@ -53,7 +49,8 @@ class _WaitingFinder:
             call(module)
 
     def install_or_leave(self) -> None:
-        """Creates a new list, because an import in another thread could skip a finder if the list were modified."""
+        """Adds this finder to `sys.meta_path` or removes it. The list is replaced, because an import in another thread
+        could skip a finder if the list were modified."""
         others = [finder for finder in sys.meta_path if finder is not self]
         awaited = any(self.calls.values())
         if awaited and len(others) == len(sys.meta_path):
@@ -75,12 +72,11 @@ class _WaitingLoader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # Code of the module must see the module's own loader.
+        # The module's code must see the module's own loader.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        # Garbage collection takes a tenth of torch's import time, but frees almost nothing, because most new objects
-        # remain in use.
+        # Garbage collection takes a tenth of torch's import time, but frees almost nothing.
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -95,16 +91,14 @@ _finder = _WaitingFinder()
 
 
 def call_when_imported(who: str, calls: Calls) -> None:
-    """Calls each function once with its module, right after the module was imported. The keys of `calls` must be
-    modules that are not loaded yet. `calls` replaces the functions that the caller `who` has registered earlier.
-    """
+    """Calls each function once with its module, right after the module was imported. The modules must not be loaded
+    yet. `calls` replaces the functions that the caller `who` has registered earlier."""
     _finder.calls[who] = dict(calls)
     _finder.install_or_leave()
 
 
 #: A thread holds this lock during a fork, and while `import_whole` imports a module. Without the lock, a child could
-#: inherit an incomplete module, and would hang when it imports this module, because no thread of the child releases the
-#: import lock.
+#: inherit an incomplete module, and would hang when it imports this module.
 _late = threading.RLock()
 os.register_at_fork(
     before=_late.acquire,
@@ -114,7 +108,7 @@ os.register_at_fork(
 
 
 def import_whole(name: str) -> Any:
-    """Other threads cannot fork during the import."""
+    """Imports a module, while other threads cannot fork."""
     module = sys.modules.get(name)
     if module is not None and not getattr(module.__spec__, "_initializing", False):
         return module
@@ -123,10 +117,10 @@ def import_whole(name: str) -> Any:
 
 
 def loaded(name: str) -> Any:
-    """Returns an imported module, or None. If another thread is importing the module, waits for that thread."""
+    """Returns a module if it is imported, or None. If another thread is importing the module, waits for that thread."""
     if sys.modules.get(name) is None:
         return None
     try:
         return import_whole(name)
-    except ImportError:  # the importing thread raises this error
+    except ImportError:
         return None

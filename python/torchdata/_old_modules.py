@@ -13,10 +13,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-#: An old module, the module that now defines its names, and the names; both modules without `torchdata.`. `X*` stands
-#: for `XIterDataPipe` (`XMapDataPipe` if the package is now `datapipes.map`), which is now called `X`, and an entry
-#: `old=new` renames a name. With `old=module:new`, `module` defines `new`, and an assignment to `old` also sets `new`.
-#: User functions that replace process_init_fn import `dataloader2.communication`, but use no name of it.
+#: Each line contains an old module, the module that now defines its names, and the names. `X*` stands for
+#: `XIterDataPipe` (or `XMapDataPipe`), which is now called `X`, and `old=new` renames a name. With `old=module:new`,
+#: `module` defines `new`, and an assignment to `old` also sets `new`. `dataloader2.communication` is imported by user
+#: code that uses no name of it.
 _TABLE = """
 _constants _engine.processes.shutdown default_timeout_in_s=_ranks.group:DEFAULT_TIMEOUT
 _constants _engine.processes.shutdown default_dl2_worker_join_timeout_in_s=_engine.processes.shutdown:ASKED
@@ -85,9 +85,9 @@ datapipes.utils.janitor datapipes.utils._streams janitor
 datapipes.utils.pin_memory datapipes.utils pin_memory_fn
 """
 
-#: For each old module: the module that now defines its names, and for each name the module and the name there.
+#: For each old module: the module that now defines its names, and for each name its module and its name there.
 OLD_MODULES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
-#: Pairs of an old module and a name that, when set in the old module, is also set in the present module.
+#: Pairs of an old module and a name whose assignment also sets the name in the present module.
 _patched: set[tuple[str, str]] = set()
 
 for _old, _home, *_entries in map(str.split, _TABLE.strip().splitlines()):
@@ -103,13 +103,12 @@ for _old, _home, *_entries in map(str.split, _TABLE.strip().splitlines()):
 
 
 class _OldModule(ModuleType):
-    """Deleting a name restores its previous value in the present module, because `unittest.mock` and pytest end a patch
-    by deleting the name.
-    """
+    """An old module. Deleting a name restores its previous value in the present module, because `unittest.mock` and
+    pytest end a patch by deleting the name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
-        vars(self)["_replaced"] = {}  # for each name, the previous values, one for each time that the name was set
+        vars(self)["_replaced"] = {}
 
     def __setattr__(self, name: str, value: Any) -> None:
         if (self.__name__, name) not in _patched:
@@ -132,7 +131,7 @@ class _OldModule(ModuleType):
 
 
 class _NamedLikeItsFunction(_OldModule):
-    """The module must be callable, because it replaces a function with the same name."""
+    """A module that is callable, because it replaces a function with the same name."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return getattr(self, self.__name__.rpartition(".")[2])(*args, **kwargs)

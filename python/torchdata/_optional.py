@@ -12,14 +12,13 @@ DISTRIBUTION = "torchdata-rs"
 
 
 def how_to_install(extra: str) -> str:
-    """The command names the libraries, so that pip need not find this package, which may be from an index, a wheel or a
-    clone.
-    """
+    """Returns a command that installs the libraries of an extra. The command does not mention this package, because pip
+    may not find it."""
     from importlib import metadata  # this import takes a sixth of the package's import time
 
     try:
         required = metadata.requires(DISTRIBUTION) or []
-    except metadata.PackageNotFoundError:  # raised if the package is imported without an installation
+    except metadata.PackageNotFoundError:
         required = []
     marked = re.compile(rf"extra == ['\"]{extra}['\"]")
     libraries = [one.partition(";")[0].strip() for one in required if marked.search(one.partition(";")[2])]

@@ -1,15 +1,14 @@
 """Pickles of plain data, which are safe to load, and states of pipes, which separate plain data from other values.
 
-A pickle of plain data runs no code of its author, because it refers only to functions of this package that create
-arrays, batches and files, and that are safe with any arguments. Before Python's unpickler runs, the extension accepts
-only instructions that Python writes for plain data, and only lengths within the pickle, because a large number could
-make the unpickler allocate gigabytes.
+A pickle of plain data refers only to functions of this package that create arrays, batches and files, and that are safe
+with any arguments. Before Python's unpickler runs, the extension accepts only instructions that Python writes for plain
+data, and only lengths within the pickle, because a large number could make the unpickler allocate gigabytes.
 
 `to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `None`, `bool`,
 `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these types remain unchanged.
-Values of more complex types, such as arrays, are stored as bytes under one key, so that an item in two queues of a pipe
-is still a single object after loading. The key is `NESTED` for a pickle of plain data, and `PICKLED` for a pickle that
-is loaded only if the caller trusts the state.
+Other values, such as arrays, are pickled together, so that an item in two queues of a pipe is still a single object
+after loading. The key is `NESTED` for a pickle of plain data, and `PICKLED` for a pickle that is loaded only if the
+caller trusts the state.
 """
 
 from __future__ import annotations
@@ -28,22 +27,24 @@ from torchdata._native import check_plain_pickle
 
 _Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: Functions that return how to recreate an instance, by class, or None for an instance that is not plain data.
+#: For each class of plain data, a function that returns how to recreate an instance, or None if the instance is not
+#: plain.
 _known: dict[type, Callable[[Any], _Made | None]] = {}
 _makers: dict[tuple[str, str], Callable[..., Any]] = {}
 
-#: Arrays with fewer bytes are copied, because a view of a small array takes longer than a copy.
+#: Arrays with fewer bytes are copied, because creating a view takes longer than copying a small array.
 _SMALL = 4096
 
-#: The kinds (`dtype.kind`) of dtypes with numbers, booleans or times as elements, instead of Python objects.
+#: The kinds (`dtype.kind`) of dtypes with numbers, booleans or times as elements.
 _KINDS = frozenset("biufcmM")
 
 
 def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable[..., Any]) -> None:
     """Registers a class as plain data; its subclasses are not included.
 
-    `parts` returns a function and its arguments that recreate an equal instance, or None. `makers` are the functions in
-    results of `parts`; malicious pickles may call makers with any arguments.
+    Args:
+        parts: returns a function and arguments that recreate an equal instance, or None.
+        makers: the functions that `parts` may return; malicious pickles may call them with any arguments.
     """
     _known[kind] = parts
     for maker in makers:
@@ -59,14 +60,14 @@ class _NotPlainError(Exception):
 
 
 class _Pickler(pickle.Pickler):
-    # the pickler calls this method for all types without their own pickle instructions
+    # called for all types without their own pickle instructions
     def reducer_override(self, obj: Any) -> Any:
         parts = _known.get(type(obj)) or _of_library(type(obj))
         made = None if parts is None else parts(obj)
         if made is not None:
             return made
         if _makers.get((getattr(obj, "__module__", ""), getattr(obj, "__qualname__", ""))) is obj:
-            return NotImplemented  # the pickler then pickles the object by its name
+            return NotImplemented
         raise _NotPlainError
 
 
@@ -78,7 +79,7 @@ class _Unpickler(pickle.Unpickler):
 
 
 def dumps_plain(value: Any) -> bytes | None:
-    """Returns None if the value is not plain data.
+    """Returns the pickle of plain data, or None for any other value.
 
     Plain data are `None`, `bool`, `int`, `float`, `str`, `bytes`, `bytearray`, arrays and tensors of numbers, batches,
     in-memory files, files by path, and tuples, lists, dicts, sets and frozensets of these.
@@ -105,21 +106,19 @@ PICKLED = "__pickled__"
 #: The dict key for a pickle of plain data.
 NESTED = "__nested__"
 
-#: The key of the whole state, if the state is not a dict with string keys.
+#: The key of a state that is not a dict with string keys.
 _WHOLE = "__state__"
 
 _RESERVED = frozenset({PICKLED, NESTED})
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes})
 
-#: The result of `_copied` for values that are stored under `NESTED` or `PICKLED`.
 _OTHER: Any = object()
 
 
 def to_plain(state: Any, owner: str) -> dict[str, Any]:
-    """The result shares no mutable object with the state. Raises TypeError if the state contains an object that cannot
-    be pickled.
-    """
+    """Converts a state to plain data that shares no mutable object with the state. Raises TypeError if the state
+    contains an object that cannot be pickled."""
     if type(state) is not dict or not _RESERVED.isdisjoint(state) or not {str}.issuperset(map(type, state)):
         state = {_WHOLE: state}
     if _ATOMS.issuperset(map(type, state.values())):
@@ -170,7 +169,7 @@ def refuse_pickled(plain: Any, owner: str) -> None:
 
 
 def _taken(value: Any, copies: dict[int, Any]) -> Any:
-    """Copies dicts and lists, which the pipe may modify, but no other objects."""
+    """Copies dicts and lists, which the pipe may modify, and returns other objects unchanged."""
     kind = type(value)
     if kind is list:
         return list(value)
@@ -184,7 +183,7 @@ def _taken(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Returns a copy of a value that a state contains unconverted, otherwise `_OTHER`."""
+    """Returns a copy of a value that need not be pickled, or `_OTHER`."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -201,7 +200,7 @@ def _copied(value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Returns values of `_ATOMS` types, and nested tuples of them, unchanged; `_OTHER` for other values."""
+    """Returns atoms and nested tuples of atoms unchanged, and `_OTHER` for other values."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -248,7 +247,8 @@ def _pickles(value: Any) -> bool:
 
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
-    """Handles classes of NumPy and PyTorch, which `_known` cannot contain, because they may not be imported."""
+    """Finds the function for a class of NumPy or PyTorch, which `_known` cannot contain, because these libraries may
+    not be imported."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts
@@ -300,7 +300,7 @@ def _tensor(data: bytes, dtype: str, shape: tuple[int, ...]) -> Any:
 
 
 def _own(data: bytes | bytearray) -> bytearray:
-    """Returns writable bytes. Copies the bytes only if the pickled object was not writable."""
+    """Returns writable bytes, without a copy if the pickled object was writable."""
     return data if type(data) is bytearray else bytearray(data)
 
 

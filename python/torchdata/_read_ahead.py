@@ -31,7 +31,7 @@ class ReadAhead:
         """
         name = f"{self._called}_{len(self.threads)}" if self._several else self._called
         thread = threading.Thread(target=_run, args=(self.queue, serve, args), name=name, daemon=True)
-        self.threads.append(thread)  # the thread is stored first, because Ctrl-C may interrupt the start
+        self.threads.append(thread)  # stored first, because Ctrl-C may interrupt the start of the thread
         try:
             start(thread)
         except RuntimeError:

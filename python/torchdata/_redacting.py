@@ -42,7 +42,6 @@ _USER = re.compile(r"(?<=://)[^/\s?#]*@")
 _QUERY = re.compile(r"([?&;#])([^=\s&;#?/]+)=([^\s&#'\")\]>]*)")
 _NAMED = re.compile(r"\b([A-Za-z][\w-]{0,64})(['\"]?\s*[=:]\s*[rbfu]?['\"]?(?:Bearer |Basic )?)([^\s'\",;&)}\]?]+)")
 _BEARER = re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]{8,}")
-#: Tokens with a recognizable format.
 _KNOWN = re.compile(
     r"\b(?:(?:AKIA|ASIA)[0-9A-Z]{16}|gh[opsur]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{20,}|hf_[A-Za-z0-9]{20,}"
     r"|sk-[\w-]{20,}|xox[abprs]-[\w-]{10,}|AIza[\w-]{30,}|eyJ[\w-]{10,}(?:\.[\w-]+)*|SG\.[\w-]{16,}\.[\w-]{16,})"
@@ -141,7 +140,7 @@ def _redact(error: BaseException) -> None:
     if any(_has_secret(part) for part in error.args):
         error.args = tuple(redacted(part) if isinstance(part, str) else part for part in error.args)
         for number, part in enumerate(error.args):
-            if isinstance(part, BaseException):  # `requests` wraps errors of `urllib3`
+            if isinstance(part, BaseException):
                 redact_error(part)
                 if _has_secret(str(part)):
                     error.args = (*error.args[:number], redacted(str(part)), *error.args[number + 1 :])

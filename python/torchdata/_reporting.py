@@ -15,9 +15,7 @@ from torchdata._redacting import is_private, redacted
 
 _Error = TypeVar("_Error", bound=BaseException)
 
-#: This attribute of an exception describes the process that raised the exception.
 RAISED_IN = "_torchdata_raised_in"
-#: This attribute of an exception names the item that was being processed.
 _KEY = "_torchdata_key"
 PACKAGE = os.path.dirname(__file__) + os.sep
 #: Frames of these modules do not help users.
@@ -31,7 +29,6 @@ def _is_ours(frame: TracebackType) -> bool:
 
 #: In a process that was not forked: the file, the line and the module of the code that started the process.
 _begun_at: tuple[str, int, str] | None = None
-#: Python's `__warningregistry__` for the line that started the process.
 _shown: dict[Any, Any] = {}
 
 
@@ -54,9 +51,8 @@ def place_outside() -> tuple[str, int, str]:
 
 
 def begin_at(place: tuple[str, int, str]) -> None:
-    """Warnings must refer to the line that started the process, because the process's stack does not contain the user's
-    program.
-    """
+    """Makes warnings refer to the line that started the process, because the process's stack does not contain the
+    user's program."""
     global _begun_at
     _begun_at = place
 
@@ -75,7 +71,7 @@ def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:
 
 
 def attributes_of(error: BaseException) -> dict[str, Any]:
-    """Returns the attributes of an exception, for any implementation of attribute access in its class."""
+    """Returns the attributes of an exception, even if its class overrides attribute access."""
     attributes: dict[str, Any] = object.__getattribute__(error, "__dict__")
     return attributes
 
@@ -113,12 +109,12 @@ def key_named(error: BaseException) -> str | None:
     return attributes_of(error).get(_KEY)
 
 
-#: The maximum number of columns that name a row, and their maximum length in characters.
+#: The maximum number of columns that name a row, and the maximum length of a value in characters.
 _COLUMNS, _WIDTH = 8, 80
 
 
 def _scalars(row: dict[Any, Any]) -> str | None:
-    """Omits columns with private names."""
+    """Returns the first scalar columns of a row, without columns that have private names."""
     found = (
         f"{name}={value!r:.{_WIDTH}}"
         for name, value in row.items()
@@ -128,10 +124,8 @@ def _scalars(row: dict[Any, Any]) -> str | None:
 
 
 def key_of(item: Any) -> str | None:
-    """The key of an item is the item itself, its first element or its `__key__`.
-
-    A row without a `__key__` is named by its scalar columns.
-    """
+    """Returns the key of an item: its `__key__`, its first element or the item itself. A row without a `__key__` is
+    named by its scalar columns."""
     if isinstance(item, dict):
         item = item.get("__key__") or _scalars(item)
     elif isinstance(item, (tuple, list)) and item:
@@ -140,9 +134,7 @@ def key_of(item: Any) -> str | None:
 
 
 def make_printable(error: BaseException) -> None:
-    """Adds an empty list of notes, because printing an exception without notes may fail if its class computes missing
-    attributes.
-    """
+    """Adds an empty list of notes, because printing an exception may fail if its class computes missing attributes."""
     for shown in _shown_with(error):
         if hasattr(type(shown), "__getattr__"):
             attributes_of(shown).setdefault("__notes__", [])
@@ -169,7 +161,7 @@ def fold(error: BaseException) -> None:
 
 
 def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
-    """Unless `wholly` is True, the last frame is kept even if it belongs to the package."""
+    """Removes this package's frames. Unless `wholly` is True, the last frame is kept in any case."""
     first: TracebackType | None = None
     last: TracebackType | None = None
     while frames is not None:
@@ -192,7 +184,7 @@ def represented(datapipe: Any) -> str:
         words = repr(datapipe)
     except Exception:
         return name
-    # this line is not in the `try` block, because `except` would swallow an exception of a signal handler
+    # outside of the `try` block, because `except` would swallow an exception of a signal handler
     return name if words == name else redacted(words)
 
 
@@ -202,7 +194,7 @@ def name_of(datapipe: Any) -> str:
 
 
 def with_function(pipe: Any) -> str:
-    """Returns, for example, `Mapper(decode)`."""
+    """Returns the name of a pipe with its function, such as `Mapper(decode)`."""
     name = type(pipe).__qualname__
     for attribute, function in vars(pipe).items():
         if attribute.endswith("fn") and callable(function):

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from torchdata._signatures import signature_of
 
-#: `_UNKNOWN` is a state that was not requested or is unavailable, and `_END` is the end of an iteration.
+#: `_UNKNOWN` stands for a state that was not requested or is unavailable, and `_END` for the end of an iteration.
 _UNKNOWN, _END = object(), object()
 
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
@@ -73,7 +73,7 @@ class Stateful(Protocol):
 
 
 def is_stateful(one: object) -> TypeGuard[Stateful]:
-    """Returns False if `state_dict` requires arguments, such as the progress of the loader."""
+    """Returns whether an object has both methods. A `state_dict` with required arguments does not count."""
     if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
         return False
     method = one.state_dict
@@ -89,7 +89,7 @@ def _is_method_without_arguments(function: Any) -> bool:
 def _needs_nothing(function: Any) -> bool:
     try:
         signature_of(function).bind()
-    except ValueError:  # built-in functions may lack a signature
+    except ValueError:
         return True
     except TypeError:
         return not callable(function)
@@ -106,20 +106,20 @@ def copied(state: Any) -> Any:
         return state.copy()
     try:
         return copy.deepcopy(state)
-    except Exception:  # the user must not change a state that cannot be copied
+    except Exception:  # a state that cannot be copied must not be changed by the user
         return state
 
 
 def give(one: Stateful, state: Any) -> None:
-    """Loads a copy, because the object may keep and modify the state."""
+    """Loads a copy of a state, because the object may keep and modify the state."""
     one.load_state_dict(copied(state))
 
 
 def is_same(one: Any, other: Any) -> bool:
-    """Returns False if the states cannot be compared."""
+    """Returns whether two states are equal; False if the states cannot be compared."""
     try:
         return bool(one == other)
-    except Exception:  # raised, for example, for arrays, because their truth value is ambiguous
+    except Exception:  # for example, the truth value of an array is ambiguous
         pass
     try:
         return pickle.dumps(copied(one)) == pickle.dumps(copied(other))
@@ -128,8 +128,11 @@ def is_same(one: Any, other: Any) -> bool:
 
 
 class StreamState(NamedTuple):
-    """`inner` is the state of the iterator; None if the iterable is its own iterator. The flag `started` is true once
-    an item of the epoch was requested; until then, `ended` refers to the previous epoch.
+    """A position in an iterable.
+
+    Args:
+        inner: the state of the iterator; None if the iterable is its own iterator.
+        started: whether an item of the epoch was requested. If not, `ended` refers to the previous epoch.
     """
 
     own: Any
@@ -146,28 +149,30 @@ class StreamState(NamedTuple):
 
 
 class StatefulStream:
-    """The function `prepare` is called before each iteration, and before a state is loaded. The flag `is_exact` is true
-    if the iterable also reports the correct position before the first item of an epoch.
+    """Reads successive epochs of an iterable.
+
+    Args:
+        prepare: a function that is called before each iteration, and before a state is loaded.
+        is_exact: whether the iterable also reports the correct position before the first item of an epoch.
     """
 
     def __init__(self, iterable: Any, prepare: Callable[[], object] | None = None, *, is_exact: bool = False) -> None:
         self._iterable = iterable
         self._prepare = prepare
         self._is_exact = is_exact
-        #: The consumer uses the iterator that `begin` or `go_to` returns, instead of this iterator.
         self.iterator: Any = iter(())
         self.started = self.ended = False
-        #: `_unread`: no item was requested since an epoch began or a state was loaded. `_loaded`: a state within an
-        #: epoch was loaded. `_turns`: a position between two epochs was loaded, and the iterable has not been moved
-        #: there yet.
+        #: `_unread` is True until an item is requested in an epoch or after a load. `_loaded` is True if a state within
+        #: an epoch was loaded. `_turns` is True if the iterable must still be moved to a loaded position between two
+        #: epochs.
         self._unread, self._loaded, self._turns = True, False, False
-        #: The states of the iterable and its iterator while `_unread` is True, and whether the previous epoch had ended
-        #: at that time.
+        #: The states of the iterable and its iterator while `_unread` is True. `_follows_end` is True if the previous
+        #: epoch had ended then.
         self._base: Any = _UNKNOWN
         self._follows_end = False
         self._is_untouched = True
         #: States of the iterable: before its first iteration, after its very first item, and after the first item since
-        #: the last load. `_after_load` is `_UNKNOWN` once a later epoch has yielded an item.
+        #: a load. `_after_load` is `_UNKNOWN` once a later epoch has yielded an item.
         self._pristine: Any = None
         self._after_first: Any = _UNKNOWN
         self._after_load: Any = _UNKNOWN
@@ -184,7 +189,7 @@ class StatefulStream:
         return self.iterator is not self._iterable and is_stateful(self.iterator)
 
     def begin(self) -> Iterator[Any]:
-        if self._unread:  # no item was requested after the load, but the next epoch depends on the loaded position
+        if self._unread:
             with contextlib.suppress(Exception):
                 self._arrive()
                 if self._loaded and not self._is_exact:
@@ -230,7 +235,7 @@ class StatefulStream:
         return state_of(self._iterable), self.iterator.state_dict() if self._has_inner else None
 
     def _asked(self) -> Any:
-        """Returns `_UNKNOWN` if the iterable raises an error."""
+        """Returns the current states, or `_UNKNOWN` if the iterable raises an error."""
         if not self.has_state:
             return None, None
         try:
@@ -253,7 +258,7 @@ class StatefulStream:
         if inner is not None and self._has_inner:
             give(self.iterator, inner)
         elif has_own and self.iterator is self._iterable and not is_same(state_of(self._iterable), own):
-            give(self._iterable, own)  # the call of `iter` has moved the iterable to the beginning
+            give(self._iterable, own)  # calling `iter` has moved the iterable to the beginning
 
     def _arrive(self) -> None:
         """Moves the iterable to a loaded position between two epochs."""
@@ -273,13 +278,11 @@ class StatefulStream:
 
     def _leave(self) -> Any:
         """Puts the iterable into the state that it would have if an epoch had been abandoned at the loaded position.
+        Returns the item of the last step, or `_END`.
 
-        If an iterable is iterated anew after the first item that follows the load, the new iteration may continue after
-        this item, or begin at the start. The new iteration continues if the state after its first item equals the state
-        after two items of a single iteration. Because this comparison reads items, the position is loaded a second
-        time.
-
-        Returns the item that the last step has yielded, or `_END`.
+        If an iterable is iterated anew after its first item, the new iteration may continue after this item, or begin
+        at the start. The iteration continues if the state after its first item equals the state after two items of a
+        single iteration. This comparison reads items, so the position is loaded a second time.
         """
         item = self._step()
         if item is _END or not is_stateful(self._iterable):
@@ -297,7 +300,7 @@ class StatefulStream:
         return item if continues else self._step()
 
     def _step(self) -> Any:
-        """Requests the first item after the loaded position, which makes the iterable apply this position."""
+        """Requests the first item after the loaded position, because the iterable only then applies this position."""
         item: Any = _END
         if self._base is not _UNKNOWN and self._base[1] is not None and not self._loaded:
             return item  # an iterator with a state has already applied the position
@@ -307,10 +310,9 @@ class StatefulStream:
         return item
 
     def _is_first(self, item: Any) -> bool:
-        """Returns whether `item`, the result of a step, is the first item of an epoch, so that it is yielded later.
+        """Returns whether `item`, the result of a step, is the first item of an epoch and must still be yielded.
 
-        A saved position before the first item may belong to the new epoch or to the end of the previous epoch,
-        depending on the iterable.
+        A position from before the first item may belong to the new epoch or to the end of the previous epoch.
         """
         if item is _END or self._after_first is _UNKNOWN or not is_same(self._base, self._pristine):
             return False
@@ -321,8 +323,7 @@ class StatefulStream:
 
     def _pieces(self) -> Iterator[Iterator[Any]]:
         """Yields an iterator over the first item, and then the iterable's own iterator, so that no code of this class
-        runs for later items.
-        """
+        runs for later items."""
         while self._unread:
             started = self.started
             try:
@@ -331,12 +332,12 @@ class StatefulStream:
                 self.ended = True
                 return
             except BaseException as error:  # the yielded iterator raises the error, and the next call continues
-                if not isinstance(error, Exception):  # Ctrl-C: the item is not yielded, so the position is the old one
+                if not isinstance(error, Exception):  # after Ctrl-C, the item is not yielded, so the position stays
                     self.started, self._unread = started, True
                 yield map(_raise, (error,))
                 continue
             item, first = [first], None
-            yield map(item.pop, (0,))  # no variable keeps the item alive
+            yield map(item.pop, (0,))
         yield self.iterator
         self.ended = True
 

@@ -19,7 +19,6 @@ OUT_OF_TASKS = (
     "the limit of processes and threads (ulimit -u, or pids.max of the container) is reached: raise it, or use fewer "
     "workers and threads"
 )
-#: The usual cause of hangs and crashes of forked children, and the remedy.
 AFTER_FORK = (
     "with start method 'fork' the usual cause is a library whose threads do not survive a fork (JAX, PyAV, obstore, "
     "polars, lance, numba's OpenMP layer): use multiprocessing_context='forkserver'"
@@ -35,47 +34,45 @@ _LOOK = 0.1
 class Latch:
     """A flag for waiting threads that can be set at any time, even while Ctrl-C interrupts the code.
 
-    If Ctrl-C interrupts the Python code of `threading.Event` right after its lock was acquired, the next thread that
-    uses the `Event` hangs forever.
+    If Ctrl-C interrupts `threading.Event` right after its lock was acquired, the next thread that uses the `Event`
+    hangs forever.
     """
 
     __slots__ = ("_gate", "_is_set")
 
     def __init__(self) -> None:
         self._is_set = False
-        #: The method `set` releases this lock, and each waiting thread acquires it. A `SimpleQueue` is unsuitable,
-        #: because its timed wait may never end on a busy machine with CPython 3.11.
+        #: `set` releases this lock, and each waiting thread acquires it. A `SimpleQueue` is unsuitable, because its
+        #: timed wait may never end on a busy machine with CPython 3.11.
         self._gate = threading.Lock()
         self._gate.acquire()
 
     def set(self) -> None:
-        """May be called repeatedly, even by several threads at once."""
+        """Sets the flag. Several threads may call `set` at once."""
         if not self._is_set:
             self._is_set = True
             self._open()
 
     def _open(self) -> None:
-        with suppress(RuntimeError):  # another thread has just released the lock
+        with suppress(RuntimeError):
             self._gate.release()
 
     def is_set(self) -> bool:
         return self._is_set
 
     def wait(self, seconds: float | None = None) -> bool:
-        """Returns whether the flag was set within `seconds`."""
         until = None if seconds is None else time.monotonic() + seconds
         while not self._is_set:
             left = _LOOK if until is None else min(_LOOK, until - time.monotonic())
             if left <= 0:
                 return False
             if self._gate.acquire(timeout=left):
-                # This call releases the lock for the next waiting thread.
                 self._open()
         return True
 
 
 def start(thread: threading.Thread) -> None:
-    """Raises RuntimeError, with the remedy, if the system cannot start another thread."""
+    """Starts a thread. Raises RuntimeError, with the remedy, if the system cannot start another thread."""
     try:
         thread.start()
     except RuntimeError as error:
@@ -92,10 +89,10 @@ class Work(Protocol):
         """Waits at most `seconds` until all threads except the calling thread have ended."""
 
 
-#: A WeakSet is unsuitable, because it runs Python code when an object is freed, and a KeyboardInterrupt in this code
-#: would be lost.
+#: The registered works. A WeakSet runs Python code when an object is freed, and a KeyboardInterrupt in this code would
+#: be lost.
 _running: dict[int, weakref.ref[Any]] = {}
-#: When `_running` has this many entries, the entries of freed objects are removed.
+#: If `_running` has this many entries, the entries of freed objects are removed.
 _full = 64
 
 

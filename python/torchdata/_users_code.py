@@ -26,9 +26,8 @@ _DEEPEST = 16
 
 @dataclass(frozen=True)
 class UsersCode:
-    """The name includes the class, as in `Photos.__getitem__`, and the location is a file and a line, as in
-    `train.py:12`.
-    """
+    """A function of the user. `name` includes the class, as in `Photos.__getitem__`. `location` is a file and a line,
+    as in `train.py:12`."""
 
     name: str
     location: str
@@ -39,16 +38,15 @@ class UsersCode:
 
 
 def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
-    """Returns the user's functions, the outermost function first. For each class, only the first existing method in
-    `methods` is used.
-    """
+    """Returns the user's functions, the outermost function first. Only the first existing method in `methods` counts
+    for each class."""
     found: list[UsersCode] = []
     waiting, seen = [dataset], 0
     while waiting and seen < _DEEPEST:
         one, seen = waiting.pop(0), seen + 1
         if inspect.isgeneratorfunction(one):
             found += _users(one, _plain(getattr(one, "__qualname__", type(one).__qualname__)))
-        elif _is_wrapper(type(one)):
+        elif type(one).__module__.partition(".")[0] in ("torch", "torchdata"):  # such classes only wrap datasets
             if callable(function := getattr(one, "fn", None)):
                 found += _users(function, getattr(function, "__name__", type(function).__qualname__))
             inner = [getattr(one, name, None) for name in _INNER if name in getattr(one, "__dict__", {})]
@@ -62,11 +60,6 @@ def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
     return found
 
 
-def _is_wrapper(kind: type) -> bool:
-    """Classes of PyTorch and of this package only wrap other datasets."""
-    return kind.__module__.partition(".")[0] in ("torch", "torchdata")
-
-
 def _plain(qualified: str) -> str:
     return qualified.rpartition("<locals>.")[2]
 
@@ -78,7 +71,7 @@ def _users(function: Any, name: str) -> Iterator[UsersCode]:
 
 
 def code_of(function: Any) -> CodeType | None:
-    """Unwraps a `partial`, a callable object and a decorated function."""
+    """Returns the code of a function, a `partial`, a callable object or a decorated function."""
     while isinstance(function, partial):
         function = function.func
     if not hasattr(function, "__code__") and not isinstance(function, type):

@@ -19,7 +19,7 @@ def warn_of_upstream() -> None:
     site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with os.scandir(site) as entries:  # importlib.metadata would take longer than the remaining import of the package
         found = [e.name for e in entries if e.name.startswith("torchdata-") and e.name.endswith(".dist-info")]
-    # the distribution from tools/name_wheel.py does not contain modules
+    # the distribution of tools/name_wheel.py contains no modules
     found = [name for name in found if "+rs." not in name]
     if not found:
         return

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Node:
-    """`heat` is the fraction of its process's time that the pipe itself takes, from 0 to 1. `kind` is "source", "end",
-    "waits", or empty.
-    """
+    """A pipe in a picture. `heat` is the fraction of the process's time that the pipe itself takes, from 0 to 1. `kind`
+    is "source", "end", "waits", or empty."""
 
     title: str
     lines: list[str]
@@ -20,7 +19,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Arrow:
-    """If `crosses` is True, the items go to another process."""
+    """A flow of items. `crosses` is True if the items go to another process."""
 
     tail: int
     head: int
@@ -30,7 +29,7 @@ class Arrow:
 
 @dataclass
 class DrawnGroup:
-    """The pipes of one or several processes; groups with lower `column` numbers are closer to the top."""
+    """The pipes of one or several processes. Groups with lower `column` numbers are closer to the top."""
 
     title: str
     nodes: list[Node]
@@ -53,7 +52,7 @@ class DrawnGraph:
         return [node for group in self.groups for node in group.nodes]
 
     def mark_ends(self) -> None:
-        """Nodes without incoming arrows are sources, and nodes without outgoing arrows are ends."""
+        """Marks nodes without incoming arrows as sources, and nodes without outgoing arrows as ends."""
         heads, tails = ({getattr(arrow, end) for arrow in self.arrows} for end in ("head", "tail"))
         for node in self.nodes:
             if node.key not in heads:

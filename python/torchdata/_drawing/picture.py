@@ -1,7 +1,5 @@
-"""Computes the layout of a graph's picture, and draws it as SVG, without external programs.
-
-The picture of a graph without branches fits on a phone.
-"""
+"""Computes the layout of a graph's picture, and draws the picture as SVG without external programs. The picture of a
+graph without branches fits on a phone."""
 
 from __future__ import annotations
 
@@ -13,14 +11,12 @@ from html import escape
 
 from torchdata._drawing.graph import Arrow, DrawnGraph, DrawnGroup, Node
 
-_CHAR, _LINE, _PAD = 6.7, 15, 8  # these sizes are for an 11-pixel font
+_CHAR, _LINE, _PAD = 6.7, 15, 8
 _GAP_X, _GAP_Y, _GROUP_GAP, _MARGIN = 26, 40, 44, 10
-_LONGEST = 44  # the maximum number of characters per line
+_LONGEST = 44
 _HOT, _HOTTEST = "#ef6548", 0.8
-#: The color and the opacity of each kind of pipe.
 _TINTS = {"source": ("#4a90d9", 0.25), "end": ("#6aa84f", 0.25), "waits": ("#888888", 0.2), "": ("#888888", 0.0)}
-#: A standalone picture has a background and follows the reader's color mode, whereas a picture in a page uses the
-#: page's colors.
+#: A standalone picture has a background and follows the reader's color mode. A picture in a page has the page's colors.
 _STYLE = (
     "<style>svg:root{color:#222}svg:root>.ground{fill:#fff}"
     "@media(prefers-color-scheme:dark){svg:root{color:#ddd}svg:root>.ground{fill:#1a1c1e}}</style>"
@@ -28,7 +24,7 @@ _STYLE = (
 
 
 def _tint_of(node: Node) -> tuple[str, float]:
-    """The color shows the pipe's share of the time if it is known, or else the kind of the pipe."""
+    """Returns a color for the pipe's share of the time, or for the kind of the pipe if the share is unknown."""
     if node.heat is None:
         return _TINTS[node.kind]
     return _HOT, _HOTTEST * min(1.0, max(0.0, node.heat))
@@ -45,7 +41,7 @@ def _cells(text: str) -> int:
 
 
 def _shortened(text: str) -> str:
-    """Removes the middle of a text that would make the picture wider than a phone."""
+    """Removes the middle of a text that is too long for the screen of a phone."""
     if _cells(text) <= _LONGEST:
         return text
     kept = _LONGEST // 2 if _cells(text) > len(text) else _LONGEST
@@ -77,7 +73,8 @@ class _Curve:
 
 
 def _rightmost(curve: _Curve) -> float:
-    """A curve reaches at most three quarters of the way from its ends to its control points."""
+    """Returns the x-coordinate of a curve's right edge: at most three quarters of the way from the ends to the control
+    points."""
     ends, middles = (max(point[0] for point in curve.points[place::step]) for place, step in ((0, 3), (1, 1)))
     return ends + 0.75 * max(0.0, middles - ends)
 
@@ -109,13 +106,12 @@ class Picture:
         self.width, self.height = max(40, round(right + _MARGIN)), round(bottom + _MARGIN)
 
     def _place(self, group: DrawnGroup, arrows: list[Arrow], top: float) -> float:
-        """Places the nodes in rows that are centered at x = 0, each node above the nodes that read from it. Returns the
-        y-coordinate of the group's lower edge.
-        """
+        """Places the nodes of a group in centered rows, each node above the nodes that read from it. Returns the
+        y-coordinate of the group's lower edge."""
         keys = {node.key for node in group.nodes}
         within = [(arrow.tail, arrow.head) for arrow in arrows if {arrow.tail, arrow.head} <= keys]
         rank = dict.fromkeys(keys, 0)
-        for _ in keys:  # no path has more steps than there are nodes
+        for _ in keys:  # a path has at most as many steps as there are nodes
             for tail, head in within:
                 rank[tail] = min(rank[tail], rank[head] - 1)
         rows: dict[int, list[_Box]] = defaultdict(list)
@@ -143,7 +139,7 @@ class Picture:
         return bottom
 
     def _centre(self) -> float:
-        """Moves all nodes to the right of the left margin, and returns the largest x-coordinate."""
+        """Moves all nodes to the right of the left margin. Returns the largest x-coordinate."""
         placed = [*self._boxes.values(), *self._frames]
         shift = _MARGIN - min((box.x for box in placed), default=0.0)
         for box in placed:
@@ -154,7 +150,7 @@ class Picture:
         tail, head = self._boxes[arrow.tail], self._boxes[arrow.head]
         if self._row_of[arrow.head] - self._row_of[arrow.tail] > 1:
             return self._curve_beside(arrow, tail, head)
-        # An arrow from another process ends above the title of the process that it points to.
+        # An arrow from another process ends above the title of its target process.
         start = (tail.middle, tail.y + tail.height)
         end = (head.middle, self._top_of[arrow.head] if arrow.crosses else head.y)
         bend = (end[1] - start[1]) / 2
@@ -168,7 +164,7 @@ class Picture:
         start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x + head.width, head.y + head.height / 2)
         # Control points to the right of all processes bend the curve around the processes between its ends.
         points = (start, *((x + (aside - x) / 0.5, y) for x, y in (start, end)), end)
-        label_at = (tail.x, tail.y + tail.height + 10 + 16)  # the label is below the arrow's process
+        label_at = (tail.x, tail.y + tail.height + 10 + 16)
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=True)
 
     def svg(self) -> str:
@@ -178,12 +174,9 @@ class Picture:
             f'viewBox="0 0 {self.width} {self.height}" font-family="monospace" font-size="11">',
             f'{_STYLE}<rect class="ground" width="{self.width}" height="{self.height}" fill="none"/>',
         ]
-        for frame in self._frames:
-            parts.append(_svg_box(frame, 0.35))
-        for curve in self._curves:
-            parts.append(_svg_curve(curve))
-        for box in self._boxes.values():
-            parts.append(_svg_box(box, 0.8))
+        parts += [_svg_box(frame, 0.35) for frame in self._frames]
+        parts += map(_svg_curve, self._curves)
+        parts += [_svg_box(box, 0.8) for box in self._boxes.values()]
         return "\n".join([*parts, "</svg>"])
 
     def _repr_svg_(self) -> str:
@@ -205,7 +198,7 @@ class Picture:
 
 
 def _svg_box(box: _Box, line: float) -> str:
-    """The first line of text is bold, and `line` is the opacity of the border."""
+    """Draws a box with a bold first line. `line` is the opacity of the border."""
     dash = ' stroke-dasharray="4 3"' if box.dashed else ""
     color, strength = box.tint
     parts = [
@@ -222,7 +215,7 @@ def _svg_box(box: _Box, line: float) -> str:
 
 
 def _as_wide_as_reckoned(text: str) -> str:
-    """Makes the text as wide as the layout has assumed, with any font."""
+    """Makes a text as wide as in the layout, with any font."""
     return f' textLength="{_cells(text) * _CHAR:.1f}" lengthAdjust="spacingAndGlyphs"' if text else ""
 
 

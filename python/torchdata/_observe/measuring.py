@@ -26,7 +26,7 @@ FAMILIES: tuple[Family, ...] = (*_OF_LOADER.values(), *_OF_PROCESS.values(), *_O
 
 
 def rank_of(loader: Any) -> int:
-    """Returns 0 if neither the reading service nor the distributed job nor the environment has a rank."""
+    """Returns the rank from the reading service, the distributed job or the environment; by default 0."""
     pipeline = getattr(loader, "_pipeline", None)
     ranks = None if pipeline is None else pipeline.contract.rank_in_epoch()
     if ranks is not None:
@@ -39,11 +39,14 @@ def rank_of(loader: Any) -> int:
 
 
 class Measuring:
-    """Measures a loader repeatedly. Gauges cover the time since the last measurement. Counters never decrease, because
-    readers of metrics interpret a decrease as a restart and count the whole value a second time. The loader's own
-    values may decrease, because times are estimates, and the times of a replaced worker start at zero.
+    """Measures a loader repeatedly.
 
-    The argument `rank` is the label `rank` of all measurements; None means the rank of the loader.
+    Gauges cover the time since the last measurement. Counters never decrease, because readers of metrics interpret a
+    decrease as a restart. The loader's own values may decrease, because times are estimates, and the times of a
+    replaced worker start at zero.
+
+    Args:
+        rank: the label `rank` of all measurements; None for the rank of the loader.
     """
 
     def __init__(self, loader: Any, rank: int | None = None) -> None:
@@ -86,17 +89,16 @@ class Measuring:
         return replace(one, value=told)
 
 
+def _measured(stats: Any, families: dict[str, Family], *labels: str) -> Iterator[Measurement]:
+    for name, family in families.items():
+        if (value := getattr(stats, name)) is not None:
+            yield Measurement(family, labels, float(value))
+
+
 def _of_process(process: ProcessStats) -> Iterator[Measurement]:
-    for name, family in _OF_PROCESS.items():
-        value = getattr(process, name)
-        if value is not None:
-            yield Measurement(family, (process.name,), float(value))
+    yield from _measured(process, _OF_PROCESS, process.name)
     seen: dict[str, int] = {}
     for pipe in process.pipes:
-        # Several pipes with the same class and function are numbered.
         seen[pipe.name] = seen.get(pipe.name, 0) + 1
         called = pipe.name if seen[pipe.name] == 1 else f"{pipe.name} {seen[pipe.name]}"
-        for name, family in _OF_PIPE.items():
-            value = getattr(pipe, name)
-            if value is not None:
-                yield Measurement(family, (process.name, called), float(value))
+        yield from _measured(pipe, _OF_PIPE, process.name, called)

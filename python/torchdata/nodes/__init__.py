@@ -1,9 +1,8 @@
-"""`torchdata.nodes`: data loading by composing iterators whose positions can be saved and restored. PyTorch's torchdata
-has a package of the same name.
+"""`torchdata.nodes`: data loading by composing iterators whose positions can be saved and restored, as in PyTorch's
+package of the same name.
 
 Role: a node reads other nodes, and returns an item for each call of `next`. A node can be reset to its beginning or to
-a saved state. `Loader` reads the last node once per epoch. Importing this package imports PyTorch, which other parts of
-`torchdata` do not need.
+a saved state. `Loader` reads the last node once per epoch. Importing this package imports PyTorch.
 """
 
 from __future__ import annotations

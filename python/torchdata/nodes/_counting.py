@@ -1,8 +1,7 @@
 """The counters of a `Loader` of nodes.
 
-Role: the statistics always count the items that the loader yields, and the items that the processes of nodes compute.
-With `stats="full"`, the statistics also have a row for each node. A wrapper around the node's iterator counts the items
-and measures the time.
+Role: the statistics count the items that the loader yields, and the items that the processes of nodes compute. With
+`stats="full"`, a wrapper around the iterator of each node also counts and times the items of this node.
 """
 
 from __future__ import annotations
@@ -25,11 +24,10 @@ from torchdata.nodes.base_node import BaseNode, nodes_of, sources_of
 class NodeRecorder(BatchRecorder):
     name = NODES
 
-    #: The statistics that contain the rows of the nodes, and the number of the loader's row.
+    #: The counters with the rows of the nodes, and the number of the loader's row.
     _bound: tuple[Counting, int] | None = None
 
     def begin_graph(self, iterator: SharedIterator, root: BaseNode[Any]) -> None:
-        """Creates the rows of the statistics. Called before the graph that ends in `root` is reset."""
         mappers: list[Any] = [node for node in nodes_of(root) if getattr(node, "processes", None) is not None]
         new_board = partial(StatsBoard, 1 + sum(node.num_workers for node in mappers), 1, PIPES, self.full)
         counting = self._counting_here(new_board)
@@ -60,7 +58,7 @@ def _rows_of(root: BaseNode[Any]) -> Iterator[tuple[IterationToken, str, str, in
 
 
 def _is_part(node: BaseNode[Any]) -> bool:
-    """Returns whether another node of this package has created the node internally."""
+    """Returns whether a node is a part of another node, which has created it."""
     return type(node).__name__.startswith("_") and not is_users(type(node))
 
 
@@ -73,7 +71,7 @@ def _read_by(node: BaseNode[Any]) -> Iterator[BaseNode[Any]]:
 
 
 def _named(node: BaseNode[Any]) -> tuple[str, str]:
-    """Returns the name of the user's dataset or function in a node, or else of the node, and the location of the user's
+    """Returns the name of the dataset or function in a node (or else of the node), and the location of the user's
     code."""
     function = getattr(node, "map_fn", None)
     dataset = getattr(function, "__self__", None) if getattr(function, "__name__", "") == "__getitem__" else None

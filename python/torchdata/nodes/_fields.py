@@ -1,7 +1,7 @@
 """Reads and checks the fields of a node's saved state, and requests the states of its sources.
 
-Role: nodes that read ahead request the state of their source at each item, although the program requests no state. If
-the source does not support states, its error is stored, and raised only if the program requests a state.
+Role: nodes that read ahead request the state of their source at each item. If the source does not support states, its
+error is stored, and raised only if the program requests a state.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ class StateFields:
         return value
 
     def state(self, key: str) -> Any:
-        """Returns a field that contains the state of another object, such as the source; None at the beginning of an
-        epoch."""
+        """Returns a field with the state of another object, such as the source."""
         value = self[key]
         if not isinstance(value, Mapping) and not self._is_beginning:
             raise self.wrong(key, "must be a dict")
@@ -91,8 +90,6 @@ def _shown(value: Any) -> str:
 
 
 class Unsaved:
-    """Stored instead of the state of a node that does not support states."""
-
     def __init__(self, error: NotImplementedError) -> None:
         self.error = error.with_traceback(None)  # the traceback would keep the variables of its frames alive
 

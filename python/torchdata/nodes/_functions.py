@@ -10,7 +10,7 @@ from torchdata._engine.items.failures import describe, reraise
 
 
 def not_the_end(what: str, cause: BaseException) -> RuntimeError:
-    """Returns the error that replaces a StopIteration raised by a user's function (see PEP 479)."""
+    """Returns an error that replaces a StopIteration of a user's function (see PEP 479)."""
     error = RuntimeError(
         f"the {what} raised StopIteration, which would end the epoch although the source has more items; catch it in "
         "the function (`next(iterator, default)` does not raise it)"
@@ -20,10 +20,10 @@ def not_the_end(what: str, cause: BaseException) -> RuntimeError:
 
 
 class Failure:
-    """The entry in a list of results for a call that raised an error.
+    """Replaces the result of a call that raised an error in a list of results.
 
     Args:
-        error: the error; for an error in another process, its description.
+        error: the error, or its description if another process has raised it.
     """
 
     def __init__(self, error: BaseException | tuple[Any, ...]) -> None:
@@ -45,8 +45,8 @@ def error_of(description: tuple[Any, ...]) -> BaseException:
 
 
 class MapEach:
-    """Calls a function with each item of a list, and returns a list of results. If a call raises, the list contains a
-    `Failure` in place of the result, unless the error is not of the class `caught`."""
+    """Calls a function with each item of a list. If a call raises an error of the class `caught`, the list of results
+    contains a `Failure` in place of the result."""
 
     def __init__(self, function: Callable[[Any], Any], caught: type[BaseException] = BaseException) -> None:
         self.function, self.caught = function, caught

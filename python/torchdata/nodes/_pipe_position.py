@@ -1,7 +1,5 @@
-"""Adapts a pipe of `torchdata.datapipes` to the protocol `Stateful`, so that a node can read it and save its position.
-
-Role: saves the seed and the epoch number in addition to the state of the pipe's graph, which does not contain them.
-"""
+"""Adapts a pipe of `torchdata.datapipes` to the protocol `Stateful`. The state also contains the seed and the number of
+the epoch."""
 
 from __future__ import annotations
 
@@ -17,8 +15,7 @@ from torchdata.nodes.base_node import BaseNode, is_repeatable
 
 
 class PipePosition(PipePasses):
-    """A pipe with the seeds of its epochs. If `seed` is None, each epoch draws new seeds for the random pipes of the
-    graph."""
+    """A pipe with the seeds of its epochs. If `seed` is None, each epoch draws new seeds."""
 
     EPOCH_KEY, PIPE_KEY = "epoch", "pipe"
 
@@ -29,7 +26,13 @@ class PipePosition(PipePasses):
 
     def _prepare(self) -> None:
         if self.seed is not None:
-            _set_seed(self.pipe, self.seed, self._epoch)
+            from torchdata.dataloader2.graph import set_graph_random_seed
+            from torchdata.dataloader2.random import SeedGenerator
+
+            # `spawn` returns a generator whose own children would have equal seeds, so the children of a second
+            # generator are used.
+            of_epoch = SeedGenerator(self.seed).spawn(self._epoch).generate_seed()
+            set_graph_random_seed(self.pipe, SeedGenerator(of_epoch))
         else:
             from torchdata.dataloader2.graph.settings import random_pipes
 
@@ -39,11 +42,10 @@ class PipePosition(PipePasses):
         self._epoch += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a state that does not change when the iteration continues."""
         return {self.EPOCH_KEY: self._epoch, self.PIPE_KEY: save_state(self.pipe)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores a position. A state can be loaded several times."""
+        """Restores a position. The same state can be loaded several times."""
         fields = StateFields("from_pipe", state_dict, begins=False)
         epoch = fields.integer(self.EPOCH_KEY, least=0)
         load_state(self.pipe, fields[self.PIPE_KEY])
@@ -61,17 +63,8 @@ class PipePosition(PipePasses):
         return all(map(is_repeatable, self.nodes()))
 
     def nodes(self) -> list[BaseNode[Any]]:
-        """Returns the nodes that pipes of the graph read."""
         nodes = (getattr(pipe, "source_node", None) for pipe in Graph(self.pipe))
         return [node for node in nodes if isinstance(node, BaseNode)]
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_epoch": 0, "_loaded": False}
-
-
-def _set_seed(pipe: IterDataPipe[Any], seed: int, epoch: int) -> None:
-    from torchdata.dataloader2.graph import set_graph_random_seed
-    from torchdata.dataloader2.random import SeedGenerator
-
-    of_epoch = SeedGenerator(seed).spawn(epoch).generate_seed()  # children of this generator would get equal seeds
-    set_graph_random_seed(pipe, SeedGenerator(of_epoch))

@@ -3,10 +3,9 @@
 Role: a thread of the main process sends one item, or several small items in one message, and waits for the answers.
 Each answer is a separate message, so if a process exits, only unfinished answers are lost.
 
-The first message to a process also contains its worker number and the base seed, from which it seeds its generators.
-The base seed is the number that PyTorch's loader would draw from torch's global generator. The base seed is drawn from
-a copy of the global generator, so the random numbers of the main process do not change. If a program restores the
-global generator before it resumes, the processes get the same seeds as in the uninterrupted run.
+The first message to a process also contains its worker number and the base seed, from which the process seeds its
+generators. The base seed is the number that PyTorch's loader would draw from torch's global generator. The seed is
+drawn from a copy of this generator, so the random numbers of the main process do not change.
 """
 
 from __future__ import annotations
@@ -35,10 +34,9 @@ from torchdata._observe.outside.stalls import Patience, warn_in_thread
 from torchdata._observe.stats.counting import Pages
 from torchdata.nodes._functions import error_of, not_the_end
 
-#: While a thread waits for an answer, it checks at intervals of this many seconds whether the process is running.
+#: The number of seconds between two checks of a waiting thread whether the process is running.
 _SLICE = 0.2
-#: If computing the items of one message takes longer than this number of seconds, other processes compute the items
-#: that this process has not begun.
+#: If the items of one message take more than this number of seconds, other processes compute the remaining items.
 _LONG = 0.01
 
 _local = threading.local()
@@ -46,8 +44,7 @@ _local = threading.local()
 
 @contextmanager
 def one_reset() -> Iterator[None]:
-    """Within this context, each call of `base_seed` by this thread returns a different number. A nested context has no
-    effect."""
+    """Within this context, each call of `base_seed` by this thread returns a different number."""
     if getattr(_local, "copy", None) is not None:
         yield
         return
@@ -60,7 +57,7 @@ def one_reset() -> Iterator[None]:
 
 
 def base_seed() -> int:
-    """Returns a seed that is reproducible after `torch.manual_seed`."""
+    """Returns a seed that `torch.manual_seed` makes reproducible."""
     with one_reset():
         return int(torch.empty((), dtype=torch.int64).random_(generator=_local.copy).item())
 
@@ -69,9 +66,9 @@ class Workers(Group):
     """Processes that call a function.
 
     Args:
-        survived: the kinds of process exits after which the process is replaced. Other exits raise an error.
+        survived: the kinds of process exits after which a process is replaced. Other exits raise an error.
         timeout: the maximum number of seconds until a process returns a result; None for no limit.
-        pages: memory in the loader's statistics for the counters of the processes; None without a loader.
+        pages: memory for the counters of the processes; None without a loader.
     """
 
     def __init__(
@@ -97,47 +94,42 @@ class Workers(Group):
 
     @property
     def serve_on(self) -> bool:
-        """Whether the processes can be used after a reset of the node: all are running, or exited processes are
-        replaced."""
+        """Whether the processes can be used after a reset of the node."""
         return self.restarts is not None or not any(process.ended for process in self.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
         self.patience.is_awaited = lambda: queue.is_awaited
-        self.end_epoch()  # ends the epoch from before the reset of the node
+        self.end_epoch()
         self.begin_epoch()
 
 
 class MapWorker:
-    """Sends items to one process, and receives the results."""
-
     def __init__(self, group: Workers, number: int, output: Link) -> None:
         self._group, self._members, self._index = weakref.ref(group), group.members, number
         self._base_seed, self._timeout = group.base_seed, group.timeout
-        #: Worker numbers, from which seeds are computed: one for the original process, and another for each
-        #: replacement.
         self._numbers = count(number, group.members.num_workers)
-        #: The base seed and the worker number of the process; None once both have been sent.
+        #: The base seed and the worker number of the process, or None if both were sent.
         self._seed: tuple[int, int] | None = None
         self._patience, self._restarts = group.patience, group.restarts
         self._look = group.look_at(number)
-        #: The number of processes that were killed because they returned no result for the current item.
+        #: The number of processes that were killed because of the current item.
         self._tries = 0
         self._read(group, output)
-        #: A thread holds this lock while the process computes the thread's items. After a reset of the node, a thread
-        #: from before the reset may still hold the lock.
+        #: A thread holds this lock while the process computes the thread's items. A thread from before a reset may
+        #: still hold the lock.
         self._calling = threading.Lock()
         self._number = 0
-        #: Seconds that the process spent on its last items, excluding waits for the main process.
+        #: Seconds that the process spent on its last items, without waits.
         self.spent = 0.0
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | BaseException | None]:
         """Calls `map_fn` in the worker process with each item.
 
-        Yields lists of results as they arrive. If a call raises, yields the error of the call. If the items take too
-        long, the process stops early; then yields None and ends, without the remaining items.
+        Yields lists of results as they arrive, and the error of each call that raises. If the items take too long, the
+        last yielded value is None, and the remaining items are not computed.
 
         Args:
-            items: the items. A single item is removed from the list once the item is sent, so that it can be freed.
+            items: the items. A single item is removed from the list once it was sent, so that its memory can be freed.
         """
         end, at = len(items), 0
         with self._calling:
@@ -158,12 +150,12 @@ class MapWorker:
                                 done = len(answer) if isinstance(answer, list) else 1
                                 self._number, at = self._number + done, at + done
                             del answers, answer  # the variables would keep a result alive during the next wait
-                    except Exception as error:  # this item cannot be sent, or its process exited and is not replaced
+                    except Exception as error:
                         self._tries = 0
                         yield error
                         self._number, at = self._number + 1, at + 1
             finally:
-                self._number += end - at  # answers to unfinished items are ignored if they arrive later
+                self._number += end - at  # later answers to unfinished items are ignored
                 self._patience.came_of(self._index)
 
     def _send(self, items: list[Any], at: int) -> None:
@@ -181,17 +173,15 @@ class MapWorker:
             items[0] = None
 
     def _receive(self) -> list[list[Any] | BaseException | None] | None:
-        """Waits for results of the items that were sent last, and returns them in the form that `results` yields.
-
-        Returns None if the process has exited and may be replaced.
-        """
+        """Returns results of the items that were sent last, in the form that `results` yields, or None if the process
+        has exited and may be replaced."""
         began = monotonic()
         slice_ = _SLICE if self._timeout is None else min(_SLICE, self._timeout / 4)
         while True:
-            ended = self._process.ended  # read first, because all answers of an exited process are already available
+            ended = self._process.ended  # read first, because the answers of an exited process are then complete
             results, spent, behind = self._collector.receive_results(0, self._number, 0.0 if ended else slice_)
             answers: list[list[Any] | BaseException | None] = [results] if results else []
-            if isinstance(behind, BaseException):  # the main process cannot unpickle the result
+            if isinstance(behind, BaseException):
                 answers.append(behind)
             elif behind is not None and behind[0] > self._number:
                 _, description, spent = behind
@@ -225,11 +215,11 @@ class MapWorker:
             members.report_exit(self._index)
         received, ended = [0] * members.num_workers, [False] * members.num_workers
         received[self._index] = self._number  # the number of items that the process has completed
-        with members.sending:  # several threads may replace processes at the same time
+        with members.sending:
             places = restarts.on_death([self._index], received, ended, False)
             try:
                 made = restarts.on_replace(places, ([], None), ended)
-            except RuntimeWarning as warning:  # a filter turns warnings into errors, but the exit has been handled
+            except RuntimeWarning as warning:  # warnings are errors, but the exit was handled
                 made = restarts.on_replace(places, ([], None), ended)
                 warn_in_thread(warning)
             ((_, link, _),) = made
@@ -248,7 +238,7 @@ class _Caller:
 
     def __init__(self, child: ChildLoop) -> None:
         self._sender, self._where, self._counting = child.sender, child.setup.where, child.counting
-        #: The user's function. None if it cannot be loaded in this process; `failure` is then the reason.
+        #: The user's function, or None if the function cannot be loaded in this process. `failure` is then the reason.
         self._function: Any = None
         self.failure: tuple[Any, ...] | None = None
 
@@ -268,9 +258,9 @@ class _Caller:
         while items:
             more = len(items) > 1
             try:
-                # `send` would copy the memory of a result that was stored in a variable.
+                # `send` would copy a result that a variable refers to
                 send(number, function(items.pop()), spent := monotonic() - begun, more)
-            except BaseException as error:  # raised by the function, or by pickling its result
+            except BaseException as error:
                 spent = monotonic() - begun
                 self._sender.send_message((number, self.failure or self._described(error), spent))
             number += 1

@@ -1,16 +1,15 @@
-"""Reads a source ahead in threads, with an exact position. Used by ParallelMapper, Prefetcher and PinMemory.
+"""Reads a source ahead in threads, with an exact position, for ParallelMapper, Prefetcher and PinMemory.
 
 Role: the thread that reads a node uses `ReadSource`, and the threads that read ahead use `_Work`. One thread at a time
 takes an item from the source. While this thread processes the item, another thread can take the next item.
 
-The queue stores the results, returns them in the source's order if required, and tracks the position: a snapshot of the
-source, and the numbers of the items that were yielded after the snapshot. A state does not contain items in progress,
-because a resumed node rereads them.
+The queue stores the results and the position: a snapshot of the source, and the numbers of the items that were yielded
+after the snapshot. A resumed node rereads items that were in progress.
 
-If the program abandons an epoch, a thread reads all items that could have been read ahead. This reading makes the
-counters and random draws of the source depend only on the number of yielded items, not on timing.
+If the program abandons an epoch, a thread reads all items that could have been read ahead, so that the counters and
+random draws of the source do not depend on timing.
 
-Threads refer to `_Work` and the source, but never to the node, so that the deletion of the node ends the threads.
+Threads refer to `_Work` and the source, but not to the node, so that deleting the node ends the threads.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ import contextlib
 import math
 import sys
 from collections.abc import Callable, Sequence
-from itertools import repeat, starmap
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from torchdata._native import SourceReader
@@ -33,40 +31,38 @@ from torchdata.nodes.base_node import BaseNode, PassingNode, T, advance_of, chec
 if TYPE_CHECKING:
     from torchdata.nodes._processes import MapWorker
 
-#: The function to call with each item; None if the node returns items unchanged.
+#: The function that is called with each item, or None to return items unchanged.
 Function = Callable[[Any], Any] | None
 
-#: The maximum number of items per message to a process, and the maximum number of seconds for computing these items.
+#: The maximum number of items per message to a process, and the maximum number of seconds for these items.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
-#: Items are not divided among several processes if computing all of them takes less than this number of seconds,
-#: because an additional message would take as long.
+#: Items that take less than this number of seconds together are not divided among processes, because a message would
+#: take as long.
 _WORTH_A_MESSAGE = 0.00005
-#: The maximum number of seconds that `shutdown` waits for threads to finish their current calls.
+#: The maximum number of seconds that `shutdown` waits for current function calls.
 _SECONDS = 5.0
 
 
 class _Work(ReadAhead):
-    """The work of the threads. `reader` is used only by the thread that is currently reading the source.
+    """The work of the threads. Only the thread that is reading the source uses `reader`.
 
     Args:
         limit: the maximum number of items that were taken from the source but not yet yielded.
-        wanted: the number of items that the source must yield after its snapshot, according to the loaded state. The
-            node raises ValueError if the source has fewer than `wanted` items.
+        wanted: the number of items that the source must yield after its snapshot, according to the loaded state.
         **options: the arguments `in_order`, `place` and `grows` of the queue. `place` consists of a snapshot of the
-            source, the number of items to drop directly after the snapshot, and the positions of further items to drop.
-            `grows` consists of the maximum to which `limit` grows while items are small, the number of consecutive
-            small items so far, and the current limit; None for a fixed limit.
+        source, the number of items to drop directly after the snapshot, and the positions of further items to drop.
+        `grows` consists of the maximum to which `limit` grows while items are small, the number of consecutive small
+        items, and the current limit; None for a fixed limit.
     """
 
     def __init__(self, name: str, limit: int, reader: SourceReader, wanted: int, **options: Any) -> None:
         options["when_closed"] = f"{name} was shut down: reset it, or make a new iterator of its Loader"
         super().__init__(name, limit, f"torchdata-{name}", several=True, keeps=False, **options)
         self.name, self.reader, self.wanted = name, reader, wanted
-        #: After the queue is closed, `read_on` reads the source until this many items have been taken.
         self.read_on_to = 0
 
     def serve(self, function: Function, prepare: Callable[[], object] | None) -> None:
-        """Takes items from the source and calls the function. Each thread runs this method until the source ends."""
+        """Takes items from the source and calls the function, in each thread."""
         queue, reader, slot = self.queue, self.reader, None
         while slot is not None or (slot := queue.reserve()) is not None:
             try:
@@ -85,17 +81,16 @@ class _Work(ReadAhead):
             else:
                 queue.leave_source(slot)
                 slot = self._call(function, slot, *taken)
-            del taken  # the variable would keep an item alive that the program has deleted
+            del taken  # the variable would keep a deleted item alive
 
     def read(self) -> None:
-        """Reads the source, and passes items to the threads that run `call`. Exactly one thread runs this method."""
         while (stopped := self.reader.hand_over(self.queue)) is not None:
             self._stop(*stopped)
             del stopped
 
     def call(self, worker: MapWorker, sharers: int) -> None:
-        """Takes items from the thread that runs `read`, and computes them in a process. `sharers` threads run this
-        method, each with its own process."""
+        """Takes items from the thread that runs `read`, and computes them in a process. Each of the `sharers` threads
+        that run this method has its own process."""
         queue, most, pace = self.queue, 1, math.inf
         while (claimed := queue.claim_some(int(_WORTH_A_MESSAGE / pace), most, sharers)) is not None:
             slots, items = claimed
@@ -112,7 +107,8 @@ class _Work(ReadAhead):
                     done += 1
                 del results
             del items
-            # A single slow call, which another program may have caused, at most doubles the estimated time per item.
+            # A single slow call at most doubles the estimated time per item, because another program may have slowed
+            # the call.
             pace = min(2 * pace, max(worker.spent, 1e-9) / max(done, 1))
             most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER / pace)))
 
@@ -128,12 +124,11 @@ class _Work(ReadAhead):
                 f"{self.name}: the state was saved {self.wanted} items after the source's, but the source ended after "
                 f"{reader.index} ({ReadSource.STEPS_KEY!r} in the state); load it with the data that it was saved with"
             )
-            reader.index = self.wanted  # this error is raised only once; the next request raises StopIteration
+            reader.index = self.wanted
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Calls the function with an item. Returns the slot for this thread's next item; None if no slot was
-        reserved."""
+        """Calls the function with an item. Returns the reserved slot for this thread's next item, or None."""
         try:
             result = function(item)
         except StopIteration as error:
@@ -146,7 +141,6 @@ class _Work(ReadAhead):
         return None
 
     def read_on(self) -> None:
-        """Reads the source until `read_on_to` items have been taken. Called while no other thread reads the source."""
         with contextlib.suppress(BaseException):
             while self.reader.index < self.read_on_to:
                 self.reader.advance()
@@ -157,10 +151,9 @@ class ReadSource:
     """Reads a source in threads, from one reset of a node to the next.
 
     Args:
-        in_order: whether results keep the source's order. With `in_order=False`, results are yielded once they are
-            ready.
+        in_order: whether results keep the source's order.
         prepare: a function that each thread calls once, before it reads the source.
-        workers: instead of `functions`, the objects that send items to processes, one for each thread.
+        workers: objects that send items to processes, one for each thread; these objects replace `functions`.
         grows_to: the maximum to which `limit` grows while items are small; 0 for a fixed limit.
     """
 
@@ -170,7 +163,7 @@ class ReadSource:
     NUM_YIELDED_KEY = "num_yielded"
     GROWTH_KEY = "read_ahead"
 
-    #: The maximum number of seconds that a reset waits for threads from before the reset to finish reading the source.
+    #: The maximum number of seconds that a reset waits for earlier threads to stop reading the source.
     patience: ClassVar[float] = 60.0
 
     def __init__(
@@ -198,8 +191,8 @@ class ReadSource:
             position = self._loaded(fields)
             if grows_to and self.GROWTH_KEY in fields:
                 row, ahead = self._grown(fields)
-            source.reset(copied(position[0]))  # `reset` may modify the copy, but not the saved position
-        # If the order of the source may vary, the number of an item does not identify it, so each item needs a
+            source.reset(copied(position[0]))  # `reset` may modify its argument
+        # If the order of the source may vary, the number of an item does not identify the item, so each item needs a
         # snapshot.
         repeatable = is_repeatable(source)
         frequency = node.snapshot_frequency if repeatable else 1
@@ -210,9 +203,9 @@ class ReadSource:
         reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(later))
         options = {"in_order": in_order or not repeatable, "place": position, "grows": grows}
         self.work = _Work(name, limit, reader, max(later, default=dropped - 1) + 1, **options)
-        #: Returns the next result, or raises the error of its item, after which further results can be read. Raises
-        #: StopIteration at the end, and RuntimeError if the threads were shut down or belong to another process.
-        self.next: Callable[[], Any] = reader_of(starmap(self.work.queue.pop, repeat(())))
+        #: Returns the next result, or raises the error of its item. Raises StopIteration at the end, and RuntimeError
+        #: if the threads were shut down or belong to another process.
+        self.next: Callable[[], Any] = reader_of(self.work.queue)
         work = self.work
         for function in functions:
             if not work.start(work.serve, function, prepare):
@@ -227,8 +220,7 @@ class ReadSource:
                 break
 
     def _grown(self, fields: StateFields) -> tuple[int, int]:
-        """Returns two numbers of a state: the consecutive small items so far, and the current limit of the
-        read-ahead."""
+        """Returns the number of consecutive small items, and the current limit of the read-ahead."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
             raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
@@ -264,9 +256,11 @@ class ReadSource:
     # -- shutdown -----------------------------------------------------------------------------------
 
     def leave(self, read_on: bool) -> None:
-        """Closes the queue, and waits for the threads to stop reading. If `read_on` is True, then reads the source up
-        to the maximum read-ahead, for at most `patience` seconds, so that the next epoch of the source does not depend
-        on timing."""
+        """Closes the queue, and waits for the threads to stop reading.
+
+        With `read_on=True`, also reads the source as far as the threads may read ahead, for at most `patience` seconds,
+        so that the next epoch of the source does not depend on timing.
+        """
         work = self.work
         work.close()
         if work.is_inherited:
@@ -286,7 +280,7 @@ class ReadSource:
         last = ReadAhead(work.name, 1, f"torchdata-{work.name}_last")
         try:
             last.start(work.read_on)
-        except RuntimeError:  # the system cannot start another thread
+        except RuntimeError:
             work.read_on()
         if not last.join(self.patience):
             work.read_on_to = 0
@@ -320,7 +314,7 @@ class ThreadedNode(PassingNode[T]):
         raise NotImplementedError(f"{type(self).__name__} must define _begin")
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`. Threads from before the reset end, and new threads read ahead from the new position.
+        """Ends the threads from before the reset, and starts threads that read ahead from the new position.
 
         If the last epoch is not over, the source is first read as far as the threads may read ahead, so that its state
         (for example, the number of epochs in a sampler) does not depend on timing.
@@ -333,9 +327,8 @@ class ThreadedNode(PassingNode[T]):
         super().reset(initial_state)
 
     def get_state(self) -> dict[str, Any]:
-        """Returns the position. The state does not contain items that were read ahead, because a resumed node rereads
-        them."""
-        if self._run is None:  # the last reset has failed, because `state_dict` resets a new node
+        """Returns the position. A resumed node rereads items that were read ahead."""
+        if self._run is None:
             raise RuntimeError(f"{self._called} has no state: its last reset() has failed; reset it")
         return self._run.state()
 
@@ -350,7 +343,7 @@ class ThreadedNode(PassingNode[T]):
             run.work.join(_SECONDS)
 
     def _close_run(self) -> ReadSource | None:
-        """Closes the current run, and returns the run, because another thread may replace `_run`."""
+        """Closes and returns the current run, because another thread may replace `_run`."""
         run = self._run
         if run is not None:
             run.work.close()

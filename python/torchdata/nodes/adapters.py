@@ -1,7 +1,5 @@
-"""Nodes at the beginning of a graph: IterableWrapper, SamplerWrapper, MapStyleWrapper.
-
-If an iterable has no state, a resumed node rereads it up to the saved position.
-"""
+"""IterableWrapper, SamplerWrapper, MapStyleWrapper: nodes at the beginning of a graph. If an iterable has no state, a
+resumed node rereads the iterable up to the saved position."""
 
 from __future__ import annotations
 
@@ -44,48 +42,41 @@ class IteratingNode(BaseNode[T]):
     ITERATOR_KEY = "_iterator"
 
     _of_a_run: ClassVar[frozenset[str]] = frozenset(
-        {"_digest", "_iterator", "_loaded_digest", "_num_yielded", "_saved", "_started", "_steps", "_stream"}
-        | {"_to_drop"}
+        {"_digest", "_iterator", "_loaded_digest", "_saved", "_started", "_steps", "_stream", "_to_drop"}
     )
 
-    #: The current iterator, and an iterator that calls `next` with it.
+    #: The current iterator. A loop over `_steps` yields the items of the iterator.
     _iterator: Iterator[Any] = iter(())
     _steps: Iterator[Any] = iter(())
-    #: The iterable, if it has a state. `_is_exact`: whether the iterable's state is exact even before the first item.
+    #: The iterable, if it has a state. `_is_exact` is True if this state is exact even before the first item.
     _stateful: Stateful | None = None
     _is_exact = False
     _stream: StatefulStream | None = None
 
     _num_yielded = 0
     _started = False
-    #: The number of items to reread and drop before the next item, for an iterable without a state.
     _to_drop = 0
-    #: A checksum of some items of an iterable without a state. `_loaded_digest`: the checksum in a loaded state, which
-    #: must equal `_digest` after the items are reread.
+    #: A checksum of some items of an iterable without a state. After the items of a loaded state are reread, `_digest`
+    #: must equal `_loaded_digest`.
     _digest: SampleDigest | None = None
     _loaded_digest: SampleDigest | None = None
 
-    #: The last state of the pipe that was requested between two items.
     _saved: dict[str, Any] | None = None
 
-    #: The name of the node's attribute that contains the iterable.
     ITERABLE: ClassVar[str]
 
-    @property
-    def _it(self) -> Iterator[Any]:
-        return self._iterator
-
-    @_it.setter
-    def _it(self, iterator: Iterator[Any]) -> None:
-        self._iterator, self._steps = iterator, map(next, repeat(iterator))
+    def _use(self, iterator: Iterator[Any]) -> None:
+        # A loop calls `iter` with the iterator, which returns a built-in iterator unchanged, but may reset others.
+        is_built_in = type(iterator).__module__ in ("builtins", "itertools")
+        self._iterator, self._steps = iterator, iterator if is_built_in else map(next, repeat(iterator))
 
     def _prepare(self) -> None:
-        """Prepares the iterable before an iteration, or before a state is loaded."""
+        """Prepares the iterable before an iteration or a load."""
 
     # -- resets -------------------------------------------------------------------------------------
 
     def _begin_epoch(self) -> None:
-        if self._to_drop:  # no item was read after loading, but the next epoch depends on the loaded position
+        if self._to_drop:  # the next epoch depends on the loaded position, even if no item was read after the load
             with contextlib.suppress(Exception):
                 self._arrive()
         self._num_yielded, self._started, self._to_drop = 0, False, 0
@@ -101,7 +92,7 @@ class IteratingNode(BaseNode[T]):
             self._stream = StatefulStream(iterable, self._prepare, is_exact=self._is_exact)
         stream = self._stream
         rest = stream.begin() if state is None else stream.go_to(state)
-        self._it = rest if stream.has_state else stream.iterator
+        self._use(rest if stream.has_state else stream.iterator)
         return stream.has_state
 
     def _return_to(self, yielded: int) -> None:
@@ -111,7 +102,8 @@ class IteratingNode(BaseNode[T]):
             RuntimeError: the iterable is a one-shot iterator, or the position of its pipe was never saved.
         """
         iterable = getattr(self, self.ITERABLE)
-        self._it, why = iter(()), None
+        self._use(iter(()))
+        why = None
         state = self._saved if isinstance(self._stateful, PipePosition) else self.get_state()
         if state is None:
             why = "the position of its pipe was never saved"
@@ -126,8 +118,7 @@ class IteratingNode(BaseNode[T]):
             self.next()
 
     def _new_digest(self) -> SampleDigest | None:
-        """Returns a new checksum; None if the iterable has a state. Only an iterable without a state may yield other
-        items when it is reread."""
+        """Returns a new checksum for an iterable that may yield other items when it is reread, or None."""
         iterable = getattr(self, self.ITERABLE)
         is_sampled = self._stateful is None and is_stream(iterable) and type(iterable) is not SequentialSampler
         return SampleDigest() if is_sampled else None
@@ -153,11 +144,11 @@ class IteratingNode(BaseNode[T]):
             raise fields.wrong(self.DIGEST_KEY, "must be two integers") from None
 
     def _arrive(self) -> None:
-        if self._digest is None and seek(self._it, self._to_drop):
+        if self._digest is None and seek(self._iterator, self._to_drop):
             self._to_drop = 0
         while self._to_drop:
             try:
-                item = next(self._it)
+                item = next(self._iterator)
             except StopIteration:
                 raise ValueError(
                     f"{type(self).__name__}: the state was saved after {self._num_yielded} items, but there are only "
@@ -183,12 +174,12 @@ class IteratingNode(BaseNode[T]):
         yielded."""
         if not self._started or self._to_drop:
             if self._stream is None:
-                self._advance()  # raises an error
+                self._advance()
             self._started = True
             self._arrive()
         item: Any = _NONE
         try:
-            for read in self._steps:  # Ctrl-C cannot interrupt between reading and storing
+            for read in self._steps:  # Ctrl-C cannot interrupt between reading and storing an item
                 item = read
                 break
             else:
@@ -198,16 +189,16 @@ class IteratingNode(BaseNode[T]):
         except Exception:
             raise
         except BaseException:
-            # The exception has ended a generator, may have made a pipe lose an item, or has interrupted `add`.
-            if item is not _NONE or self._stateful is not None or getattr(self._it, "gi_frame", self) is None:
-                self._it = _Interrupted(self)
+            # The exception has ended a generator, has made a pipe lose an item, or has interrupted `add`.
+            if item is not _NONE or self._stateful is not None or getattr(self._iterator, "gi_frame", self) is None:
+                self._use(_Interrupted(self))
             raise
         self._num_yielded += 1
         return item  # type: ignore[no-any-return]
 
     def get_state(self) -> dict[str, Any]:
-        if isinstance(self._it, _Interrupted):
-            self._it.read_again()
+        if type(self._iterator) is _Interrupted:
+            self._iterator.read_again()
         state: dict[str, Any] = {self.NUM_YIELDED_KEY: self._num_yielded}
         if self._stateful is None:
             digest = self._loaded_digest or self._digest
@@ -239,24 +230,23 @@ class IteratingNode(BaseNode[T]):
 
 
 class _Interrupted(Iterator[Any]):
-    """Stands in for a node's iterator after an exception such as KeyboardInterrupt has interrupted it.
-
-    The node rereads its iterable before it returns the next item or state.
-    """
+    """Replaces a node's iterator after Ctrl-C has interrupted the iterator. The node rereads its iterable before it
+    returns the next item or state."""
 
     def __init__(self, node: IteratingNode[Any]) -> None:
         self._node, self._yielded = node, node._num_yielded
 
     def __next__(self) -> Any:
         self.read_again()
-        return next(self._node._it)
+        return next(self._node._iterator)
 
     def read_again(self) -> None:
         node, yielded = self._node, self._yielded
         try:
             node._return_to(yielded)
         except BaseException as error:
-            node._it, node._num_yielded, node._started, node._to_drop = self, yielded, True, 0
+            node._use(self)
+            node._num_yielded, node._started, node._to_drop = yielded, True, 0
             if isinstance(error, StopIteration):
                 raise not_the_end(f"pipe of {type(node).__name__}, when it was read again", error) from error
             raise
@@ -395,7 +385,7 @@ class SamplerWrapper(IteratingNode[T]):
         """
         if initial_state is None:
             if self._started:
-                # No function is called between these assignments, so Ctrl-C cannot repeat one of them.
+                # Ctrl-C cannot repeat one of these assignments, because no function is called between them.
                 self.epoch, self._started = self.epoch_updater(self.epoch), False
             self._begin_epoch()
         else:

@@ -1,6 +1,6 @@
 """The base class of all nodes, `BaseNode`, and helper functions for reading sources.
 
-Role: one thread at a time reads a node. A node that has been reset is the only reader of its sources.
+Role: one thread at a time reads a node. After its reset, a node is the only reader of its sources.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T", covariant=True)
-#: The sentinel argument of `iter`. No node yields this object as an item.
+#: The sentinel argument of `iter`, which no node yields as an item.
 _NEVER = object()
 
 
@@ -69,7 +69,7 @@ class BaseNode(Iterator[T]):
         [2, 1, 0]
     """
 
-    #: Names of attributes that are valid only until the next `reset`. Copies of a node do not have these attributes.
+    #: Names of attributes that copies of a node do not have, because their values belong to one run of the node.
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance"})
 
     _advance: Callable[[], Any]
@@ -97,7 +97,6 @@ class BaseNode(Iterator[T]):
         return self.next()
 
     def __bool__(self) -> bool:
-        """Returns True, even if the length of the node is 0."""
         return True
 
     def next(self) -> T:
@@ -162,8 +161,8 @@ class BaseNode(Iterator[T]):
         return self.next
 
     def _repeats(self) -> bool:
-        """Whether the node yields the same items in the same order after each reset to the same position, provided that
-        its sources do so."""
+        """Whether the node yields the same items in the same order after each reset to the same position, if its
+        sources do."""
         return True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -197,7 +196,7 @@ class Again:
 
     def __call__(self) -> Any:
         node, self._node = self._node, None
-        if node is None:  # the item was already returned, but a loop still calls this object
+        if node is None:  # the item was returned before, but a loop still calls this object
             return self._advance()
         node._advance = self._advance
         return self.item
@@ -250,7 +249,9 @@ def is_repeatable(node: BaseNode[Any]) -> bool:
 def sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
     """Returns the nodes in a node's attributes, including nodes in lists and dicts."""
     found: dict[int, BaseNode[Any]] = {}
-    for value in list(vars(node).values()):  # `list`, because threads that read ahead may set attributes meanwhile
+    for value in list(
+        vars(node).values()
+    ):  # `list` makes a copy, because threads that read ahead may set attributes meanwhile
         held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
         found.update((id(one), one) for one in held if isinstance(one, BaseNode) and one is not node)
     return list(found.values())

@@ -1,10 +1,12 @@
-"""Nodes that combine items into batches and split batches: Batcher, Collator, Unbatcher."""
+"""Batcher, Collator, Unbatcher: combine items into batches, and split batches."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
+
+from torch.utils.data import default_collate
 
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.checks import check_callable, check_int
@@ -120,13 +122,8 @@ class Collator(Batcher[Any]):
         drop_last: bool = True,
     ) -> None:
         super().__init__(source, batch_size, drop_last)
-        self._is_default = collate_fn is None
-        if collate_fn is None:
-            from torch.utils.data import default_collate
-
-            collate_fn = default_collate
-        check_callable("Collator", "collate_fn", collate_fn)
-        self.collate_fn: Callable[[list[Any]], Any] = collate_fn
+        self.collate_fn: Callable[[list[Any]], Any] = default_collate if collate_fn is None else collate_fn
+        check_callable("Collator", "collate_fn", self.collate_fn)
 
     def next(self) -> Any:
         """Returns the next item; see `BaseNode.next`."""
@@ -136,7 +133,7 @@ class Collator(Batcher[Any]):
         except StopIteration as error:
             raise not_the_end("collate_fn of Collator", error) from error
         except Exception as error:
-            if self._is_default:
+            if self.collate_fn is default_collate:
                 note_remedy(error, batch)
             raise
         except BaseException:
@@ -166,20 +163,18 @@ class Unbatcher(BaseNode[T]):
     BATCH_IDX_KEY = "batch_idx"
     REST_KEY = "rest"
 
-    _of_a_run: ClassVar[frozenset[str]] = frozenset(
-        {"_advance", "_batch", "_before", "_index", "_is_new", "_length", "_rereads", "_skipped"}
-    )
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_batch", "_before", "_skipped"})
 
     _batch: Any = ()
-    #: The source's state before the current batch; None if states contain the remaining members of the batch.
+    #: The source's state before the current batch, or None if states contain the remaining members of the batch.
     _before: Any = None
-    #: The number of yielded members of the current batch. `_length`: the length of this batch.
+    #: The number of yielded members of the current batch, and the length of this batch.
     _index = _length = 0
-    #: Whether `_batch` was read, and `_length` is still that of an earlier batch.
+    #: Whether `_batch` was read, and `_length` does not contain the length of `_batch` yet.
     _is_new = False
-    #: After a state was loaded, the number of members of the next batch that were already yielded; otherwise 0.
+    #: The number of members of the next batch that were yielded before a loaded state was saved.
     _skipped = 0
-    #: Whether the source returns the same batch again when it is reset to the position before the batch.
+    #: Whether the source rereads the same batch after a reset to the position before the batch.
     _rereads = True
 
     def __init__(self, source: BaseNode[Sequence[T]]) -> None:
@@ -189,8 +184,8 @@ class Unbatcher(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
-            # The program has loaded a state from within a batch, but begins a new epoch. The source first rereads the
-            # unfinished batch, because the source's next epoch may depend on its position.
+            # The program has loaded a state from within a batch, but begins a new epoch. The new epoch may depend on
+            # the source's position, so the source first rereads the unfinished batch.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)
@@ -199,22 +194,21 @@ class Unbatcher(BaseNode[T]):
         self._batch = fields.list_of(self.REST_KEY)
         self._index, self._length, self._is_new = 0, len(self._batch), False
         self._before = None if self._batch else before
-        self.source.reset(copied(before))  # `reset` may modify the copy, but not the saved position
+        self.source.reset(copied(before))  # `reset` may modify its argument
         self._advance = advance_of(self.source)
         self._rereads = is_repeatable(self.source)
         super().reset(initial_state)
 
     def next(self) -> T:
         """Returns the next item; see `BaseNode.next`."""
-        if self._index == self._length or self._is_new:
+        if self._index == self._length:
             self._read_batch()
         item: T = self._batch[self._index]
         self._index += 1
         return item
 
     def _read_batch(self) -> None:
-        """Reads batches until one of them has a member that was not yielded."""
-        while self._index >= self._length or self._is_new:
+        while self._index >= self._length:
             if not self._is_new:
                 before = self._before
                 if not self._skipped:
@@ -222,14 +216,15 @@ class Unbatcher(BaseNode[T]):
                 try:
                     batch = self._advance()
                 except Exception:
-                    self._skipped = 0  # this batch is lost
+                    self._skipped = 0
                     raise
-                # No function is called from here on, so Ctrl-C cannot interrupt these lines.
-                self._batch, self._before, self._index, self._is_new = batch, before, self._skipped, True
-                self._skipped = 0
+                # Ctrl-C cannot interrupt the following lines, because they call no function.
+                self._index = self._length = self._skipped
+                self._batch, self._before, self._skipped, self._is_new = batch, before, 0, True
             index, length = self._index, len(self._batch)
-            self._index, self._length, self._is_new = min(index, length), length, False
+            self._length, self._is_new = length, False
             if index > length:
+                self._index = length
                 raise ValueError(
                     f"Unbatcher: {self.BATCH_IDX_KEY!r} in the state is {index}, but the batch that is read again has "
                     f"only {length} members; load it with the data that it was saved with"

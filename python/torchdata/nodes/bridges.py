@@ -1,7 +1,5 @@
-"""Converts between nodes and the pipes of `torchdata.datapipes`, with exact states: from_pipe, to_pipe.
-
-Role: `pipe.to_node()` is the functional form of `from_pipe`.
-"""
+"""Converts between nodes and the pipes of `torchdata.datapipes`, with exact states. The functional form of `from_pipe`
+is `pipe.to_node()`."""
 
 from __future__ import annotations
 
@@ -66,8 +64,8 @@ class NodePipe(IterDataPipe[T]):
     NODE_KEY, UNREAD_KEY = "node", "unread"
 
     _restored: dict[str, Any] | None = None
-    #: Whether an iteration has begun. `_began_for_state`: whether the iteration has begun only because a state was
-    #: requested, and no item has been requested since.
+    #: Whether an iteration has begun. `_began_for_state` is True if the iteration has begun only because a state was
+    #: requested.
     _begun = _began_for_state = False
 
     def __init__(self, source_node: BaseNode[T]) -> None:
@@ -84,8 +82,8 @@ class NodePipe(IterDataPipe[T]):
 
     def reset(self) -> None:
         if self._restored is not None and not self._began_for_state:
-            # The program has loaded a state from within an epoch, but begins the next epoch. The node must first be
-            # reset to the saved position, because its next epoch may depend on this position.
+            # The program has loaded a state from within an epoch, but begins a new epoch. The new epoch may depend on
+            # the saved position, so the node is first reset to this position.
             self.source_node.reset(self._restored)
             self._restored = None
 

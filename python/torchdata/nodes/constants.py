@@ -1,8 +1,8 @@
-"""A time constant of nodes with threads, which programs for torchdata 0.11 import from this module."""
+"""A constant that programs for torchdata 0.11 import from this module."""
 
 from __future__ import annotations
 
 __all__ = ["QUEUE_TIMEOUT"]
 
-#: While a thread waits, it checks at intervals of this many seconds whether it must end.
+#: The number of seconds between two checks of a waiting thread whether the thread must end.
 QUEUE_TIMEOUT = 0.1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, ClassVar
+from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.nodes._fields import StateFields
@@ -34,12 +34,9 @@ class Cycler(BaseNode[T]):
     NUM_CYCLES_KEY = "_num_cycles"
     ENDED_KEY = "_ended"
 
-    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_ended", "_must_turn", "_num_cycles"})
-
     _num_cycles = 0
-    #: Whether this node's epoch is over because an epoch of the source has yielded no items.
+    #: Whether this node's epoch is over because the source has ended without an item.
     _ended = False
-    #: Whether the source has ended and must be reset.
     _must_turn = False
 
     def __init__(self, source_node: BaseNode[T], max_cycles: int | None = None) -> None:
@@ -51,7 +48,6 @@ class Cycler(BaseNode[T]):
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         fields = StateFields("Cycler", initial_state)
         most = sys.maxsize if self.max_cycles is None else self.max_cycles - 1
-        #: The number of epochs of the source that have ended during this node's epoch.
         self._num_cycles = fields.integer(self.NUM_CYCLES_KEY, least=0, most=most)
         self._ended = fields.flag(self.ENDED_KEY, False)
         self._must_turn, self._advance = False, fields.reset(self.source_node, self.SOURCE_KEY)
@@ -80,7 +76,7 @@ class Cycler(BaseNode[T]):
     def _turn(self) -> None:
         self.source_node.reset(None)
         self._advance = advance_of(self.source_node)
-        # No function is called from here on, so Ctrl-C cannot interrupt these lines.
+        # Ctrl-C cannot interrupt the following lines, because they call no function.
         self._num_cycles, self._must_turn = self._num_cycles + 1, False
 
     def get_state(self) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_callable
 from torchdata.nodes._fields import StateFields
@@ -35,8 +35,6 @@ class Filter(BaseNode[T]):
     NUM_FILTERED_KEY = "_num_filtered"
     NUM_YIELDED_KEY = "_num_yielded"
     CUT_OFF_KEY = "cut_off"
-
-    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_num_filtered", "_num_yielded"})
 
     def __init__(self, source: BaseNode[T], filter_fn: Callable[[T], Any]) -> None:
         super().__init__()

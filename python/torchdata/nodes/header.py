@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_int
 from torchdata.nodes._fields import StateFields
@@ -30,8 +30,6 @@ class Header(BaseNode[T]):
 
     SOURCE_KEY = "source"
     NUM_YIELDED_KEY = "_num_yielded"
-
-    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_num_yielded"})
 
     _num_yielded = 0
 

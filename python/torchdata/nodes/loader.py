@@ -78,10 +78,9 @@ class Loader(ObservedLoader, Generic[T]):
 
     def _set_up(self) -> None:
         self._it: LoaderIterator[T] | None = None
-        #: Whether a request for a state created the iterator, and the program has not called `iter` since.
+        #: Whether the iterator exists only because a state was requested.
         self._began_for_state = False
-        #: `_beginning`: a lock that a thread holds while it begins an epoch. `_process`: the id of the process that
-        #: created the lock.
+        #: A lock that a thread holds while it begins an epoch, and the id of the process that created the lock.
         self._beginning, self._process = threading.RLock(), os.getpid()
 
     def __iter__(self) -> Iterator[T]:
@@ -96,10 +95,9 @@ class Loader(ObservedLoader, Generic[T]):
             if self._it is None:
                 return self._begin()
             self._it.turn.close(_LEFT)
-            return self._it.turn.call(self._begin)  # waits while another thread reads an item or saves a state
+            return self._it.turn.call(self._begin)
 
     def _excluding_others(self) -> threading.RLock:
-        """Returns the lock that a thread holds while it begins an epoch."""
         if self._process != os.getpid():  # after a fork, a thread of the parent process may hold the lock
             self._beginning, self._process = threading.RLock(), os.getpid()
         return self._beginning
@@ -156,7 +154,7 @@ class Loader(ObservedLoader, Generic[T]):
                     "function of a node, so the nodes are between two positions: let the handler set a flag, and call "
                     "state_dict() when the item has arrived"
                 )
-            state = iterator.turn.call(partial(self._state_of, iterator))  # waits while another thread reads an item
+            state = iterator.turn.call(partial(self._state_of, iterator))
             if state is not None:
                 return state
 
@@ -216,17 +214,17 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     _num_yielded = 0
     #: The number of items of the epoch that were yielded before the loaded state was saved.
     _given_before = 0
-    #: The item that `has_next` has read in advance. `_before_item`: the position before this item.
+    #: The item that `has_next` has read in advance. `_before_item` is the position before this item.
     _item: Any = _NONE
     _before_item: Any = None
-    #: The number of yielded items in the loaded state. If the graph yields no further item, the state is from the end
-    #: of the epoch, and the next epoch begins. None if no state was loaded, or `restart_on_stop_iteration` is False.
+    #: The number of yielded items in the loaded state, or None. If no further item follows, the state is from the end
+    #: of an epoch, and the next epoch begins.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:
         super().__init__()
         end_at_exit(self.turn)
-        # The iterator does not refer to the loader, because a reference cycle would keep an unused loader alive.
+        # The iterator does not refer to the loader, because such a reference cycle would keep an unused loader alive.
         self.root = loader.root
         self._recorder, self._restarts = loader._recorder, loader.restart_on_stop_iteration
         self._advance = self._first

@@ -1,7 +1,7 @@
-"""Nodes that call a function with each item: Mapper, ParallelMapper.
+"""Mapper, ParallelMapper: call a function with each item.
 
-Role: `ParallelMapper` reads an inner node: `_InlineMapper` without workers, otherwise `_ThreadMapper`. The threads of
-`_ThreadMapper` call the function themselves, or send the items to processes.
+Role: `ParallelMapper` reads an inner node: `_InlineMapper` without workers, or `_ThreadMapper`. The threads of
+`_ThreadMapper` call the function, or send the items to processes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["MapOverBatch", "Mapper", "ParallelMapper", "X"]
 
 X = TypeVar("X")
 
-#: The maximum number of items that are read ahead for each process while items are small.
+#: The maximum read-ahead for each process while items are small.
 _FOR_EACH = 128
 
 
@@ -49,8 +49,8 @@ class MapOverBatch(Generic[X, T]):
 
 
 class _InlineMapper(BaseNode[T]):
-    """Calls the function in the thread that reads the node. If Ctrl-C interrupts the function, the item is kept for the
-    next call."""
+    """Calls the function in the thread that reads the node. If Ctrl-C interrupts the function, the next call processes
+    the same item."""
 
     SOURCE_KEY = "source"
     CUT_OFF_KEY = "cut_off"
@@ -89,14 +89,13 @@ class _ThreadMapper(ThreadedNode[T]):
 
     #: The processes, which keep running when the node is reset.
     _workers: Workers | None = None
-    #: The statistics in which the processes count items.
     _pages: Pages | None = None
 
     def __init__(self, mapper: ParallelMapper[T]) -> None:
         super().__init__(mapper.source, mapper.snapshot_frequency)
         self._called = "ParallelMapper"
         self.map_fn, self.in_order, self.num_workers = mapper.map_fn, mapper.in_order, (count := mapper.num_workers)
-        #: A function that starts the processes; None if threads call the user's function themselves.
+        #: A function that starts the processes, or None if threads call the user's function.
         self.processes: Callable[..., Workers] | None = None
         self.limits = {"limit": mapper.max_concurrent or 2 * count}
         if mapper.method == "process":
@@ -110,7 +109,7 @@ class _ThreadMapper(ThreadedNode[T]):
         with one_reset():
             if self.processes is None:
                 return ReadSource(self, [self.map_fn] * self.num_workers, state, **options)
-            workers = self._workers  # another thread may set this attribute to None at any time; see `reset`
+            workers = self._workers
             if workers is None or not workers.serve_on:
                 self._end_workers()
                 workers = self._workers = self.processes(pages=self._pages)
@@ -121,18 +120,18 @@ class _ThreadMapper(ThreadedNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         super().reset(initial_state)
         if self.processes is not None and self._workers is None:
-            self._close_run()  # meanwhile, another thread has shut down the processes
+            self._close_run()  # another thread has shut down the processes meanwhile
 
     def _repeats(self) -> bool:
         return self.in_order or self.num_workers == 1
 
     def shutdown(self) -> None:
-        self._end_workers()  # also ends function calls that are running in the processes
+        self._end_workers()
         super().shutdown()
 
     def _end_workers(self) -> None:
-        # The attribute is set before the run is closed, because `reset` in another thread starts a run and then checks
-        # it.
+        # The attribute is set before the run is closed, because `reset` in another thread starts a run before it reads
+        # the attribute.
         workers, self._workers = self._workers, None
         self._close_run()
         if workers is not None:
@@ -140,11 +139,11 @@ class _ThreadMapper(ThreadedNode[T]):
 
 
 class _Unpacker(Unbatcher[T]):
-    """Yields the members of lists of results. If a member is a `Failure`, its error is raised."""
+    """Yields the members of lists of results, and raises the errors of `Failure` members."""
 
     def next(self) -> T:
         item: Any = super().next()
-        if item.__class__ is Failure:  # Ctrl-C may interrupt after a call of `type`
+        if item.__class__ is Failure:  # a call of `type` could be interrupted by Ctrl-C
             error: BaseException = item.raisable()
             del item
             try:
@@ -262,7 +261,7 @@ class ParallelMapper(PassingNode[T]):
                 )
         self.snapshot_frequency = check_int(name, "snapshot_frequency", snapshot_frequency, least=0)
         self.prebatch = None if prebatch is None else check_int(name, "prebatch", prebatch, least=1)
-        #: The node whose items are the arguments of the user's function, even if `prebatch` combines them into lists.
+        #: The source of the items, even if `prebatch` combines items into lists.
         self._of_items = self.source
         if self.prebatch is not None:
             # Without workers, Ctrl-C interrupts the function, and `_InlineMapper` keeps the list for the next call.

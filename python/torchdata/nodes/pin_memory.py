@@ -53,5 +53,5 @@ class PinMemory(ThreadedNode[T]):
 
     def _begin(self, state: dict[str, Any] | None) -> ReadSource:
         pin = partial(pin_memory_fn, device=self._device)
-        # `set_num_threads`, which applies only to the copying thread, prevents a copy from using all cores.
+        # Without `set_num_threads`, which applies only to the copying thread, a copy would use all cores.
         return ReadSource(self, [pin], state, limit=1, prepare=partial(torch.set_num_threads, 1))

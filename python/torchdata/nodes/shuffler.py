@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from itertools import repeat
 from typing import Any, ClassVar
 
@@ -43,9 +44,7 @@ class Shuffler(BaseNode[T]):
     STORE_BUFFER_KEY = "store_buffer"
     DEFAULT_BUFFER_SIZE: ClassVar[int] = 1024
 
-    _of_a_run: ClassVar[frozenset[str]] = frozenset(
-        {"_advance", "_began", "_buffer", "_ended", "_num_yielded", "_random", "_stores"}
-    )
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_began", "_buffer", "_draws"})
 
     def __init__(
         self,
@@ -67,6 +66,9 @@ class Shuffler(BaseNode[T]):
             ValueError: a field of the state is missing or out of range, or belongs to another `buffer_size`.
         """
         self._ended, self._random = False, random.Random(self.seed)
+        #: Yields random numbers with as many bits as `_count`, the number of items in the buffer.
+        self._draws: Iterator[int] = iter(())
+        self._count = 0
         fields = StateFields("Shuffler", initial_state)
         fields.integer(self.BUFFER_SIZE_KEY, least=self.buffer_size, most=self.buffer_size)
         count = fields.integer(self.NUM_YIELDED_KEY, least=0)
@@ -76,10 +78,11 @@ class Shuffler(BaseNode[T]):
         self._advance = fields.reset(self.source, self.SOURCE_KEY)
         self._buffer: list[T] = list(fields.list_of(self.BUFFER_KEY)) if stored else []
         self._num_yielded, repeated = (count, 0) if stored else (0, count)
-        #: Whether states contain the buffer. Always True after a state with a buffer was loaded, because the source
-        #: will not yield the items in this buffer again.
+        #: Whether states contain the buffer. After a state with a buffer was loaded, the source will not yield its
+        #: items, so later states also contain the buffer.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
-        #: The states of the source and the random generator at the beginning of the epoch, if states omit the buffer.
+        #: The states of the source and of the random generator at the beginning of the epoch, if states omit the
+        #: buffer.
         self._began = None if self._stores else (position_of(self.source), self._random.getstate())
         super().reset(initial_state)
         for number in range(repeated):
@@ -111,11 +114,12 @@ class Shuffler(BaseNode[T]):
         if not buffer:
             raise StopIteration
         count = len(buffer)
-        bits = count.bit_length()
-        for index in map(self._random.getrandbits, repeat(bits)):  # as `randrange`, which Ctrl-C may interrupt
+        if count != self._count:
+            self._count, self._draws = count, map(self._random.getrandbits, repeat(count.bit_length()))
+        for index in self._draws:  # the same numbers as `randrange`, which Ctrl-C may interrupt
             if index < count:
                 break
-        # No function is called from here on, so Ctrl-C cannot interrupt these lines.
+        # Ctrl-C cannot interrupt the following lines, because they call no function.
         item, buffer[index] = buffer[index], buffer[-1]
         del buffer[-1]
         self._num_yielded += 1

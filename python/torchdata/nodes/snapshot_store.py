@@ -1,4 +1,4 @@
-"""Defines containers for snapshots, for user-defined nodes that were written for PyTorch's torchdata.
+"""Containers for snapshots, for user-defined nodes that were written for PyTorch's torchdata.
 
 Role: a thread that reads a source passes the source's positions to the node through a store.
 """

@@ -1,7 +1,5 @@
-"""PyTorch's `DataLoader` with saved and restored positions; PyTorch's torchdata has a package of the same name.
-
-Role: importing this package imports PyTorch, which other parts of `torchdata` do not need.
-"""
+"""PyTorch's `DataLoader` with saved and restored positions, as in PyTorch's package of the same name. Importing this
+package imports PyTorch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Decides when a worker of a `StatefulDataLoader` takes snapshots of its dataset and checks its random generators.
+"""Decides when a worker of a `StatefulDataLoader` takes snapshots of its dataset, and when it checks its random
+generators.
 
-Role: snapshots and checks that take long are performed less often. There is one `SnapshotCadence` per epoch, and one
-`GeneratorWatch` per worker. All times are in seconds of the monotonic clock, which all processes share.
+Slow snapshots and checks are performed less often. All times are seconds of the monotonic clock, which is the same in
+all processes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, r
 #: The pause after an expensive snapshot, as a multiple of the snapshot's duration, so that expensive snapshots take
 #: less than 0.5 % of the time.
 _SPARSELY = 200
-#: Minimum pause after an expensive snapshot, in seconds.
 _AT_LEAST = 0.004
 #: A snapshot is expensive if its duration exceeds both this many seconds and this fraction of a batch's duration.
 _DEAR, _DEAR_PART = 2e-5, 0.01
@@ -26,8 +26,8 @@ class SnapshotCadence:
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
-        #: The durations of the last three snapshots. Only the shortest duration is used, because the operating system
-        #: may suspend the process during a snapshot.
+        #: The durations of the last three snapshots. Only the shortest duration counts, because the system may suspend
+        #: a process during a snapshot.
         self._costs: deque[float] = deque(maxlen=3)
         self.due = 0.0
 
@@ -44,12 +44,10 @@ class SnapshotCadence:
 
 
 class GeneratorWatch:
-    """Detects which of the worker's global random generators have been used since the worker began to read.
-
-    Checks are infrequent, because each takes tens of microseconds.
+    """Detects which global random generators a worker has used. A check takes tens of microseconds, so checks are rare.
 
     Args:
-        moved: generators that are known to have been used before the first check.
+        moved: the generators that were used before the first check.
     """
 
     def __init__(self, moved: Iterable[str] = ()) -> None:
@@ -73,15 +71,13 @@ class GeneratorWatch:
 
 
 def next_due(now: float, took: float) -> float:
-    """Returns the time of the next snapshot: a multiple of the worker's period, on the clock that all workers share.
+    """Returns the time of the next snapshot, which is a multiple of a period: `_AT_LEAST` times a power of two.
 
-    The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. Workers
-    that take snapshots at the same time cause only one delay. The time between snapshots of a worker is `_AT_LEAST`
-    times a power of two, so that each worker takes its snapshots together with the workers whose snapshots are more
-    frequent.
+    The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers.
+    Snapshots that several workers take at the same time cause only one delay. Multiples of such periods often coincide.
 
     Args:
-        took: how long the last snapshot took, in seconds.
+        took: the duration of the last snapshot in seconds.
     """
     period = _AT_LEAST * 2.0 ** math.ceil(math.log2(max(1.0, _SPARSELY * took / _AT_LEAST)))
     return math.ceil(now / period + 0.5) * period

@@ -1,12 +1,8 @@
-"""Copies a dataset for several shards in one process, so that each shard has the data that a separate worker process
-would have.
+"""Copies a dataset for several shards in one process, so that each shard has its own data, as in a worker process.
 
-Role: the main process pickles the dataset and the loader's functions once. A process unpickles one copy for each shard
-that it runs.
-
-The copies share the memory of arrays and tensors until a shard writes to a page of this memory. All copies share locks,
-read-only arrays, and objects that separate processes also share: values and queues of multiprocessing, tensors in
-shared memory, and memory-mapped files.
+Role: the main process pickles the dataset and the loader's functions once, and a process unpickles them for each shard
+that it runs. The copies share the memory of arrays until a shard writes to it. The copies also share locks, read-only
+arrays, and objects that separate processes would share, such as queues of multiprocessing.
 """
 
 from __future__ import annotations

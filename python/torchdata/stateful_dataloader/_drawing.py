@@ -2,16 +2,13 @@
 numbers, even if the program has seeded the global generators differently.
 
 Role: a state contains the positions of all generators for orders and seeds. A resumed loader sets its own generators to
-the saved positions, but not the global generators, which belong to the program.
+the saved positions, but not the global generators, which belong to the program. Instead of a global generator, a
+resumed loader uses a *displaced* copy, which starts from the saved position. A draw from the global generator or from
+its copy advances both generators. If the program seeds the global generator, the loader drops the copy.
 
-Instead of a global generator, a resumed loader uses a *displaced* copy, which starts from the saved position. A draw
-from the global generator or from its copy advances both generators. If the program seeds or sets the global generator,
-the loader drops the copy and draws from the global generator.
-
-For a sampler without a state, `Replay` reads a new iterator of the sampler, after setting the generators to their
-states from before the first index. The new iterator repeats the order if only the sampler draws from its generators. If
-the program or the dataset also draws from a generator of the sampler, `Draws` records the position of the generator
-before the sampler's next draw. A checksum of some indices verifies that the new iterator repeats the saved order.
+For a sampler without a state, `Replay` sets the generators to their states from the beginning of the epoch, and rereads
+the sampler. If the program or the dataset also draws from these generators, `Draws` records the position of the
+generator before the sampler's next draw. A checksum of some indices verifies that the order is the same.
 """
 
 from __future__ import annotations
@@ -22,7 +19,6 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Any, ClassVar, NamedTuple
 
-import numpy
 import torch
 
 from torchdata.datapipes._pipe.witnessing import SampleDigest
@@ -46,27 +42,22 @@ from torchdata.stateful_dataloader._generators import (
 )
 from torchdata.stateful_dataloader.sampler import pass_over
 
-#: If a generator is more 32-bit words than this ahead of its last known position, the loader assumes that the program
-#: has set the generator. One random number takes one or more words.
+#: If a generator is more 32-bit words than `_FAR` ahead of its last known position, the loader assumes that the program
+#: has set the generator.
 _FAR = 1 << 28
-#: The maximum number of words that a generator may advance between the loading of a state and the next epoch.
+#: The maximum number of 32-bit words that a generator may advance between the loading of a state and the next epoch.
 _NEAR = 1 << 22
 
 
 class Moments(NamedTuple):
-    """The states of all generators at one time.
-
-    Args:
-        order: the states of the generators for orders and seeds.
-        program: a function from a global generator's name to its state in the program.
-    """
+    """The states of all generators at one time. `program` returns the program's state of a global generator by name."""
 
     order: Moment
     program: Callable[[str], Any]
 
 
 class Drawing:
-    #: For each global generator, how many times a loader of this process has restored it from a loaded state.
+    #: The number of times that loaders of this process have restored each global generator from a loaded state.
     _restores: ClassVar[Counter[str]] = Counter()
 
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
@@ -75,10 +66,10 @@ class Drawing:
         #: The global generators that change when an epoch begins. Without workers, the dataset may use any generator.
         self._shared = names if loader.num_workers else GLOBAL
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
-        #: For each displaced copy of a global generator: the copy's state, and the generator's state at the same time.
+        #: For each displaced copy, the state of the copy and the state of the global generator at the same time.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: For each global generator: the state and the number of restores when this loader loaded a state.
+        #: For each global generator, its state and its number of restores when this loader loaded a state.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -92,7 +83,7 @@ class Drawing:
 
     @contextmanager
     def unchanged_on_error(self) -> Iterator[Moments]:
-        """If an exception leaves this context, all generators return to their states from before the context."""
+        """Resets all generators to their previous states if an exception leaves this context."""
         now, displaced = self.now(), self._displaced.copy()
         program = {name: read(name) for name in self._shared}
         try:
@@ -104,13 +95,13 @@ class Drawing:
             raise
 
     def marks(self) -> Moment:
-        """Returns, for each generator, a value that changes when the generator is used. Call this method within
+        """Returns a value for each generator that changes when the generator is used. Must be called within
         `under_way`."""
         marks: Moment = {name: mark_of(name) for name in self._names}
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
 
     def set(self, moment: Moment, but: Any = None) -> None:
-        """Sets all generators except `but`. Call this method within `under_way` or `going_on`."""
+        """Sets all generators except `but`."""
         for key, one in self._all.items():
             if key in moment and one is not but:
                 write(one, moment[key])
@@ -119,7 +110,7 @@ class Drawing:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Within this context, each global generator has the state of the copy that the loader uses instead."""
+        """Within this context, the global generators have the states of their displaced copies."""
         if self._is_under_way or not self._displaced:
             yield
             return
@@ -127,7 +118,7 @@ class Drawing:
         seen = {}
         for name, (state, then) in list(self._displaced.items()):
             moved = _moved(then, program[name])
-            if moved is None:  # the program has seeded or set the generator
+            if moved is None:
                 del self._displaced[name]
                 continue
             seen[name] = _advanced(state, moved)
@@ -139,10 +130,9 @@ class Drawing:
             self._is_under_way = False
             for name, before in seen.items():
                 drawn = _moved(before, after := read(name))
-                if drawn is None:  # a sampler has seeded or set the generator
+                if drawn is None:
                     del self._displaced[name]
                     continue
-                # The program's generator advances past the numbers that the loader has drawn.
                 self._displaced[name] = after, _advanced(program[name], drawn)
                 write(name, self._displaced[name][1])
 
@@ -150,17 +140,14 @@ class Drawing:
         self._at_load |= {name: (read(name), self._restores[name]) for name in names}
 
     def restore(self, moment: Moment) -> None:
-        """Sets the program's global generators to the states that a loaded state contains.
-
-        Other loaders of this process that loaded a state before this call also draw from the restored generators.
-        """
+        """Sets the program's global generators to saved states. Other loaders that have loaded a state also draw from
+        these generators."""
         set_all(moment)
         self._restores.update([*moment])
         self.loaded(moment)
 
     def was_set(self, name: str, saved: Any) -> bool:
-        """Returns whether another loader has restored the generator, or the program has seeded or set it, since this
-        loader loaded a state."""
+        """Returns whether the program or another loader has set the generator since this loader loaded a state."""
         now, (then, restores) = read(name), self._at_load.get(name, (None, self._restores[name]))
         if restores != self._restores[name]:
             return True
@@ -171,9 +158,7 @@ class Drawing:
 
     def has_passed(self, name: str, saved: Any) -> bool:
         """Returns whether a global generator has reached or passed its saved state since this loader loaded a state.
-
-        True means that the program itself has restored the generator.
-        """
+        The program itself has then restored the generator."""
         then, _ = self._at_load.get(name, (None, 0))
         is_later = then is None or _moved(saved, then, _NEAR) is not None
         return not is_later and _moved(saved, read(name), _NEAR) is not None
@@ -182,8 +167,8 @@ class Drawing:
     def going_on(self, moment: Moment) -> Iterator[None]:
         """Within this context, the generators have the states in `moment`, while a sampler's position is restored.
 
-        At the end, the loader stores the generators' states in its displaced copies, and the global generators return
-        to the program's states.
+        At the end, the displaced copies take over these states, and the global generators return to the program's
+        states.
         """
         program = {name: read(name) for name in self._names}
         kept = {name for name in self._names if name in moment and self.was_set(name, moment[name])}
@@ -200,7 +185,7 @@ class Drawing:
             self._displaced = {
                 name: (state, program[name])
                 for name, state in seen.items()
-                if name in moment and name not in kept and _stand_apart(state, program[name])
+                if name in moment and name not in kept and comparable(state) != comparable(program[name])
             }
 
     def untouched(self) -> AbstractContextManager[None]:
@@ -209,7 +194,6 @@ class Drawing:
     # -- saved form ----------------------------------------------------------------------------------
 
     def encoded(self, moment: Moment) -> dict[str, Any]:
-        """Converts generator states to plain values for a saved state."""
         plain: dict[Any, Any] = {key: encoded(moment[key]) for key in self._all if key in moment}
         own = [plain.pop(number) for number in range(len(self._own)) if number in plain]
         return plain | ({"own": own} if own else {})
@@ -220,22 +204,14 @@ class Drawing:
         return moment | {number: decoded(one, state) for number, (one, state) in enumerate(own)}
 
 
-def _stand_apart(one: Any, other: Any) -> bool:
-    ours, theirs = words_of(one), words_of(other)
-    if ours is None or theirs is None:
-        return False
-    seeds = {torch_parts(state)[0] for state in (one, other) if isinstance(state, bytes)}
-    return len(seeds) > 1 or ours[1] != theirs[1] or not numpy.array_equal(ours[0], theirs[0])
-
-
 def _advanced(state: Any, count: int) -> Any:
     words = words_of(state)
     return with_words(state, moved_on(words, count)) if count and words is not None else state
 
 
 def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
-    """Returns how many 32-bit words a generator has produced between two states; None if it was seeded or set in
-    between."""
+    """Returns how many 32-bit words a generator has produced between two states; None if the generator was seeded or
+    set in between."""
     first, last = words_of(before), words_of(after)
     if first is None or last is None:
         return None
@@ -250,7 +226,6 @@ def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
 
 # -- samplers without a state ------------------------------------------------------------------------------
 
-#: The maximum number of draws that are recorded per epoch; older draws are dropped.
 _MOST = 1024
 
 
@@ -268,17 +243,17 @@ class Draws:
             digest: the checksum of the indices that were read in this epoch; None if no indices were read.
         """
         self._digest = digest or SampleDigest()
-        #: The values of `mark_of` for all generators after the sampler's last draw.
         self._left: Moment = self._drawing.marks() if first else {}
         self._before: Moment = {}
         self._moment: Moment = {}
-        #: For each draw: the number of indices read before the draw, and the encoded states of the generators.
+        #: For each recorded draw, the number of indices that were read before the draw, and the encoded states of the
+        #: generators.
         self.noted: deque[list[Any]] = deque(noted, maxlen=_MOST)
-        #: For each generator: the number of indices that were read before the sampler last drew from it.
+        #: For each generator, the number of indices that were read before the sampler last drew from the generator.
         self.last: dict[Any, int] = {}
 
     def before(self) -> None:
-        """Call this method before an index or a batch is read, and `after` when it has been read."""
+        """Must be called before an index or a batch is read; `after` must be called when it was read."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}
@@ -303,7 +278,6 @@ class Draws:
 
     @property
     def digest(self) -> SampleDigest | None:
-        """The checksum of the indices; None if a replay cannot repeat all indices."""
         return self._digest if len(self.noted) < _MOST else None
 
 
@@ -317,7 +291,7 @@ def _sampled(iterator: Iterator[Any], digest: SampleDigest) -> Iterator[Any]:
 class Replay(Iterator[Any]):
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
-        #: Indices that the saved iterator had returned, but whose samples the user had not received.
+        #: The indices that the saved iterator had returned, but whose samples the user had not received.
         self.early: deque[Any] = deque()
 
     def run(

@@ -1,8 +1,8 @@
 """Reads the samples of a batch from the dataset and collates them, as PyTorch's fetchers do.
 
-Role: if the dataset raises an exception for a sample, the fetcher adds a note with the sample's number to the
-exception, or omits the sample and reports it. If Ctrl-C interrupts a batch of an iterable dataset, the samples that
-were already read are kept for the next call.
+Role: if the dataset raises an exception for a sample, the fetcher adds a note with the number of the sample, or omits
+the sample. If Ctrl-C interrupts a batch of an iterable dataset, the next call continues with the samples that were
+already read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchdata.datapipes.utils.collate import note_remedy
 
 NOTHING = object()
 _NAMED = 8
-#: An iterator that raises this many consecutive exceptions makes no progress, so the last exception is raised.
+#: If an iterator raises this many consecutive exceptions, the last exception is raised, even if exceptions are skipped.
 _MOST_IN_A_ROW = 10_000
 ENDS = (
     "it is a generator, and a generator that raises has ended, so the items that it would have yielded after that are "
@@ -37,17 +37,14 @@ ENDS = (
 
 
 class _Fetcher(_BaseDatasetFetcher):
-    """Reads batches. `how` contains the dataset and the other positional arguments of PyTorch's fetcher."""
-
     times = False
     read_at = num_read = 0
-    #: The number of samples in the last batch, including omitted samples.
     seen = 0
 
     def __init__(self, *how: Any, skips: bool) -> None:
         super().__init__(*how)
         self.skips = skips
-        #: For each sample omitted from the last batch: its index, and the exception in the form of `line_of`.
+        #: The index and the exception (see `line_of`) of each sample that was omitted from the last batch.
         self.skipped: list[dict[str, Any]] = []
 
     def _collated(self, data: Any, samples: Any) -> Any:
@@ -68,7 +65,6 @@ class _Fetcher(_BaseDatasetFetcher):
 
 class Indexed(_Fetcher, _MapDatasetFetcher):
     def fetch(self, possibly_batched_index: Any) -> Any:
-        """Returns `NOTHING` if all samples of the batch were skipped."""
         if self.skips:
             self.skipped, self.seen = [], len(possibly_batched_index) if self.auto_collation else 1
         index = possibly_batched_index
@@ -103,7 +99,6 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
         return data
 
     def _read_each(self, indices: Any, error: Exception) -> list[Any]:
-        """Reads the samples one by one. Called after `__getitems__` has raised an exception for the whole batch."""
         data: list[Any] = []
         for index in indices:
             try:
@@ -135,27 +130,25 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
 
 
 class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
-    #: Whether Ctrl-C interrupted the dataset while it computed a sample, so that the iterator cannot be continued.
+    #: Whether Ctrl-C has interrupted the dataset's iterator, so that the iterator cannot continue.
     is_broken = False
     wanted = 1
-    #: The number of exceptions since the last sample. `_doubtful` is the last exception if it may have ended a
-    #: generator.
+    #: The number of exceptions since the last sample. `_doubtful` is the last exception, if this exception may have
+    #: ended a generator.
     _in_a_row = 0
     _doubtful: Exception | None = None
 
     def __init__(self, *how: Any, skips: bool) -> None:
         super().__init__(*how, skips=skips)
-        #: The number of samples that were read or raised an exception in this epoch; None if the dataset has loaded a
-        #: state within the epoch.
+        #: The number of samples and exceptions of this epoch; None if the dataset has loaded a state within the epoch.
         self.position: int | None = 0
-        #: The samples of the current batch that were already read. `_is_cut_off`: whether reading this batch was
+        #: The samples that were already read for the current batch. `_is_cut_off` is True if reading the batch was
         #: interrupted.
         self._data: list[Any] = []
         self._is_cut_off = False
-        #: The number of samples in `_data` that `position` already counts.
         self._counted = 0
-        #: A checksum of some samples of all complete batches, to detect an iterable dataset that does not repeat its
-        #: samples; None for a dataset with a state. `_samples`: a checksum that also includes the current batch.
+        #: A checksum of some samples of the complete batches, or None for a dataset with a state. `_samples` is a
+        #: checksum that includes the current batch.
         self.digest: int | None = None
         self._samples = SampleDigest()
 
@@ -198,19 +191,19 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return self._collated(data if self.auto_collation else data[0], data)
 
     def _is_interrupted(self, error: BaseException) -> bool:
-        """Returns whether the error has interrupted a generator, or an iterator other than the dataset itself."""
+        """Returns whether the error has interrupted a generator, or an iterator other than the dataset."""
         *_, (last, _) = walk_tb(error.__traceback__)
         is_within = last.f_code.co_filename != __file__
         return has_passed_a_generator(error.__traceback__) or (is_within and self.dataset_iter is not self.dataset)
 
     def _read(self, wanted: int) -> None:
         data, skipped = self._data, self.skipped
-        self._count(0)  # Ctrl-C may have interrupted the counting
+        self._count(0)  # Ctrl-C may have interrupted the last count
         while (missing := wanted - len(data) - len(skipped)) > 0:
             before = len(data)
             try:
-                # `extend` stores each sample without running Python code of this package, so Ctrl-C loses no sample.
-                # `islice` is not used, because it calls `iter`, which resets some iterators.
+                # `extend` runs no Python code between two samples, so Ctrl-C loses no sample. `islice` would call
+                # `iter`, which resets some iterators.
                 data.extend(map(next, repeat(self.dataset_iter, missing)))
             except Exception as error:
                 self._count(1)
@@ -224,7 +217,6 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
                 return
 
     def _count(self, raised: int) -> None:
-        """Counts the samples that were added to `_data`, and `raised` samples that have raised an exception."""
         counted, now = self._counted, len(self._data)
         if self._in_a_row and now > counted:
             self._in_a_row, self._doubtful = 0, None
@@ -261,7 +253,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return False
 
     def _check_end(self) -> None:
-        """Raises the last skipped exception if it has ended a generator, because the rest of the samples is then
+        """Raises the last skipped exception if it has ended a generator, because the remaining samples are then
         missing."""
         error, self._doubtful = self._doubtful, None
         if error is None:

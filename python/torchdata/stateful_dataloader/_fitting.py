@@ -1,11 +1,10 @@
 """Checks whether a saved state fits a loader, and creates a loader's state before its first loop.
 
-Role: a state that was saved between two epochs also fits a loader with a larger dataset or another number of ranks.
-A state from within an epoch fits only a loader with the same length of the dataset and the same number of ranks,
-which determine the order of the samples. A loader with another order starts the epoch over if the state was saved
-before the first batch, so that no batch is lost or repeated.
+Role: a state from between two epochs also fits a loader with another length of the dataset or another number of ranks.
+A state from within an epoch does not, because its order differs. If such a state was saved before the first batch, the
+epoch starts over.
 
-The state before the first loop is created without iterating over the dataset or over a user's sampler.
+The state before the first loop is created without iterating over the dataset or the sampler.
 """
 
 from __future__ import annotations
@@ -32,7 +31,6 @@ from torchdata.stateful_dataloader.sampler import (
     endless_state,
 )
 
-#: Creates a state from the states of all generators.
 StateAt = Callable[[Moments], EpochState]
 
 
@@ -46,7 +44,7 @@ def iterates_as(one: Any, cls: Any) -> bool:
 
 
 def _with_epoch(index_sampler: Any) -> Any:
-    """Returns the batch sampler or sampler with `set_epoch` and an attribute `epoch`; None if neither has both."""
+    """Returns the sampler or batch sampler that has `set_epoch` and `epoch`, or None."""
     for one in (index_sampler, innermost_of(index_sampler)):
         if callable(getattr(one, "set_epoch", None)) and isinstance(getattr(one, "epoch", None), numbers.Integral):
             return one
@@ -68,8 +66,8 @@ def set_epoch(index_sampler: Any, epoch: int | None) -> None:
 
 
 def unstarted_at(loader: Any) -> StateAt:
-    """Returns a function that creates the state of a loader before its first epoch, and that may be called while the
-    epoch begins."""
+    """Returns a function that creates the state of a loader before its first epoch. The function may be called while
+    the epoch begins."""
     kind, workers = int(loader._dataset_kind), loader.num_workers
     dataset = source_of(loader.dataset) if kind else loader.dataset
     sampler, iterator = unstarted_sampler(loader._index_sampler)
@@ -80,7 +78,7 @@ def unstarted_at(loader: Any) -> StateAt:
         own, inner = (None, told) if kind and is_own_iterator else (told, None)
         return ReadingPosition(own, inner, later=[] if kind else None)
 
-    here = None if workers else position()  # without workers, the main process reads the dataset
+    here = None if workers else position()
     encoded_order = loader._drawing.encoded
     state = EpochState(
         OrderState(sampler=sampler, iterator=iterator, epoch=epoch_of(loader._index_sampler)),
@@ -94,7 +92,7 @@ def unstarted_at(loader: Any) -> StateAt:
     )
 
     def at(moments: Moments) -> EpochState:
-        if here is None:  # a checkpoint is loaded into these states, so workers must not share one
+        if here is None:  # workers share no state, because `torch.distributed.checkpoint` modifies states
             positions = [position() for _ in range(workers)]
         else:  # the dataset may draw random numbers from the program's generators
             positions = [here._replace(random={name: encoded(moments.program(name)) for name in GLOBAL})]
@@ -117,8 +115,8 @@ def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
 
 
 def _told(one: Any) -> Any:
-    """Returns the state of an object; None if it has no state, and `UNKNOWN` if it has a state only while it is
-    iterated."""
+    """Returns the state of an object, `UNKNOWN` if the object has a state only while it is iterated, or None if it has
+    no state."""
     if not is_stateful(one):
         return None
     try:
@@ -133,10 +131,10 @@ def _told(one: Any) -> Any:
 
 def facts_of(loader: Any) -> LoaderFacts:
     sampler, length = innermost_of(loader._index_sampler), None
-    # The type of a sequence is not recorded, because a sequence of another type may contain the same indices.
+    # The type of a sequence is not recorded, because a list and a tuple may contain the same indices.
     name = None if isinstance(sampler, Sequence) else type(sampler).__name__
     if loader._dataset_kind == 0:
-        with contextlib.suppress(Exception):  # the `__len__` of some datasets raises an error
+        with contextlib.suppress(Exception):
             length = len(loader.dataset)
     ranks, rank = getattr(sampler, "num_replicas", None), getattr(sampler, "rank", None)
     if type(ranks) is int and type(rank) is int:
@@ -147,8 +145,8 @@ def facts_of(loader: Any) -> LoaderFacts:
 
 
 def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
-    """Raises ValueError if the loader's order differs from the saved order. With `strict=False`, removes the checksums
-    from the state, so that neither another order nor other samples raise an error."""
+    """Raises ValueError if the loader's order differs from the saved order. With `strict=False`, returns a state
+    without checksums, so that no other order or samples raise an error."""
     there, here = state.facts, facts_of(loader)
     if here.rank != there.rank and None not in (here.rank, there.rank):
         warnings.warn(
@@ -216,12 +214,11 @@ def _other_size(state: EpochState, loader: Any) -> str:
 
 
 def _is_exact(position: ReadingPosition) -> bool:
-    """Returns whether the position contains a state of the dataset instead of a number of batches."""
     return position.ended or (position.is_of_dataset and not position.since and position.later is None)
 
 
 def _check_epoch(state: EpochState, loader: Any, strict: bool) -> None:
-    """Warns if the program has set another epoch, because no checksum of a `DistributedSampler` raises an error."""
+    """Warns if the program has set another epoch, which no checksum of a `DistributedSampler` detects."""
     there, here = state.order.epoch, epoch_of(loader._index_sampler)
     is_known = isinstance(innermost_of(loader._index_sampler), torch.utils.data.DistributedSampler)
     if strict and is_known and state.order.yielded and None not in (there, here) and here != there:
@@ -247,6 +244,5 @@ def _check_workers(state: EpochState, loader: Any) -> None:
 
 
 def shards_of(state: EpochState | None, loader: Any) -> int:
-    """Returns 0 for a loader without workers."""
     workers: int = loader.num_workers
     return workers if state is None or state.is_over or loader._dataset_kind == 0 else state.workers

@@ -1,11 +1,11 @@
 """Reads, sets and saves the random generators that determine orders, worker seeds and samples.
 
-Role: `read` and `write` are fast and use opaque values. `encoded` converts an opaque value to plain values for a state,
-and `decoded` validates the plain values and converts them back.
+Role: `read` and `write` use opaque values, which is fast. `encoded` converts an opaque value to plain values, and
+`decoded` checks plain values and converts them back.
 
-The default generators of torch, NumPy and Python are Mersenne Twisters. Each stores 624 words of 32 bits and the index
-of the next word. A torch generator that is set to the words of one of these generators produces the same words as that
-generator.
+The default generators of torch, NumPy and Python are Mersenne Twisters, whose states consist of 624 words of 32 bits
+and the index of the next word. If a torch generator is set to the words of a NumPy or Python generator, it produces the
+same words.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ import torch
 from torch.utils.data import Sampler
 
 GLOBAL = ("torch", "python", "numpy")
+#: The default of the largest allowed number in a state.
+MANY = 1 << 53
 _OBJECTS: dict[str, Any] = {
     "torch": torch.default_generator, "python": random._inst, "numpy": numpy.random.mtrand._rand
 }  # fmt: skip
-#: The states of several generators at one time. A key is the name of a global generator, or an index in the list of the
-#: loader's own generators.
+#: The states of several generators. A key is the name of a global generator, or an index in the list of the loader's
+#: own generators.
 Moment = dict[Any, Any]
 
 
 def read(which: Any) -> Any:
-    """Returns the state of a generator. `which` is the name of a global generator, or a generator of torch, Python or
-    NumPy."""
+    """Returns the state of a generator, which is given as the name of a global generator or as an object of torch,
+    Python or NumPy."""
     which = _OBJECTS[which] if isinstance(which, str) else which
     if isinstance(which, torch.Generator):
-        return which.get_state().numpy().tobytes()  # pickles faster than the tensor
+        return which.get_state().numpy().tobytes()  # bytes are pickled faster than a tensor
     if isinstance(which, random.Random):
         return which.getstate()
     if isinstance(which, numpy.random.RandomState):
@@ -68,7 +70,7 @@ def put_back_afterwards(generators: Sequence[Any]) -> Iterator[None]:
 def found_in(loader: Any) -> list[Any]:
     found = [loader.generator] if _is_generator(loader.generator) else []
     seen: list[Any] = [loader._index_sampler]
-    for sampler in seen:  # the list grows during the loop
+    for sampler in seen:
         for value in getattr(sampler, "__dict__", {}).values():
             if _is_generator(value) and all(value is not one for one in found):
                 found.append(value)
@@ -95,11 +97,10 @@ def mark_of(name: str) -> Any:
     bits = _OBJECTS[name]._bit_generator
     if type(bits) is not numpy.random.MT19937:
         return repr(read(name))
-    return ctypes.string_at(bits.ctypes.state_address, 625 * 4)  # 624 words, and the index of the next word
+    return ctypes.string_at(bits.ctypes.state_address, 625 * 4)
 
 
 def comparable(state: Any) -> Any:
-    """Returns a value that is equal for equal generator states."""
     if isinstance(state, (bytes, tuple)):
         return state
     words = words_of(state)
@@ -110,7 +111,7 @@ def comparable(state: Any) -> Any:
 
 
 def words_of(state: Any) -> Words | None:
-    """Returns the words of a state; None if the generator is not a Mersenne Twister."""
+    """Returns the words of a state, or None if the generator is not a Mersenne Twister."""
     if isinstance(state, bytes):
         return torch_parts(state)[1]
     if isinstance(state, tuple):
@@ -130,10 +131,12 @@ def with_words(state: Any, words: Words) -> Any:
 
 
 def encoded(state: Any) -> Any:
-    """Converts a generator's state to plain values."""
     if (words := words_of(state)) is None:
         return {"bits": _plain(state)}
-    seed, kept = None, list[Any]()  # normal numbers are generated in pairs, and the generator stores the second number
+    seed, kept = (
+        None,
+        list[Any](),
+    )  # normal numbers are generated in pairs, so a generator may store the second number of a pair
     if isinstance(state, bytes):
         seed, _, rest = torch_parts(state)
         kept = [_text(rest)] if any(rest) else []
@@ -156,7 +159,7 @@ def decoded(which: Any, plain: Any) -> Any:
 
 def _decoded(which: Any, plain: Any) -> Any:
     is_torch = which == "torch" or isinstance(which, torch.Generator)
-    if isinstance(plain, torch.Tensor) and is_torch:  # as torchdata 0.11 saves it
+    if isinstance(plain, torch.Tensor) and is_torch:
         torch.Generator().set_state(plain)
         return plain.numpy().tobytes()
     if isinstance(plain, dict):
@@ -166,12 +169,12 @@ def _decoded(which: Any, plain: Any) -> Any:
         type(which.bit_generator)().state = state
         return state
     seed, text, place, *kept = plain
-    words = numpy.frombuffer(base64.b64decode(text, validate=True), dtype="<u4"), _whole(place, 1, 624)
+    words = numpy.frombuffer(base64.b64decode(text, validate=True), dtype="<u4"), whole(place, "position", 1, 624)
     if len(words[0]) != 624:
         raise ValueError(f"it has {len(words[0])} words instead of 624")
     if is_torch:
         rest = base64.b64decode(kept[0]) if kept else bytes(_SIZE - _REST)
-        state = torch_whole(_whole(seed, 0, (1 << 64) - 1), words, rest)
+        state = torch_whole(whole(seed, "seed", 0, (1 << 64) - 1), words, rest)
         write(torch.Generator(), state)
         return state
     if seed is not None:
@@ -186,9 +189,9 @@ def _decoded(which: Any, plain: Any) -> Any:
     return state
 
 
-def _whole(value: Any, least: int, most: int) -> int:
+def whole(value: Any, name: str, least: int = 0, most: int = MANY) -> int:
     if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"{value!r} is not a whole number from {least} to {most}")
+        raise ValueError(f"the state is damaged: {name!r} is {value!r}, and not a whole number from {least} to {most}")
     return value
 
 
@@ -217,14 +220,12 @@ def set_all(moment: Moment) -> None:
 
 # -- positions in a stream ---------------------------------------------------------------------------------
 
-#: Two positions in a stream count as equal if this many consecutive words are equal.
+#: Two positions in a stream are considered equal if the next `_NEEDLE` words are equal.
 _NEEDLE = 8
-#: The number of words to generate in the first step of a search, and the maximum number per step.
 _FIRST, _MOST = 1 << 10, 1 << 20
-#: Byte offsets in the state of torch's CPU generator: seed, words left, words, and stored normal numbers.
+#: Byte offsets in the state of torch's CPU generator: seed, words left, words, stored normal numbers.
 _LEFT, _SEEDED, _NEXT, _WORDS, _REST, _SIZE = 8, 12, 16, 24, 5016, 5056
 
-#: 624 words, and the index of the next word.
 Words = tuple[Any, int]
 
 
@@ -270,8 +271,8 @@ class _Search:
         self.passed, self._size = 0, _FIRST
 
     def step(self, most: int) -> int | None:
-        """Searches up to `most` words for the needle, a sequence of words. Returns the number of words before the
-        needle, or None."""
+        """Searches up to `most` words for the words in `needle`, and returns the number of words before them, or
+        None."""
         size = min(self._size, most)
         heap = numpy.concatenate([self._tail, _drawn(self._stream, size)])
         for start in numpy.flatnonzero(heap[:size] == self._needle[0]).tolist():
@@ -298,8 +299,8 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
     """Returns how many words lie between two positions; None if `target` precedes `origin` or is too far away.
 
     Args:
-        seeded: a new generator with the seed of `origin`, if known. If `target` is closer to the new generator than to
-            `origin`, the generator was seeded again, and the result is None.
+        seeded: a new generator with the seed of `origin`, if the seed is known. If `target` is closer to this generator
+            than to `origin`, the program has seeded the generator, and the result is None.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
         return 0

@@ -1,8 +1,8 @@
 """The iterators of a loader without workers, which read in the main process.
 
-Role: `ShardsInProcessIterator` finishes an epoch that workers began, by reading the shards of these workers in turn. As
-in a worker process, each shard has a copy of the dataset, and its own random generators and worker info. Between two
-batches, the program's generators and worker info are restored.
+Role: `ShardsInProcessIterator` finishes an epoch that workers have begun, by reading their shards in turn. Each shard
+has a copy of the dataset, random generators and worker info, as in a worker process. Between two batches, the program's
+generators and worker info are restored.
 """
 
 from __future__ import annotations
@@ -55,24 +55,22 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             torch.utils.data.graph_settings.apply_sharding(self._dataset, self._world_size, self._rank)
             random_pipes(Graph(self._dataset))
             if state is not None and not state.is_over and state.shared_seed is not None:
-                seeded(self._dataset, state.shared_seed)  # the base class has seeded the graph for a new epoch
-        # The reader of the previous epoch is reused, because it has stored the state of the dataset at the epoch's end.
+                seeded(self._dataset, state.shared_seed)
+        # The reader of the previous epoch is reused, because it stores the dataset's state from the end of that epoch.
         self._reader: EpochReader = loader._reader or EpochReader(self._reading)
         self._reader.use(self._reading)
         loader._reader = self._reader
         how = self._reading
         self._reader.time_by(self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn))
-        #: The states of the global generators when the dataset's iterator was created, because `iter(dataset)` may
-        #: shuffle with these generators.
+        #: The states of the global generators before `iter(dataset)`, which may shuffle with these generators.
         self._then: Moment = {}
-        #: For each global generator, the value of `mark_of` before the first batch of this epoch was read.
         self._marks: dict[str, Any] = {}
-        #: The collate function's state at the beginning of the epoch, for a dataset that is reread from its beginning.
+        #: The collate function's state at the beginning of the epoch, if the dataset is reread from its beginning.
         self._collate: Any = None
         #: The last drawn index. `_before` is the number of batches that were returned before this index was drawn.
         self._index: Any = _NONE
         self._before = 0
-        #: A batch that was read, and that the program has not received, because Ctrl-C interrupted the delivery.
+        #: A batch that was read, but not delivered, because Ctrl-C interrupted the delivery.
         self._batch: Any = _NONE
         self._counts: Counts = {}, 0
         if state is not None and not state.is_over:
@@ -89,11 +87,10 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._reader.begin()
 
     def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
-        """Sets the global generators to their saved states if they were used while the epoch was read, because the
-        dataset and the program share these generators.
+        """Restores the global generators that were used in the epoch, because the dataset and the program share these
+        generators.
 
-        If the state was saved between two epochs, skips generators that the program or another loader has set since the
-        state was loaded.
+        If the state was saved between two epochs, generators that the program has set after the load are not restored.
         """
         position = state.positions[0]
         if state.workers or position is None:
@@ -116,12 +113,12 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             then = {name: decoded(name, one) for name, one in (position.then or {}).items()}
         self._num_yielded = state.given
         behind, moved = position.now_since if position else 0, self._moved
-        if position and behind:  # a worker took the snapshot, and its generators were saved some batches earlier
+        if position and behind:  # a worker took the snapshot, some batches after its generators were saved
             position = position._replace(now=moved)
         with put_back_afterwards(GLOBAL):
             self._then = {name: read(name) for name in GLOBAL} | then
             position = position and position._replace(random=None)
-            if not self._has_read:  # the first batch is read with the generators' states from `__init__`
+            if not self._has_read:
                 set_all(self._then)
                 self._moved = {}
                 if self._reading.is_iterable:
@@ -140,7 +137,6 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     def _restore(self, position: ReadingPosition) -> None:
         if self._reads_again(position):
-            # The dataset is reread from the beginning of the epoch, with the generator states of that time.
             set_all(self._then)
             position = position._replace(collate=self._collate, since=self._num_given)
         self._reader.restore(position)
@@ -153,7 +149,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             return self._batch
         skipped, data = self._skipped, NOTHING
         while data is NOTHING:
-            self._index = _NONE  # if all samples of a batch were skipped, the next batch is read
+            self._index = _NONE
             if skipped is not None:
                 self._counts = skipped.counts
             self._index = self._order.draw()
@@ -186,7 +182,6 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         skipped.tell(found)
 
     def next(self) -> Any:
-        """Returns the next batch. Only one thread at a time may call this method."""
         if (successor := self._taken_over()) is not None:
             return next(successor)
         if self._batch is _NONE:
@@ -194,13 +189,13 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._reader.count_last()
         try:
             batch = StatefulIterator.__next__(self)
-            # No function is called from here on, so Ctrl-C cannot interrupt the delivery.
+            # Ctrl-C cannot interrupt the delivery from here on, because no function is called.
             self._batch = _NONE
             return batch
         except Exception:
             self._index = self._batch = _NONE
             raise
-        except BaseException:  # after Ctrl-C, the next call returns this batch, here or after resuming
+        except BaseException:
             if self._batch is not _NONE:
                 self._num_yielded = self._before
             elif self._is_under_way:
@@ -212,7 +207,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     @property
     def _is_under_way(self) -> bool:
-        """Whether a batch is being read. True if a signal handler requests the state in the middle of a batch."""
+        """Whether a batch is being read, as when a signal handler requests the state."""
         return self._index is not _NONE and self._num_received == self._before
 
     @property
@@ -227,8 +222,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._reader.took(position)
         begins = not self._has_read and not self.is_finished
         again = self._reading.is_iterable and not self._reader.restores_position
-        # Before the first batch, it is unknown which generators the samples use.
-        marks = self._marks.items()  # the global generators that were used while this epoch was read
+        marks = self._marks.items()
         moved = GLOBAL if begins else [name for name, mark in marks if name in self._moved or mark_of(name) != mark]
         first = self._then if again or (begins and self._reading.is_iterable) else None
         position = position._replace(collate=self._collate if again else position.collate, now_since=0)
@@ -248,10 +242,10 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
 
 class LocalPool:
-    """Reads shards in this process, with the methods of `WorkerPool`, which reads in worker processes.
+    """Reads shards in this process. The methods are those of `WorkerPool`, which reads in worker processes.
 
     Args:
-        pin: copies a batch to pinned memory; None returns batches unchanged.
+        pin: a function that copies a batch to pinned memory, or None.
     """
 
     is_ordered = False
@@ -265,15 +259,15 @@ class LocalPool:
         self._running: ShardReader | None = None
         self.turn = 0
         self._ended: set[int] = set()
-        #: For each shard whose dataset has a state, the snapshot from before the epoch's first batch.
+        #: The snapshot from before the first batch of the epoch, for each shard whose dataset has a state.
         self.told: dict[int, bytes] = {}
         self.is_ending = False
         self.counting: Counting | None = None
 
     @contextlib.contextmanager
     def _entered(self, shard: ShardReader | None) -> Iterator[None]:
-        """Within this context, the global generators and the worker info are those of `shard`, or of a new shard if
-        `shard` is None."""
+        """Within this context, the global generators and the worker info are those of `shard`, or new if `shard` is
+        None."""
         with one_at_a_time():
             try:
                 with InterruptsDeferred():
@@ -292,8 +286,8 @@ class LocalPool:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Within this context, the generators and the worker info are the program's own, even if a signal handler
-        requests the state while a shard is read. Other threads wait until the batch is read."""
+        """Within this context, the generators and the worker info belong to the program, even if a signal handler
+        requests the state while a shard is read."""
         with one_at_a_time():
             shard = self._running
             if shard is None:
@@ -333,7 +327,7 @@ class LocalPool:
                 if reader.must_go_back:
                     reader.go_back(reader.restore)
                 reader.keep_position()
-                hand.extend(islice(self._units[number], 1))  # Ctrl-C cannot interrupt between reading and storing
+                hand.extend(islice(self._units[number], 1))
             if not hand:
                 self._ended.add(number)
                 self.turn = number + 1
@@ -350,10 +344,11 @@ class LocalPool:
 
 
 class _Unseen:
-    """Hides the worker info from PyTorch's collate functions, which otherwise create each batch in shared memory."""
+    """Hides the worker info from PyTorch's collate functions, because they create batches in shared memory in
+    workers."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
-        self.func = function  # statistics find the function's name in `func`, as for a `partial`
+        self.func = function  # statistics read the function's name from `func`, as for a `partial`
 
     def __call__(self, samples: Any) -> Any:
         worker: Any = torch.utils.data._utils.worker
@@ -374,7 +369,7 @@ class ShardsInProcessIterator(WorkersIterator):
     def _count_into_pool(self) -> None:
         how = self._reading
         clock = self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn)
-        self._pool.counting = None if clock is None else self._recorder.counting  # each shard has its own clock
+        self._pool.counting = None if clock is None else self._recorder.counting
 
     def _take(self) -> tuple[int, int, Any, News]:
         unit = super()._take()

@@ -1,8 +1,5 @@
-"""The base class of a loader's iterators, which draws the indices of the epoch and creates the state.
-
-Role: the class derives from PyTorch's iterator, so settings are read, seeds are drawn and batches are counted exactly
-as in PyTorch.
-"""
+"""The base class of a loader's iterators, which draws the indices of the epoch and creates the state. The class derives
+from PyTorch's iterator, which draws the seeds and counts the batches."""
 
 from __future__ import annotations
 
@@ -38,10 +35,9 @@ _OF_WORKERS = (
 class StatefulIterator(_BaseDataLoaderIter):
     _sampler_iter: Iterator[Any]
     _in_order = True
-    #: Whether the workers exit after this epoch, because the next epoch has another number of shards.
     lasts_one_epoch = False
 
-    if TYPE_CHECKING:  # the base class of the native extension
+    if TYPE_CHECKING:
 
         @property
         def turn(self) -> Turn: ...
@@ -52,24 +48,23 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._drawing: Drawing = loader._drawing
         self._recorder: BatchRecorder = loader._recorder
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
-        #: A loader that loads a state of this iterator must have the same properties.
         self._facts = facts_of(loader)
-        #: The loader, if it has loaded a state since this iterator was created. `_successor`: the iterator that resumes
-        #: from the loaded state.
+        #: The loader, if it has loaded a state since this iterator was created. `_successor` is the iterator that
+        #: resumes from the loaded state.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: `_lives_on` is True if the loaded state is from the end of an epoch that workers have read, and the workers
-        #: are persistent.
+        #: `_lives_on` is True if the workers are persistent, and the loaded state is from the end of an epoch with
+        #: workers.
         self.is_finished = self._lives_on = False
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
-        #: Numbers of batches. `_num_empty`: batches with only skipped samples. `_given_before`: batches that were
-        #: returned before the epoch was resumed. `_passing_over`: batches to read and drop for a state of torchdata
-        #: 0.11.
+        #: `_num_empty` counts batches in which all samples were skipped. `_given_before` counts batches that were
+        #: returned before the epoch was resumed. `_passing_over` is the number of batches to drop for a state of
+        #: torchdata 0.11.
         self._num_empty = self._given_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given
-        #: The number of workers that `get_worker_info` returns to the dataset. In a resumed epoch, this is the number
-        #: in the saved run, even if the loader has more or fewer workers.
+        #: The number of workers that `get_worker_info` shows the dataset. A resumed epoch keeps the number of the saved
+        #: run.
         self._num_shards: int = shards_of(state, loader)
         if state is not None and state.is_over:
             self._order.follow(state.order, state.unstarted)
@@ -94,18 +89,16 @@ class StatefulIterator(_BaseDataLoaderIter):
         return self._process != os.getpid()
 
     def state_was_loaded(self, loader: Any) -> None:
-        """Makes this iterator resume from the loaded state if it has returned no batch."""
         self._loading = loader
 
     def _taken_over(self) -> Iterator[Any] | None:
-        """Returns the iterator that must be read instead of this iterator after a state was loaded.
+        """Returns the iterator that replaces this iterator after a state was loaded.
 
         Raises:
-            RuntimeError: a state was loaded after this iterator had returned a batch, and no new loop has begun since
-                then.
+            RuntimeError: this iterator had already returned a batch, and no new loop has begun.
         """
         loader = self._loading
-        if loader is not None and loader._loaded is not None:  # no loop has begun since the state was loaded
+        if loader is not None and loader._loaded is not None:
             if self.is_finished or self._num_given > self._given_before:
                 raise RuntimeError(
                     f"StatefulDataLoader: load_state_dict() was called after this iterator had "
@@ -122,12 +115,10 @@ class StatefulIterator(_BaseDataLoaderIter):
 
     @property
     def _num_received(self) -> int:
-        """The number of batches that the program has received."""
         return self._num_yielded
 
     @property
     def _num_given(self) -> int:
-        """Returns the number of returned batches, including batches in which all samples were skipped."""
         return self._num_received + self._num_empty
 
     @property
@@ -145,7 +136,6 @@ class StatefulIterator(_BaseDataLoaderIter):
             raise
 
     def _count(self) -> None:
-        """Like PyTorch, warns if the epoch has more batches than `len()` returned."""
         self._num_yielded += 1
         length = self._IterableDataset_len_called
         if length is not None and self._reading.is_iterable and self._num_yielded > length:
@@ -157,7 +147,7 @@ class StatefulIterator(_BaseDataLoaderIter):
             )
 
     def _pass_over(self) -> None:
-        """For a state of torchdata 0.11 without a position, reads and drops the batches that the user had received."""
+        """For a state of torchdata 0.11 without a position, drops the batches that the user had received."""
         count, self._passing_over = self._passing_over, 0
         if count and self._reading.is_iterable:
             logger.warning(
@@ -182,7 +172,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         next_worker: int = 0,
         skipped: Counts | None = None,
     ) -> StateAt:
-        """See `state_at`.
+        """Implements `state_at`.
 
         Args:
             waiting: the drawn indices whose batches the user has not received, in drawing order.
@@ -213,8 +203,8 @@ class StatefulIterator(_BaseDataLoaderIter):
     def state_at(self) -> StateAt:
         """Returns a function that creates the state of the iterator from the states of all generators.
 
-        The function can still be called after the next epoch has begun, and does not refer to the iterator, so it keeps
-        no workers running.
+        The function can still be called after the next epoch has begun. The function does not refer to the iterator, so
+        it keeps no workers running.
         """
 
     def state_dict(self) -> dict[str, Any]:

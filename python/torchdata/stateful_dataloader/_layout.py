@@ -36,6 +36,7 @@ from typing import Any
 
 from torchdata._stateful import is_same
 from torchdata.datapipes._pipe.witnessing import SampleDigest
+from torchdata.stateful_dataloader._generators import MANY, whole
 from torchdata.stateful_dataloader._position import (
     UNKNOWN,
     Counts,
@@ -46,19 +47,16 @@ from torchdata.stateful_dataloader._position import (
 )
 
 OURS = "_torchdata_rs"
-_MANY = 1 << 53
 _WORKERS = 1 << 16
-#: The maximum number of batches or indices that a valid state makes a loader reread.
 _AGAIN = 1 << 24
 _STEPS = 1 << 31
-#: Keys of torchdata 0.11 for states of a user's iterators, which the state of a new loader lacks.
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
 _KINDS = {"_num_yielded", "_snapshot"}
 _SAMPLER = "_sampler_iter_state", "_index_sampler_state"
-#: The keys of a reader's states in a saved position, and the fields of `ReadingPosition` that contain these states.
+#: The keys of a reader's states in a saved position, with the fields of `ReadingPosition` that contain these states.
 _STATES = {"dataset_state": "dataset", "dataset_iter_state": "iterator", "collate_state": "collate"}
 
-#: The keys in a saved position that torchdata 0.11 does not save. A key is left out if its value is empty.
+#: The keys in a saved position that torchdata 0.11 does not save. Empty values are left out.
 _OWN = "collate_state", "random", "random_then", "random_since", "since", "digest"
 
 
@@ -103,8 +101,7 @@ def _known(value: Any) -> Any:
 
 
 def _shown(order: OrderState) -> Any:
-    """Returns the state of the sampler's iterator; for a user's sampler, only the keys that are known before the first
-    epoch."""
+    """Returns the state of the sampler's iterator, but only known keys for a user's sampler."""
     if not order.is_users or order.iterator is UNKNOWN:
         return order.iterator
     if not order.is_batched:
@@ -135,8 +132,8 @@ def _dump_ours(state: EpochState) -> dict[str, Any]:
 
 
 def _dump_position(position: ReadingPosition | None, state: EpochState) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Splits a position into a dict with the keys of torchdata 0.11, and a dict with this package's keys."""
-    if position is None:  # no position is saved for some map-style datasets
+    """Splits a position into the keys of torchdata 0.11 and the keys of this package."""
+    if position is None:
         return {"dataset_state": None, "fetcher_state": None}, {}
     fetcher, since = None, position.since
     if state.kind:
@@ -147,12 +144,12 @@ def _dump_position(position: ReadingPosition | None, state: EpochState) -> tuple
     parts = position.collate, position.random, position.then, position.now_since, since, position.digest
     own = {key: value for key, value in zip(_OWN, parts, strict=True) if value}
     told = {key: one for key, one in zip(_STATES, position[:2], strict=False) if one is not None and one is not UNKNOWN}
-    if position.later is not None:  # "mark" is a checksum that shows whether the program has changed the state
+    if position.later is not None:
         own |= {"later": list(position.later), "mark": _mark(told.get("dataset_state"), told.get("dataset_iter_state"))}
         if position.base is not None:
             base = {key: getattr(position.base, name) for key, name in _STATES.items()}
             base |= {"ended": position.base.ended, "unbegun": position.base.unbegun}
-            now = own | told  # values of the base that are equal in the current snapshot are omitted
+            now = own | told
             own["base"] = {key: one for key, one in base.items() if one is not False and not is_same(one, now.get(key))}
     return theirs, own | told
 
@@ -165,11 +162,6 @@ def _mark(*states: Any) -> int:
 
 
 def parse(state: Any) -> EpochState:
-    """Converts a saved state to an `EpochState`, which has a position for each worker.
-
-    Raises:
-        ValueError: the state is damaged, or does not belong to a `StatefulDataLoader`.
-    """
     if not isinstance(state, dict):
         raise TypeError(f"the state of a StatefulDataLoader is a dict, but this is a {type(state).__name__}")
     if "_snapshot" not in state and "_num_yielded" not in state:
@@ -182,7 +174,7 @@ def parse(state: Any) -> EpochState:
         )
     try:
         ours: Any = state.get(OURS)
-        if OURS in state and not isinstance(ours, dict):  # JSON converts the tuple to a list
+        if OURS in state and not isinstance(ours, dict):  # JSON has converted the tuple to a list
             ours = ours[0]
         return _parse_with_workers(state, ours) if "_snapshot" in state else _parse_without_workers(state, ours)
     except (KeyError, TypeError, AttributeError, IndexError) as error:
@@ -220,7 +212,7 @@ def _parse_with_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> E
         or any(position.is_of_dataset for position in positions)
     ):
         found = found._replace(next_worker=(last + 1) % count, passing_over=behind)
-    else:  # 0.11 reads an iterable dataset without a state from its beginning
+    else:  # 0.11 rereads an iterable dataset without a state from its beginning
         found = found._replace(given=0, positions=[None] * count, passing_over=step + behind)
     return _parsed(state, main, ours, found, own)
 
@@ -231,10 +223,9 @@ def _parsed(
     """Adds the sampler's position, the seeds and the loader's properties to an incomplete state.
 
     Args:
-        main: the part of the state that contains the sampler's states and the seeds.
-        ours: the dict under the key `OURS`; None if torchdata 0.8 to 0.11 saved the state.
-        found: the incomplete state, which contains the number of workers, their positions and the number of returned
-            batches.
+        main: the part of the state with the sampler's states and the seeds.
+        ours: the dict under the key `OURS`; None for a state of torchdata 0.8 to 0.11.
+        found: the incomplete state, with the number of workers, their positions and the number of returned batches.
     """
     seeds = main.get("_base_seed"), main.get("_shared_seed")
     for name, seed in zip(("_base_seed", "_shared_seed"), seeds, strict=True):
@@ -257,7 +248,7 @@ def _parsed(
     if own is not None:
         if len(own) != len(positions):
             raise ValueError(f"the state is damaged: it is of {len(positions)} workers, and has {len(own)} positions")
-        # `order.yielded` also counts batches that were not returned because all their samples were skipped.
+        # `order.yielded` also counts batches in which all samples were skipped.
         given = max(found.given, order.yielded)
         positions = [_completed(one, more, given) for one, more in zip(positions, own, strict=True) if one is not None]
     if finished:
@@ -297,7 +288,7 @@ def _parse_order(order: OrderState, ours: dict[str, Any]) -> OrderState:
         at_iter=moments.get("iter"),
         at_first=moments.get("first"),
         batch_size=None if size is None else whole(size, "batch_size", least=1),
-        epoch=None if epoch is None else whole(epoch, "epoch", least=-_MANY),
+        epoch=None if epoch is None else whole(epoch, "epoch", least=-MANY),
     )
 
 
@@ -321,8 +312,7 @@ def _parse_draws(saved: Any) -> list[list[Any]]:
 
 
 def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
-    """Converts a saved position. Values of missing keys of torchdata 0.11 are taken from `own`, the data that only this
-    package saves."""
+    """Converts a saved position. If keys of torchdata 0.11 are missing, their values are taken from `own`."""
     fetcher, more = saved["fetcher_state"], own or {}
     fills = own is not None
     iterator = _filled(fetcher, more, "dataset_iter_state", fills) if fetcher is not None else None
@@ -340,8 +330,7 @@ def _filled_sampler(main: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any
 
 
 def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool = True) -> Any:
-    """Returns the value of a key of torchdata 0.11. Members that the value lacks are taken from this package's data,
-    `ours`."""
+    """Returns the value of a key of torchdata 0.11, with missing members taken from `ours`."""
     if not fills:
         return theirs[key]
     if key not in theirs or (theirs[key] is None and key in _HIDDEN):
@@ -353,11 +342,10 @@ def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool 
 
 
 def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> ReadingPosition:
-    """Completes a position with the data that torchdata 0.11 does not save.
+    """Adds the data that torchdata 0.11 does not save to a position.
 
     Args:
-        given: the number of batches that the user has received in the epoch, which limits the number of batches after
-            the snapshot.
+        given: the number of batches that the user has received in the epoch, which is a limit for other numbers.
     """
     is_list = isinstance(position.since, list)
     since, later = more.get("since", [] if is_list else 0), None
@@ -389,9 +377,3 @@ def _parse_base(saved: Any, position: ReadingPosition) -> ReadingPosition | None
         return None
     states = {name: saved.get(key, getattr(position, name)) for key, name in _STATES.items()}
     return ReadingPosition(**states, ended=bool(saved.get("ended")), unbegun=bool(saved.get("unbegun")))
-
-
-def whole(value: Any, name: str, least: int = 0, most: int = _MANY) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise ValueError(f"the state is damaged: {name!r} is {value!r}, and not a whole number from {least} to {most}")
-    return value

@@ -1,16 +1,15 @@
 """Determines the order of an epoch: draws the next index or batch, and saves and restores the order.
 
-Role: indices are drawn from the loader's sampler in the same way as in PyTorch's loader. When workers read ahead, the
-sampler has returned indices whose batches the user has not received, but a state must contain the position after the
-last received batch. The contents of a state depend on the kind of the sampler:
+Role: indices are drawn from the loader's sampler as in PyTorch's loader. When workers read ahead, the sampler has
+returned indices whose batches the user has not received, but a state must contain the position after the last received
+batch. The contents of a state depend on the sampler:
 
-- For PyTorch's `RandomSampler`, or batches of its indices, a state contains the generator from before the order was
-  drawn, and the number of indices that the user has received.
+- For PyTorch's `RandomSampler`, a state contains the generator from before the order was drawn, and the number of
+indices that the user has received.
 - If the sampler or its iterator has `state_dict`, the loader calls this method after each n-th index, and keeps the
-  result until the user has received the batch of this index.
-- For any other sampler without a state, a resumed loader sets the generators to their states from the beginning of the
-  epoch, reads the sampler up to the saved position, and sets the generators to their saved states. Indices whose
-  batches the user had not received are returned next.
+result until the user has received the batch of this index.
+- For any other sampler, a resumed loader sets the generators to their states from the beginning of the epoch, and
+rereads the sampler. Indices whose batches the user had not received are returned next.
 """
 
 from __future__ import annotations
@@ -44,20 +43,10 @@ from torchdata.stateful_dataloader.sampler import (
 )
 
 _NONE: Any = object()
+_PLAIN = (SequentialSampler, _InfiniteConstantSampler, list, tuple, range)
+_RANDOM = (TorchRandomSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 #: These samplers draw only from torch's global generator, and only when the first index is requested.
-_KNOWN = (
-    SequentialSampler,
-    _InfiniteConstantSampler,
-    TorchRandomSampler,
-    RandomSampler,
-    SubsetRandomSampler,
-    WeightedRandomSampler,
-    DistributedSampler,
-    StatefulDistributedSampler,
-    list,
-    tuple,
-    range,
-)
+_KNOWN = (*_PLAIN, *_RANDOM, DistributedSampler, StatefulDistributedSampler)
 
 
 def _changes(before: Moment, after: Moment) -> Moment:
@@ -75,7 +64,7 @@ def generators_drawn_by(index_sampler: Any) -> tuple[str, ...]:
 
 
 class IndexOrder:
-    """Draws indices. Up to `ahead` indices may be drawn before the user receives the first batch."""
+    """Draws indices, up to `ahead` of them before the user receives the first batch."""
 
     def __init__(self, loader: Any, drawing: Drawing, ahead: int) -> None:
         self._sampler = loader._index_sampler
@@ -83,24 +72,17 @@ class IndexOrder:
         self._every = max(1, loader.snapshot_every_n_steps or 1)
         innermost = innermost_of(self._sampler)
         self._is_known = _is_known(self._sampler)
-        #: The sampler's batch size; None if the sampler does not form batches, or the batch size is unknown.
         self._size: int | None = getattr(self._sampler, "batch_size", None)
-        #: Whether the sampler is known to draw no random numbers.
-        self._is_plain = self._is_known and isinstance(
-            innermost, (SequentialSampler, _InfiniteConstantSampler, list, tuple, range)
-        )
+        self._is_plain = self._is_known and isinstance(innermost, _PLAIN)
         self._never_ends = type(innermost) is _InfiniteConstantSampler
         self.begin(iter(()))
-        #: The generators' states before the sampler's iterator was created. `_at_first`: the states before the
-        #: iterator's first index.
+        #: The generators' states from before the sampler's iterator was created. `_at_first` contains their states from
+        #: before the first index.
         self._at_iter: Moment = {}
         self._at_first: Moment | None = None
-        #: The sampler's epoch when the order of the current loop was determined. The program may already have set the
-        #: next epoch.
+        #: The sampler's epoch when the order was determined. The program may already have set the next epoch.
         self._epoch: int | None = None
-        #: Records the random draws of a sampler that may also draw random numbers after its first index.
         self._draws = Draws(drawing)
-        #: Whether the user's sampler has a state, so that `_kept` stores states of the sampler after some indices.
         self._is_kept = False
 
     def note_random(self) -> None:
@@ -110,21 +92,19 @@ class IndexOrder:
     def begin(self, iterator: Iterator[Any]) -> None:
         """Begins an epoch. `note_random` must be called before the sampler's iterator is created."""
         self._iterator: Iterator[Any] = iterator
-        #: Indices that were drawn from the sampler in advance, and that `draw` returns first.
+        #: Indices that were drawn in advance, and that `draw` returns first.
         self._owed: deque[Any] = deque()
-        #: `_read`: an index that the sampler has returned, and that `drawn` does not count. `_counted`: an index that
-        #: `drawn` counts, and that `draw` has not returned yet. `_read` or `_counted` keeps the index if Ctrl-C
-        #: interrupts `draw`.
+        #: If Ctrl-C interrupts `draw`, an index is kept: in `_read` if `drawn` does not count the index yet, or else in
+        #: `_counted`.
         self._read = self._counted = _NONE
-        #: Whether an exception such as KeyboardInterrupt has ended the sampler's iterator, which is a generator.
+        #: Whether Ctrl-C has ended the sampler's iterator, which is a generator.
         self._is_broken = False
-        #: Indices that the saved sampler had returned, but whose batches the user had not received. `_is_used_up`:
-        #: whether the saved sampler had returned all indices.
+        #: Indices that the saved sampler had returned, but whose batches the user had not received. `_is_used_up` is
+        #: True if the saved sampler had returned all indices.
         self._early, self._is_used_up = deque[Any](), False
-        #: Saved states of a user's sampler: the number of returned indices, the states of the sampler and its iterator,
-        #: and the generators' states.
+        #: Saved states of a user's sampler: the number of returned indices, and the states of the sampler, its iterator
+        #: and the generators.
         self._kept: deque[tuple[int, Any, Any, Moment]] = deque()
-        #: Whether the user may have received batches in another order than that of their indices.
         self._has_holes = False
         self.drawn, self._ended = 0, False
 
@@ -135,12 +115,11 @@ class IndexOrder:
                 del self._owed[0]
             else:
                 self._draw()
-        # No function is called from here on, so Ctrl-C cannot interrupt these lines.
+        # Ctrl-C cannot interrupt the following lines, because they call no function.
         index, self._counted = self._counted, _NONE
         return index
 
     def _draw(self) -> None:
-        """Draws an index from the sampler, and stores it in `_counted`."""
         if self._ended:
             raise StopIteration
         if self._is_broken:
@@ -165,22 +144,23 @@ class IndexOrder:
             self._draws.after(number, drawn, indices[early:])
 
     def _note_epoch(self) -> None:
-        """Records the epoch if the iterator has not been read, because some samplers determine the order only then."""
+        """Records the epoch until the iterator is read for the first time, because some samplers determine the order
+        only then."""
         one = self._iterator.inner if isinstance(self._iterator, BatchIndices) else self._iterator
         if one is None or (isgenerator(one) and getgeneratorstate(one) == GEN_CREATED):
             self._epoch = epoch_of(self._sampler)
 
     @property
     def _place(self) -> int:
-        """The number of indices that the sampler has returned; if this package forms the batches, the number of
-        samples."""
+        """The number of samples that the sampler has returned if this package forms the batches, or else the number of
+        indices."""
         return self._iterator.samples_yielded if isinstance(self._iterator, BatchIndices) else self.drawn
 
     def _next(self) -> None:
         if self._read is _NONE:
             indices = map(next, repeat(self._iterator, 1))
             try:
-                for self._read in indices:  # Ctrl-C cannot interrupt between reading and storing
+                for self._read in indices:
                     break
                 else:
                     self._ended = True
@@ -199,7 +179,7 @@ class IndexOrder:
         self.drawn, self._counted, self._read = drawn, self._read, _NONE
 
     def _draw_again(self) -> None:
-        """Iterates over the sampler again, up to the last index, and draws the next one."""
+        """Iterates over the sampler anew, up to the last index, and draws the next index."""
         epoch = epoch_of(self._sampler)
         set_epoch(self._sampler, self._epoch)
         try:
@@ -247,11 +227,11 @@ class IndexOrder:
             batches: for an iterable dataset, the number of returned batches and the number of samples per batch.
             in_order: whether the user receives the batches in the order in which their indices were drawn.
         """
-        read = [] if self._read is _NONE else [self._read]  # `draw` has not counted this index yet
+        read = [] if self._read is _NONE else [self._read]
         waiting = [*waiting, *(() if self._counted is _NONE else (self._counted,)), *read, *self._owed]
         given = self.drawn + len(read) - len(waiting)
         indices: list[Any] = []
-        if waiting and (self._has_holes or not in_order):  # the sampler's state already includes the waiting indices
+        if waiting and (self._has_holes or not in_order):
             indices, waiting = waiting, []
         encoded, iterator, inner = self._drawing.encoded, None, innermost_of(self._sampler)
         self._note_epoch()
@@ -265,14 +245,13 @@ class IndexOrder:
         elif isinstance(self._iterator, (BatchIndices, RandomIndices)):
             iterator = self._iterator.state_before(self._size_of(waiting))
         state = OrderState(given, None, iterator, indices=indices, batch_size=self._size, epoch=epoch)
-        # The state of a `RandomSampler` contains the generator that determines the order, so no other data is needed.
+        # The state of a `RandomSampler` contains the generator that determines the order, so no further data is needed.
         is_random = type(inner) is RandomSampler and (self._sampler is inner or type(self._sampler) is BatchSampler)
         if self._is_plain or is_random or finished:
             return lambda now: state._replace(generators=encoded(now))
         return self._with_beginning(state, waiting)
 
     def _size_of(self, indices: list[Any]) -> int:
-        """Returns the number of indices; if this package forms the batches, the number of samples in these batches."""
         return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
 
     def _with_beginning(self, state: OrderState, waiting: list[Any]) -> Callable[[Moment], OrderState]:
@@ -301,7 +280,7 @@ class IndexOrder:
 
     @property
     def _keeps_user_s(self) -> bool:
-        """Returns whether the sampler has a user-defined state, even before its iterator begins."""
+        """Returns whether the sampler has a user-defined state, even if its iterator has not begun."""
         return self._keeps_position or is_stateful(innermost_of(self._sampler))
 
     def draw_first(self) -> None:
@@ -316,7 +295,7 @@ class IndexOrder:
             self._owed, self._counted = deque([*self._owed, self._counted]), _NONE
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
-        """Adds the sampler's state after the received indices, and returns the generators' states at that time."""
+        """Adds the sampler's state after the received indices. Also returns the generators' states at that time."""
         if not self._kept and self._read is not _NONE:
             self._keep(1)
         if not self._kept:
@@ -329,12 +308,12 @@ class IndexOrder:
             sampler=copied(sampler), iterator=copied(iterator), is_users=True,
             is_batched=iterates_as(self._sampler, BatchSampler),
         )  # fmt: skip
-        if given == 0:  # the first index was drawn, but the user has not received its batch
+        if given == 0:
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # A resumed sampler starts from the kept state and repeats its later draws, so the generators of the later draws
-        # must have their states from the time of the kept state.
+        # A resumed sampler repeats its draws after the kept state, so their generators must have the states from that
+        # time.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 
@@ -348,15 +327,15 @@ class IndexOrder:
         with self._drawing.going_on(now):
             if state.at_iter is None or self._never_ends:
                 self._load(state)
-                # PyTorch's `RandomSampler` redraws the order from its own generator, which must not be changed here.
+                # PyTorch's `RandomSampler` redraws the order from its own generator.
                 inner = innermost_of(self._sampler)
                 self._drawing.set(now, but=inner.generator if isinstance(inner, TorchRandomSampler) else None)
                 if self._is_kept and self.drawn:
                     number = self.drawn - state.indices_since
                     self._kept.append((number, state.sampler, state.iterator, self._drawing.now()))
-                    # An index is requested here, because some samplers apply a loaded state only at the next index.
-                    # Without this request, a sampler would apply the state to the next epoch if the program abandoned
-                    # the epoch before the first index.
+                    # Some samplers apply a loaded state only when an index is requested. If the program abandoned this
+                    # epoch before its first index, such a sampler would apply the state to the next epoch. Therefore an
+                    # index is requested here.
                     self._draw_ahead()
             else:
                 self._drawing.set(iter_)
@@ -391,7 +370,6 @@ class IndexOrder:
         self._is_kept = self._keeps_position
 
     def _replay(self, first: Moment, state: OrderState) -> None:
-        """Reads a new iterator of the sampler up to the position of the saved iterator."""
         given = self.drawn = state.yielded + len(state.indices)
         self._owed.extend(state.indices)
         batches = self._iterator if isinstance(self._iterator, BatchIndices) else None
@@ -410,24 +388,22 @@ class IndexOrder:
         if batches is None:
             self._iterator = replay
         else:
-            batches.start_from(replay, given)
+            batches.inner, batches.samples_yielded = replay, given
 
     def _pass_batches(self, count: int, old: int | None) -> None:
-        """Skips `count` batches. `old` is the batch size when the state was saved."""
         if count == 0:
             return
         if not isinstance(self._iterator, BatchIndices) or old is None or old == self._size:
             pass_over(self._iterator, count)
-        else:  # the last batch may have been shorter than `old` indices
+        else:
             self._iterator.pass_samples(count * old, most_missing=old - 1)
 
     def follow(self, state: OrderState, unstarted: bool) -> None:
-        """Moves the sampler and the generators to their states at the end of the saved epoch."""
         _, _, now = self._moments(state)
         with self._drawing.going_on(now):
             inner, is_saved = innermost_of(self._sampler), not (state.sampler is None and state.iterator is None)
             if isinstance(inner, StatefulDistributedSampler):
-                inner.next_yielded = None  # the number of indices to skip applies only to the saved epoch
+                inner.next_yielded = None
             elif not unstarted and self._keeps_user_s and is_saved:
                 self._load(state)
                 self._owed.clear()
@@ -435,14 +411,16 @@ class IndexOrder:
             self._drawing.set(now)
 
     def _end_again(self, state: OrderState) -> None:
-        """Requests an index of a user's sampler after its last index, so that samplers can prepare the next epoch."""
+        """Requests an index after the sampler's last index, because some samplers then prepare the next epoch."""
         try:
             next(self._iterator)
         except StopIteration:
             return
-        # A sampler that returns an index here has begun the next epoch. Loading the state again undoes this draw.
+        # If the sampler returns an index, it has begun the next epoch. Loading the state a second time undoes this
+        # draw.
         inner = innermost_of(self._sampler)
+        of_batches = state.iterator or {} if isinstance(self._iterator, BatchIndices) else {}
         if is_stateful(self._sampler) and state.sampler is not None:
             give(self._sampler, state.sampler)
-        elif is_stateful(inner) and isinstance(self._iterator, BatchIndices):
-            self._iterator.give_sampler(state.iterator)
+        elif is_stateful(inner) and "sampler_state" in of_batches:
+            give(inner, of_batches["sampler_state"])

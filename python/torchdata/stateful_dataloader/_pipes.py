@@ -18,8 +18,7 @@ from torchdata.datapipes._pipe.state.passes import PipePasses
 from torchdata.datapipes._pipe.state.record import passed, record_of
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
-from torchdata.stateful_dataloader._generators import GLOBAL, put_back_afterwards
-from torchdata.stateful_dataloader._layout import whole
+from torchdata.stateful_dataloader._generators import GLOBAL, put_back_afterwards, whole
 
 
 def seeded(datapipe: Any, shared_seed: int) -> Any:
@@ -28,11 +27,11 @@ def seeded(datapipe: Any, shared_seed: int) -> Any:
 
 
 class PipeSource(PipePasses):
-    """Reads a pipe with seeds that follow from the loader's seed in each epoch.
+    """Reads a pipe with seeds that depend on the loader's seed for the epoch.
 
-    The state of the graph is serialized to bytes, which a checkpoint treats as one value, and which need not be copied.
-    If the graph cannot be saved, for example while it holds a stream that cannot be pickled, the state contains the
-    number of read items, and a resumed reader rereads and drops these items.
+    The state of the graph is serialized to bytes, which a checkpoint treats as one value. If the graph cannot be saved,
+    for example because it holds a stream, the state contains the number of read items, and a resumed reader rereads
+    these items.
     """
 
     PIPE_KEY, INSIDE_KEY, AGAIN_KEY = "pipe", "inside", "again"
@@ -50,7 +49,7 @@ class PipeSource(PipePasses):
         again, self._again = self._again, 0
         iterator = super().__iter__()
         if again:
-            with put_back_afterwards(GLOBAL):  # the loader has already set the generators for the next items
+            with put_back_afterwards(GLOBAL):
                 next(islice(iterator, again - 1, None), None)
         return iterator
 
@@ -74,18 +73,14 @@ class PipeSource(PipePasses):
 
 
 def source_of(dataset: Any, shared_seed: Callable[[], int | None] = lambda: None) -> Any:
-    """Returns the object to iterate: a `PipeSource` for a pipe whose graph can be saved and restored, and any other
-    dataset unchanged.
-
-    Args:
-        dataset: the dataset, or PyTorch's wrapper for pipes that contains it.
-    """
+    """Returns a `PipeSource` for a pipe whose graph can be saved and restored, and any other dataset unchanged.
+    PyTorch's wrapper of a pipe is removed."""
     pipe = dataset._datapipe if isinstance(dataset, _IterDataPipeSerializationWrapper) else dataset
     if not isinstance(pipe, IterDataPipe) or any(is_torchs(one) or not is_restorable(one) for one in Graph(pipe)):
         return dataset
     source = PipeSource(pipe, shared_seed)
     try:
         source.sealed()
-    except Exception:  # for example, a set whose order differs between processes
+    except Exception:
         return dataset
     return source

@@ -1,14 +1,12 @@
 """The worker processes of one iterator. The main process sends orders (indices to read) to the workers, and receives
 batches.
 
-Role: a `Collector` receives batches from the workers in turn, and detects exited workers and timeouts.
+Role: a `Collector` receives batches from the workers in turn, and detects exited workers and timeouts. The main process
+never blocks on a worker that may itself wait for the main process: if a command link is full, an order stays in a queue
+of the main process.
 
-The main process never blocks on a worker that may itself wait for the main process. If a command link is full, an order
-stays in a queue of the main process until the worker has taken an earlier order.
-
-`PinnedUnits` starts a thread that copies batches to pinned memory before the program requests them. While the pinning
-thread runs, no other thread receives messages from the workers. The thread does not refer to the iterator, so deleting
-the iterator ends the thread.
+`PinnedUnits` copies batches to pinned memory in a thread before the program requests them. No other thread then
+receives messages from the workers. The thread does not refer to the iterator, so deleting the iterator ends the thread.
 """
 
 from __future__ import annotations
@@ -33,8 +31,7 @@ from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata.stateful_dataloader._worker import EpochStart, Job
 from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
-#: The size of the shared memory for orders that do not fit into the ring, in bytes. The system allocates only memory
-#: that is used.
+#: The size in bytes of the shared memory for orders that do not fit into the ring. Unused shared memory takes no space.
 _ORDERS = 64 << 20
 
 
@@ -48,22 +45,25 @@ class _Restarts(Restarts):
 
 
 class WorkerPool(Group):
-    """The workers of an iterator. If there are more shards than workers, the workers exit after one epoch. `owner` is a
-    weak reference to the iterator, which resends outstanding orders if a worker is replaced."""
+    """The workers of an iterator. If there are more shards than workers, the workers exit after one epoch.
+
+    Args:
+        owner: a weak reference to the iterator, which sends outstanding orders to the replacement of an exited worker.
+    """
 
     def __init__(self, loader: Any, job: Job, owner: Callable[[], Any]) -> None:
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
-        #: Whether workers read only batches that the main process has requested. If False, workers read ahead as far as
-        #: the main process allows. Persistent workers receive requests even for an iterable dataset, because they must
-        #: complete outstanding requests if the program abandons an epoch.
+        #: Whether workers read only batches that the main process has ordered. If `is_ordered` is False, workers read
+        #: ahead as far as the main process allows. Persistent workers of an iterable dataset also receive orders,
+        #: because they must complete outstanding orders if the program abandons an epoch.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
-        #: For each shard, the outstanding orders (batch requests), as pairs of number and index. `_taken`: how many
-        #: orders were sent. Unsent orders wait for space in the command link.
+        #: For each shard, the outstanding orders as pairs of number and index. `_taken` is the number of orders that
+        #: were sent; the remaining orders wait for space in the command link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
@@ -71,7 +71,6 @@ class WorkerPool(Group):
         try:
             outputs = self.start()
             self._senders, self._processes = self.members.commanders, self.members.processes
-            #: Functions that check a worker while the main process waits for space to send an order.
             self._looks = [self.look_at(worker) for worker in range(workers)]
             self.collector = self.collect(outputs, num_shards=num_shards, in_order=in_order, timeout=self._timeout)
             self._finish_when_shut_down()
@@ -87,7 +86,7 @@ class WorkerPool(Group):
         """Makes `shutdown` end the epoch first, because workers that wait for space in a link do not exit."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
-    #: Only `LocalPool` stores the first snapshots of its shards here; worker processes send them with their messages.
+    #: `LocalPool` stores the first snapshots of its shards here, whereas worker processes send them in messages.
     told: ClassVar[None] = None
 
     # -- an epoch ------------------------------------------------------------------------------------
@@ -110,13 +109,13 @@ class WorkerPool(Group):
         if self.restarts is not None:
             self.restarts.begin(self._epoch)
         for worker, (orders, taken) in enumerate(zip(self.orders, self._taken, strict=True)):
-            for order in islice(orders, taken, None):  # the worker completes these orders of the last epoch first
+            for order in islice(orders, taken, None):
                 self._send(worker, self._shown(order))
         self.orders = [deque() for _ in self.orders]
         self._taken = [0] * len(self.orders)
         processes = list(self._processes)
         self.begin_epoch()
-        if self.restarts is not None:  # from now on, `instruct` sends orders to replacement processes
+        if self.restarts is not None:
             self.restarts.replace_dead(self.collector)
         for number in range(len(processes)):
             if self._processes[number] is processes[number]:
@@ -142,14 +141,12 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def _send(self, worker: int, order: Any) -> None:
-        """Waits for space in the link. If the worker has exited, returns without sending, because `instruct` sends the
-        order later."""
+        """Waits for space in the link. If the worker exits, `instruct` sends the order to its replacement."""
         with suppress(Gone):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 
     def order(self, worker: int, number: int, index: Any) -> None:
-        """Orders a batch. The worker returns `number`, the number of the order, with the batch."""
-        with self.members.sending:  # another thread may replace the worker
+        with self.members.sending:
             self.orders[worker].append((number, index))
             self._send_orders(worker)
 
@@ -164,7 +161,7 @@ class WorkerPool(Group):
     def _send_orders(self, worker: int) -> None:
         orders = self.orders[worker]
         while (taken := self._taken[worker]) < len(orders):
-            # A worker without orders is waiting for one, so the main process can wait for space in the link.
+            # A worker without orders takes the order soon, so the main process can wait for space in the link.
             patience = None if taken == 0 else 0.0
             try:
                 self._senders[worker].send_message(self._shown(orders[taken]), patience, None, self._looks[worker])
@@ -193,7 +190,6 @@ class WorkerPool(Group):
             raise WorkerTimeoutError(f"DataLoader timed out after {self._timeout} seconds: {error}") from None
 
     def stop(self) -> None:
-        """Ends the epoch for all threads that wait for its batches."""
         self.collector.stop()
 
     @property
@@ -203,9 +199,8 @@ class WorkerPool(Group):
 
 # -- pinned memory -----------------------------------------------------------------------------------------
 
-#: Maximum number of batches that wait in pinned memory.
 _AHEAD = 2
-#: How many seconds to wait for the end of the pinning thread, which may be copying a batch or replacing a worker.
+#: The maximum number of seconds to wait for the end of the pinning thread, which may be copying a batch.
 _LEAVING = 60.0
 
 
@@ -219,7 +214,7 @@ class _Epoch(ReadAhead):
         self.pool, self.device = pool, device
         super().__init__("StatefulDataLoader", _AHEAD, "torchdata-pin-memory", keeps=False)
         self.index = torch.accelerator.current_device_index()
-        #: The error that ended the epoch early; each later request raises this error again.
+        #: The error that has ended the epoch, which each later request raises.
         self.failure: BaseException | None = None
 
     def close(self) -> None:
@@ -232,14 +227,14 @@ class _Epoch(ReadAhead):
         while (slot := queue.reserve()) is not None:
             try:
                 if not prepared:
-                    torch.set_num_threads(1)  # without this limit, a copy by this thread uses all cores
+                    torch.set_num_threads(1)  # without this limit, copying would use all cores
                     torch.accelerator.set_device_index(self.index)
                     prepared = True
                 self.pool.wait(hand)
                 worker, number, batch, news = hand.pop()
                 if batch is not None:
                     batch = pinned(batch, self.device)
-            except WorkerTimeoutError as error:  # the batch may still arrive
+            except WorkerTimeoutError as error:
                 queue.fail(slot, without_own_frame(error))
             except BaseException as error:
                 if not isinstance(error, StopIteration):
@@ -248,16 +243,10 @@ class _Epoch(ReadAhead):
                 return
             else:
                 queue.put(slot, (worker, number, batch, news))
-                del batch  # this thread must not keep the user's batch alive
+                del batch  # the variable would keep the user's batch alive
 
 
 class PinnedUnits:
-    """Receives the workers' batches in a thread, which copies them to pinned memory.
-
-    Args:
-        pool: the workers, which are shut down together with this object.
-    """
-
     def __init__(self, pool: WorkerPool, device: str | None) -> None:
         self._pool, self._device = pool, device
         self._epoch: _Epoch | None = None
@@ -280,8 +269,7 @@ class PinnedUnits:
             raise
 
     def leave(self) -> None:
-        """Waits for the end of the thread, so that it neither receives batches nor replaces workers during the next
-        epoch."""
+        """Waits for the end of the thread, so that the thread receives no batches of the next epoch."""
         if self._epoch is not None:
             self._epoch.close()
             self._epoch.join(_LEAVING)

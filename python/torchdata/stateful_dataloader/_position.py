@@ -1,8 +1,6 @@
-"""Defines the typed values to which `_layout.parse` converts a loader's state, and which `_layout.dump` converts back
-to a state.
+"""Defines the typed values to which `_layout.parse` converts a loader's state, and which `_layout.dump` converts back.
 
-Role: each reader has its own `Trails`, in the process that reads the dataset. The main process has a `Progress` for
-each worker.
+Role: the process that reads a dataset has `Trails` for its reader. The main process has a `Progress` for each worker.
 """
 
 from __future__ import annotations
@@ -19,12 +17,10 @@ from torchdata.stateful_dataloader._generators import Moment, encoded
 
 UNKNOWN: Any = object()
 _MOST = 256
-#: The number of skipped samples by kind of exception, and the number of all samples including skipped samples.
 Counts = tuple[dict[str, int], int]
 
 
 def freeze(state: Any) -> bytes:
-    """Pickles a state, so that the program cannot modify the result."""
     try:
         return pickle.dumps(state, protocol=5)
     except Exception:
@@ -75,22 +71,21 @@ class ReadingPosition(NamedTuple):
 
     @property
     def is_of_dataset(self) -> bool:
-        """Whether the position in the dataset is a state of the dataset instead of a number of batches."""
+        """Whether the position is a state of the dataset or its iterator, instead of a number of batches."""
         return not (self.dataset is None and self.iterator is None)
 
     @property
     def origin(self) -> ReadingPosition | None:
-        """The snapshot that a resumed reader loads before it rereads batches; None without a snapshot."""
+        """The snapshot that a resumed reader loads before it rereads batches, or None."""
         if self.later is None:
             return self
         if self.base is not None or self.later:
             return self.base
-        # Before the first epoch, `iterator` is None unless the dataset is its own iterator.
         own = self.iterator if self.dataset is None else self.dataset
         return ReadingPosition(own, None, self.collate, unbegun=True)
 
     def copied(self) -> ReadingPosition:
-        """Returns a position with copied states, because the user may modify the originals."""
+        """Returns a position with copied states, because user code may modify the originals."""
         if not self.has_state and self.base is None:
             return self
         dataset, iterator, collate = copied(self.dataset), copied(self.iterator), copied(self.collate)
@@ -98,7 +93,6 @@ class ReadingPosition(NamedTuple):
         return self._replace(dataset=dataset, iterator=iterator, collate=collate, base=base)
 
     def frozen(self) -> bytes:
-        """Returns the pickled position, which the program cannot modify, and the main process need not unpickle."""
         return freeze(tuple(self))
 
     @classmethod
@@ -203,18 +197,17 @@ class EpochState(NamedTuple):
 class _Trail:
     """A snapshot of an iterable dataset, and the batches and epochs that were read after the snapshot.
 
-    Before the first batch of an epoch, the only snapshot is from the previous epoch. A snapshot alone does not
-    determine the next epoch, because some datasets continue from the position that the previous epoch reached, and
-    other datasets start over. Rereading the recorded batches and epochs leads to the correct position for all datasets.
+    Before the first batch of an epoch, the last snapshot is from the previous epoch. Some datasets continue from the
+    position that the previous epoch reached, and other datasets start over. Rereading the recorded batches and epochs
+    leads both kinds to the correct position.
 
     Args:
-        base: a snapshot (possibly pickled) from within an epoch, from the end of an epoch, or from before the first
-            epoch; None if no snapshot was taken or loaded.
+        base: a snapshot, which may be pickled; None if no snapshot was taken or loaded.
         since: the number of batches that were read in the epoch of the snapshot, after the snapshot.
-        later: for each epoch that began after the snapshot, the number of batches that were read.
-        is_whole: True if the dataset has loaded this snapshot in this process, or if the snapshot is from the end of an
-            epoch. If False, a reader must read a batch after loading the snapshot, because a generator function applies
-            a loaded state only when it yields its first item.
+        later: the number of batches that were read in each epoch after the epoch of the snapshot.
+        is_whole: whether a reader has the snapshot's position as soon as it has loaded the snapshot. Otherwise, the
+            reader must also read a batch, because a generator function applies a loaded state only when it yields an
+            item.
     """
 
     base: ReadingPosition | bytes | None = None
@@ -227,7 +220,6 @@ class _Trail:
         return bool(self.since or self.later)
 
     def position(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position `now` with the snapshot `base`, and with the batches to reread after the snapshot."""
         base = self.thawed()
         bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
         random = base.random if base else {}
@@ -238,7 +230,7 @@ class _Trail:
 
 
 class Trails:
-    """The last two snapshots of an iterable dataset, each with the batches that were read afterwards."""
+    """The last two snapshots of an iterable dataset, with the batches that were read after each snapshot."""
 
     def __init__(self, position: ReadingPosition | None = None) -> None:
         self._trails = [_Trail()]
@@ -250,22 +242,20 @@ class Trails:
 
     @property
     def stand_at_an_end(self) -> bool:
-        """Whether the last snapshot is from the end of an epoch, and no epoch has begun after the snapshot."""
+        """Whether the last snapshot is from the end of an epoch, and no later epoch has begun."""
         newest = self._trails[-1]
         return newest.is_whole and newest.base is not None and not newest.is_walked
 
     @property
     def is_unknown(self) -> bool:
-        """Whether no epoch has begun yet, and no snapshot was taken or loaded."""
         return self._trails[-1].base is None and not self._trails[-1].is_walked
 
     @property
     def is_inside(self) -> bool:
-        """Whether the last snapshot was taken in the current epoch."""
         return not self._trails[-1].later and self._trails[-1].base is not None
 
     def count(self) -> None:
-        # No function is called and no loop is used, so Ctrl-C cannot interrupt these lines.
+        # Ctrl-C cannot interrupt the following lines, because they contain neither calls nor loops.
         first, last = self._trails[0], self._trails[-1]
         if first.later:
             first.later[-1] += 1
@@ -294,11 +284,11 @@ class Trails:
         self._trails = [trail]
 
     def at_the_beginning(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position before the first batch of an epoch. `now` contains the current states."""
+        """Returns the position before the first batch of an epoch, given a position with the current states."""
         return self._trails[0].position(now)
 
     def inside(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position after at least one batch of an epoch. `now` contains the current states."""
+        """Returns the position after at least one batch of an epoch, given a position with the current states."""
         trail = self._trails[-1]
         if trail.later:
             return trail.position(now)._replace(ended=False)
@@ -311,15 +301,13 @@ class Progress:
     """The position of one worker after the batches that the main process has received."""
 
     def __init__(self, since: Any) -> None:
-        #: The last snapshot of the worker's reader, which may be pickled.
         self.position: bytes | ReadingPosition | None = None
         self.since = since
         self.ended = False
-        #: For an iterable dataset without a state, a checksum of some samples that the worker has read in this epoch.
+        #: A checksum of some samples that the worker has read in this epoch, for an iterable dataset without a state.
         self.digest: int | None = None
 
     def load(self, position: ReadingPosition | None) -> None:
-        """Records the snapshot that the worker loads to resume."""
         if position is not None:
             self.position, self.ended, self.digest = position, position.ended, position.digest
 
@@ -335,7 +323,7 @@ class Progress:
             self.since += 1
 
     def stand(self, frozen: bytes) -> None:
-        """Records a pickled snapshot from the worker; empty bytes mean that the states have not changed."""
+        """Records a pickled snapshot from the worker. Empty bytes mean that the worker's states have not changed."""
         self.since = type(self.since)()
         if frozen:
             self.position = frozen
@@ -343,14 +331,14 @@ class Progress:
             self.position = self.position._replace(since=type(self.since)())
 
     def reached(self) -> ReadingPosition:
-        """Returns the worker's position after the received batches, in the form that a reader can restore."""
+        """Returns the worker's position after the received batches."""
         if isinstance(self.position, bytes):
-            self.position = ReadingPosition.thawed(self.position)  # several calls unpickle the snapshot only once
+            self.position = ReadingPosition.thawed(self.position)
         position = self.position or ReadingPosition(since=type(self.since)())
         since, later, now_since = position.since, position.later, position.now_since
         ended = self.ended or position.ended
         if self.since:
-            if later:  # the snapshot is from an earlier epoch
+            if later:
                 later = [*later[:-1], later[-1] + self.since]
             else:
                 since = since + self.since
@@ -361,12 +349,6 @@ class Progress:
         return position._replace(since=since, later=later, ended=ended, digest=self.digest, now_since=now_since)
 
     def saved(self, is_stateful: bool) -> ReadingPosition | None:
-        """Returns the position in the form in which it is saved.
-
-        Args:
-            is_stateful: whether the worker's dataset has a state. The position of a map-style dataset without a state
-                is saved only if random generators were used.
-        """
         position = self.reached()
         has_position = self.position is not None or not self.since
         if isinstance(self.since, list) and not is_stateful and not position.random and has_position:
@@ -374,7 +356,7 @@ class Progress:
         return position._replace(random={name: encoded(one) for name, one in (position.random or {}).items()})
 
     def saved_of_program(self) -> ReadingPosition:
-        """Converts the position of a loader without workers to the form in which a worker's position is saved."""
+        """Converts the position of a loader without workers to the form of a worker's saved position."""
         position = self.reached()
         then, later = position.random or {}, position.later
         now, behind = position.now, position.now_since

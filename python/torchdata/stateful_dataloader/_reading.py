@@ -1,17 +1,17 @@
-"""Reads a dataset through PyTorch's fetchers, and saves the states of dataset, iterator and collate function.
+"""Reads a dataset through PyTorch's fetchers, and saves the states of the dataset, its iterator and the collate
+function.
 
-A `ReadingPosition` contains a snapshot of the states, taken within an epoch or at its end, and the batches that were
-read after the snapshot (`since`). A resumed reader loads the snapshot, and then reads and drops the batches in `since`,
-so that not every batch needs a snapshot.
+A `ReadingPosition` contains a snapshot of the states, and the batches that were read after the snapshot (`since`). A
+resumed reader loads the snapshot and rereads these batches, so that not every batch needs a snapshot.
 
-Before the first batch of an epoch, the next items of an iterable dataset depend on how far the previous epochs were
-read. A `ReadingPosition` from before the first batch contains `base`, a snapshot from an earlier epoch, and `later`,
-the number of batches that were read in each epoch after the snapshot. A resumed reader loads the snapshot, and rereads
-the batches that `later` counts. A snapshot from before the first epoch (`unbegun=True`) is loaded only if it differs
-from the dataset's current state.
+Before the first batch of an epoch, the next items of an iterable dataset may depend on how far the previous epochs were
+read. A `ReadingPosition` from before the first batch therefore contains `base`, a snapshot from an earlier epoch, and
+`later`, the number of batches that were read in each epoch since then. A resumed reader loads `base` and rereads these
+batches. A snapshot from before the first epoch (`unbegun=True`) is loaded only if it differs from the dataset's current
+state.
 
-A position that is requested while a batch is being read contains an earlier snapshot, because the current state of an
-iterable dataset already includes a part of the batch.
+If a position is requested while a batch is being read, the position contains an earlier snapshot, because the current
+state of an iterable dataset already includes a part of the batch.
 """
 
 from __future__ import annotations
@@ -34,14 +34,11 @@ from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, p
 from torchdata.stateful_dataloader._pipes import source_of
 from torchdata.stateful_dataloader._position import ReadingPosition, Trails, freeze
 
-#: The states of the random generators before the most recent batches, which are needed to recompute them, and the
-#: number of these batches.
+#: The generators' states from before the most recent batches, and the number of these batches.
 _Now = tuple[Moment | None, int]
 _NO_NOW: _Now = (None, 0)
 
-#: The value of `_Trial.first` if the dataset has ended without returning a batch.
 _ENDED = b"", b""
-#: The number of batches between snapshots that a reader takes without a request.
 _KEPT_EVERY = 64
 _NEVER = 1 << 62
 _NONE: Any = object()
@@ -54,7 +51,6 @@ class ReadingSettings:
     auto_collation: bool
     collate_fn: Any
     drop_last: bool
-    #: Samples per batch, if an iterable dataset is read in batches.
     batch_size: int | None
     skips: bool = False
     shared_seed: int | None = None
@@ -70,31 +66,32 @@ class ReadingSettings:
 
 
 class EpochReader:
-    """Reads the batches of an epoch. `generators` returns the generator states for a snapshot; None if the caller saves
-    them."""
+    """Reads the batches of an epoch.
+
+    Args:
+        generators: returns the generators' states for a snapshot; None if the caller saves these states.
+    """
 
     def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:
         self.use(reading)
         self._generators = generators
         self._fetcher: Any = None
         self._trails = Trails()
-        #: The number of batches requested from this fetcher. `count`: the number of calls of `read` in this epoch.
+        #: The number of batches that were requested from this fetcher. `count` is the number of calls of `read` in this
+        #: epoch.
         self._fetched = self.count = 0
-        #: `_is_over`: whether the dataset has ended. `_is_uncounted`: whether `_trails` does not count the most recent
-        #: batch, because the program may not have received it. `_is_cut_off`: whether the reading of a batch was
-        #: interrupted, for example by Ctrl-C.
+        #: `_is_uncounted` is True if `_trails` does not count the last batch, because the program may not have received
+        #: this batch. `_is_cut_off` is True if an exception such as KeyboardInterrupt has interrupted a batch.
         self._is_over = self._is_uncounted = self._is_cut_off = False
-        #: The snapshot from which this epoch has resumed; None if the epoch started from its beginning.
+        #: The snapshot from which this epoch has resumed, or None.
         self._came_from: ReadingPosition | None = None
-        #: The position to which the reader must return after an interruption.
         self._back: ReadingPosition | None = None
-        #: A batch that the fetcher has returned, if `read` was interrupted afterwards.
+        #: A batch that was read before Ctrl-C interrupted `read`.
         self._held: Any = _NONE
         self._was_given_state = False
         self._trial: _Trial | None = None
-        #: Whether the reader takes snapshots without a request, at the times that `_cadence` determines.
         self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
-        #: The clock that measures batches; `_timed_next` is the number of the next batch to measure.
+        #: The clock that measures batches. `_timed_next` is the number of the next measured batch.
         self._clock: BatchClock | None = None
         self._timed_next = _NEVER
 
@@ -105,7 +102,7 @@ class EpochReader:
 
     def use(self, reading: ReadingSettings) -> None:
         self.reading = reading
-        #: The object to iterate over: the dataset, or an adapter that saves the dataset's position.
+        #: The dataset, or an adapter that saves the dataset's position.
         self._source = reading.dataset
         if reading.is_iterable:
             self._source = source_of(reading.dataset, lambda: reading.shared_seed)
@@ -116,37 +113,34 @@ class EpochReader:
 
     @property
     def restores_position(self) -> bool:
-        """Whether a state restores the position in the dataset, so that the dataset is not read from its beginning."""
+        """Whether a state restores the position in the dataset, so that the dataset is not reread from its
+        beginning."""
         if not self.reading.is_iterable:
             return True
         return is_stateful(self._source) or is_stateful(self._iterator)
 
     @property
     def is_stateful(self) -> bool:
-        """Whether the dataset, its iterator or the collate function has a state, which may change with each batch."""
         parts = self._source, self.reading.collate_fn, self._iterator
         return any(is_stateful(part) for part in parts)
 
     @property
     def skipped(self) -> tuple[list[dict[str, Any]], int]:
-        """The skipped samples of the last requested batch, and the number of all its samples."""
+        """The skipped samples of the last batch, and the number of its samples."""
         return ([], 0) if self._fetcher is None else (self._fetcher.skipped, self._fetcher.seen)
 
     @property
     def digest(self) -> int | None:
-        """A checksum of some samples of this epoch, for an iterable dataset without a state; otherwise None."""
         return getattr(self._fetcher, "digest", None)
 
     @property
     def must_go_back(self) -> bool:
-        """Whether a batch was interrupted, and its samples can be recomputed only after an earlier position is
-        restored."""
+        """Whether an interrupted batch can be recomputed only after an earlier position is restored."""
         if self._back is not None:
             return True
         return self._is_cut_off and self.reading.is_iterable and (self.restores_position or self._fetcher.is_broken)
 
     def go_back(self, restore: Callable[[ReadingPosition], None]) -> None:
-        """Returns to the position before the interrupted batch, also if an earlier attempt was interrupted."""
         if self._back is None:
             self._back = self.position().copied()
         restore(self._back)
@@ -157,7 +151,6 @@ class EpochReader:
         return self._is_over or bool(getattr(self._fetcher, "ended", False))
 
     def anew(self) -> EpochReader:
-        """Returns a new reader, which can load a state."""
         reader = EpochReader(self.reading, self._generators)
         reader._was_given_state = self._was_given_state
         return reader
@@ -166,7 +159,7 @@ class EpochReader:
 
     def begin(self) -> None:
         if self.has_ended and self.restores_position and not self._trails.stand_at_an_end:
-            with contextlib.suppress(Exception):  # this snapshot is optional, and the dataset may refuse its state now
+            with contextlib.suppress(Exception):  # some datasets refuse to return their state between epochs
                 self.took(self._state().copied())
         if self._trails.is_unknown and self.reading.is_iterable:
             self._trails = Trails(self._states_now())
@@ -177,24 +170,24 @@ class EpochReader:
         self._is_cut_off = False
 
     def _states_now(self) -> ReadingPosition:
-        """Returns the current states of the dataset and the collate function, as a position before the first epoch."""
+        """Returns the current states of the dataset and the collate function as a position before the first epoch."""
         states: list[Any] = [None, None]
         for number, one in enumerate((self._source, self.reading.collate_fn)):
-            with contextlib.suppress(Exception):  # the dataset has no state before it begins
+            with contextlib.suppress(Exception):
                 states[number] = copied(state_of(one))
         return ReadingPosition(dataset=states[0], collate=states[1], unbegun=True)
 
     def restore(self, position: ReadingPosition) -> None:
-        """Raises ValueError if the dataset ends before the saved position."""
+        """Restores a position. Raises ValueError if the dataset ends before the position."""
         self.count, self._is_over, self._is_uncounted, self._is_cut_off = 0, False, False, False
         self._came_from = position if self.reading.is_iterable else None
         later, random, base = position.later, position.random, position.origin
         now: _Now = position.now, position.now_since
         self._trails = Trails(position if self.reading.is_iterable else None)
-        # Loading a dataset's state may set the global generators. A state from before the loader's first epoch contains
-        # the generators of the main process, which must not replace the generators of a worker.
+        # Loading a dataset's state may set the global generators. The generators in a state from before the first epoch
+        # belong to the main process, and must not replace the generators of a worker.
         with put_back_afterwards(GLOBAL if position.unstarted or (random is None and later) else ()):
-            set_all(random or {})  # `iter(dataset)` may use the generators
+            set_all(random or {})
             if base is not None and base.unbegun:
                 self._go_back(base)
             elif base is not None:
@@ -212,7 +205,7 @@ class EpochReader:
         reading = self.reading
         how = self._source, reading.auto_collation, reading.collate_fn, reading.drop_last
         self._fetcher = (IterableFetcher if reading.is_iterable else Indexed)(*how, skips=reading.skips)
-        self._fetcher.dataset = reading.dataset  # error messages name this dataset
+        self._fetcher.dataset = reading.dataset  # error messages name the user's dataset
         self._held = _NONE
         self._fetched, self._timed_next = 0, _NEVER if self._clock is None else 1
         self._keeps = self.reading.is_iterable and self.restores_position
@@ -221,8 +214,7 @@ class EpochReader:
             self._fetcher.digest = None if self.restores_position else 0
 
     def _go_on(self, base: ReadingPosition, random: Moment, since: Any, now: _Now, is_left: bool) -> None:
-        """Loads a snapshot from within an epoch or from its end, and rereads the batches of this epoch after the
-        snapshot."""
+        """Loads a snapshot, and rereads the batches of its epoch after the snapshot."""
         if base.ended and not base.has_state:
             self._is_over = True
             return
@@ -239,8 +231,8 @@ class EpochReader:
                 self._complain(since, draws or SampleDigest.differ_in_numbers_alone(base.digest, self.digest or 0))
 
     def _complain(self, since: Any, is_noise: bool) -> None:
-        """Raises ValueError because the reread samples differ. If `is_noise` is True, only warns, because random
-        numbers that are drawn for each sample may be the reason."""
+        """Raises ValueError because the reread samples differ. If random numbers per sample may be the reason
+        (`is_noise`), issues a warning instead."""
         if is_noise:
             warn_outside(
                 f"the samples of the first {since} batches have other numbers than when the state was saved. If these "
@@ -258,7 +250,6 @@ class EpochReader:
         )
 
     def _go_back(self, base: ReadingPosition) -> None:
-        """Restores the states of `base` if they differ from the current states."""
         now = self._states_now()
         for one, state, present in (
             (self._source, base.dataset, now.dataset), (self.reading.collate_fn, base.collate, now.collate)
@@ -274,8 +265,8 @@ class EpochReader:
         if is_stateful(dataset) and own is not None:
             if reading.is_iterable and hasattr(dataset, "__dict__"):
                 self._trial = _Trial(dict(vars(dataset)), freeze(own))
-            # A dataset that is its own iterator may refuse a state before `iter`, so the state is loaded again after
-            # `iter`.
+            # A dataset that is its own iterator may refuse a state before `iter` is called, so the state is loaded a
+            # second time after `iter`.
             with contextlib.suppress(*(() if base.dataset is not None else (Exception,))):
                 give(dataset, own)
         if is_stateful(reading.collate_fn) and base.collate is not None:
@@ -289,33 +280,32 @@ class EpochReader:
             give(self._iterator, part)
 
     def _of_dataset(self, base: ReadingPosition) -> Any:
-        """Returns the state of the dataset. If the dataset is its own iterator, `base.iterator` contains the state."""
+        """Returns the state of the dataset, which is in `base.iterator` if the dataset is its own iterator."""
         is_iterator = base.dataset is None and hasattr(self._source, "__next__")
         return base.iterator if is_iterator else base.dataset
 
     def _end_again(self, base: ReadingPosition) -> None:
-        """Requests an item after the end of the dataset, so that the dataset applies the loaded state now and not in a
-        later epoch. An iterator that has its own state has already applied the loaded state, and is not read."""
+        """Requests an item after the end of the dataset, so that the dataset does not apply the loaded state in a later
+        epoch. An iterator with its own state has already applied the state."""
         if self._iterator is self._source or not is_stateful(self._iterator):
             with put_back_afterwards(GLOBAL):
                 if self._read_once_more(None) is None:
-                    # The loaded state already belonged to the next epoch, so `_read_once_more` has read a batch of that
-                    # epoch. Loading the state again undoes the read.
+                    # The loaded state already belonged to the next epoch, and `_read_once_more` has read a batch of
+                    # that epoch. Loading the state a second time undoes this read.
                     if self._of_dataset(base) is not None:
                         give(self._source, self._of_dataset(base))
                     self._trial = None
         if self._trial is not None:
             self._trial.first = _ENDED
-        self._fetched = max(self._fetched, 1)  # the end of the dataset counts as a batch
+        self._fetched = max(self._fetched, 1)
         self._fetcher.ended = True
 
     def _read_again(self, since: Any, now: _Now, is_left: bool = False) -> None:
         """Reads and drops the batches after the snapshot.
 
         Args:
-            now: the states of the generators for recomputing the last batches, and the number of these batches.
-            is_left: whether the dataset may end before `since` batches, because the next epoch had begun when the state
-                was saved.
+            now: the generators' states for the last batches, and the number of these batches.
+            is_left: whether the dataset may end early, because the next epoch had begun when the state was saved.
         """
         indices = since if isinstance(since, list) else range(since)
         for number, index in enumerate(indices):
@@ -352,20 +342,18 @@ class EpochReader:
             self.count += 1
             self._is_uncounted, self._is_cut_off = True, False
             raise
-        # No function is called from here on, so Ctrl-C cannot interrupt these lines.
+        # Ctrl-C cannot interrupt the following lines, because they call no function.
         self.count += 1
         self._is_uncounted, self._is_cut_off, self._held = True, False, _NONE
         return batch
 
     def count_last(self) -> None:
-        """Records in `_trails` that the program has received the last batch."""
         if self._is_uncounted:
             self._trails.count()
             self._is_uncounted = False
 
     def _fetch(self, index: Any) -> Any:
-        """Reads a batch. The first batch of an epoch after resuming may be read twice (see `_fetch_first`)."""
-        if self._is_over:  # after a restore at the end of an epoch, there is no fetcher
+        if self._is_over:
             raise StopIteration
         self._fetched += 1
         if self._trial is not None and self._fetched == 1:
@@ -376,7 +364,7 @@ class EpochReader:
 
     def _fetch_timed(self, index: Any) -> Any:
         fetcher = self._fetcher
-        self._timed_next = self._fetched + 1  # if the fetcher raises, the next batch is timed instead
+        self._timed_next = self._fetched + 1
         fetcher.times, fetcher.read_at = True, 0
         began = time.perf_counter_ns()
         try:
@@ -390,14 +378,14 @@ class EpochReader:
         return batch
 
     def _seen(self) -> tuple[bytes, bytes]:
-        """Returns a copy of all states, to detect whether reading a batch has changed them."""
+        """Returns copies of all states, which show whether reading a batch has changed a state."""
         iterator, dataset = self._iterator, self._source
         inner = None if iterator is dataset else state_of(iterator)
         return freeze(state_of(dataset)), freeze((inner, self.has_ended))
 
     def _fetch_first(self, trial: _Trial, index: Any) -> Any:
-        """Reads the first batch of the resumed epoch or of the next epoch, and detects a dataset that applies the
-        loaded state to both."""
+        """Reads the first batch after resuming, or of the next epoch, and detects a dataset that applies the loaded
+        state to both epochs. The batch is then read a second time."""
         before = {name: read(name) for name in GLOBAL}
         batch = ended = None
         try:
@@ -409,7 +397,7 @@ class EpochReader:
             trial.first = seen
         else:
             self._trial = None
-            if trial.loaded != trial.first[0] and trial.first == seen:  # this epoch began at the loaded position, too
+            if trial.loaded != trial.first[0] and trial.first == seen:
                 vars(self._source).clear()
                 vars(self._source).update(trial.attributes)
                 set_all(before)
@@ -425,8 +413,7 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program has received the last batch. If False, the snapshot must be from before the
-                last batch.
+            is_given: whether the program has received the last batch; if not, the snapshot is from before this batch.
         """
         if self._back is not None:
             return self._back
@@ -435,7 +422,7 @@ class EpochReader:
             return self._trails.inside(self._state()) if is_inside else self._position_at_the_beginning()
         if not self.reading.is_iterable or self.count or self.has_ended:
             state = self._state()
-            # `digest` and `ended` may reflect a batch that the program has not received.
+            # `digest` and `ended` may include a batch that the program has not received.
             is_exact = not self._is_cut_off and (is_given or not self._is_uncounted)
             return state if is_exact else state._replace(digest=None, ended=False)
         return self._position_at_the_beginning()
@@ -445,11 +432,11 @@ class EpochReader:
             return self._came_from
         if not self.restores_position:
             return self._state()._replace(digest=None)
-        # The position also contains the dataset's current states, which user code may inspect, and no reader loads.
+        # The position also contains the dataset's current states, which only user code inspects.
         return self._trails.at_the_beginning(self._state())
 
     def took(self, position: ReadingPosition | bytes) -> None:
-        """Records a snapshot. `position` must contain copied states, or be pickled."""
+        """Records a snapshot, which must be pickled or contain copied states."""
         if self._back is not None or self._is_cut_off:
             return
         if self.reading.is_iterable and (self.count or self.has_ended):
@@ -457,12 +444,12 @@ class EpochReader:
             self._trails.note(position, is_end=self.has_ended)
 
     def keep_position(self) -> None:
-        """Takes a snapshot after the first batch and at intervals, because the program may abandon this epoch."""
+        """Takes a snapshot after the first batch and at intervals, because the program may abandon the epoch."""
         if not self._keeps or not self.count or self._is_cut_off:
             return
         if not self._cadence.is_due(now := time.monotonic(), 0.0) and self._trails.is_inside:
             return
-        with contextlib.suppress(Exception):  # this snapshot is optional, and the dataset may refuse its state now
+        with contextlib.suppress(Exception):
             self.took(self._state().copied())
         self._cadence.took(time.monotonic(), time.monotonic() - now)
 
@@ -481,9 +468,8 @@ class EpochReader:
 
 @dataclass
 class _Trial:
-    """Tests whether a dataset wrongly applies a loaded state to each later epoch, too."""
+    """Tests whether a dataset wrongly applies a loaded state to each later epoch."""
 
     attributes: dict[str, Any]
     loaded: bytes
-    #: The states after the first batch of the resumed epoch; `_ENDED` if this epoch had no batch.
     first: tuple[bytes, bytes] | None = None

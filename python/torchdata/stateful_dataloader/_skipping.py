@@ -1,8 +1,7 @@
 """Skips samples of a `StatefulDataLoader` if the dataset raises an exception for them.
 
-Role: the fetcher omits samples for which the dataset raises, and reports the omitted samples with the batch. The main
-process counts the omitted samples when it returns the batch to the user, so that the counts match what the user has
-received, even if workers read ahead or are replaced.
+Role: the fetcher omits these samples, and reports them with the batch. The main process counts omitted samples when it
+returns the batch to the user, so that the counts match what the user has received.
 """
 
 from __future__ import annotations
@@ -49,14 +48,12 @@ class Skipped:
         self._place = str(codes[0]) if len(codes) == 1 else type(loader.dataset).__qualname__
         self._limit, self._log, self._epoch = loader.error_limit, loader.error_log, loader._epochs_begun
         loader._epochs_begun += 1
-        #: The current counts. The tuple is never modified, but replaced.
         self.counts: Counts = counts or ({}, 0)
         self._has_ended = False
         self._last = ""
 
     @classmethod
     def of(cls, loader: Any, counts: Counts | None) -> Skipped | None:
-        """Returns None if the loader skips no samples."""
         return cls(loader, counts) if loader.on_error == "skip" else None
 
     def count(self, samples: int, skipped: Sequence[dict[str, Any]]) -> None:
@@ -66,14 +63,6 @@ class Skipped:
         self.counts = kinds, seen + samples
 
     def tell(self, skipped: Sequence[dict[str, Any]], worker: int | None = None) -> None:
-        """Writes the omitted samples of a batch to the log.
-
-        Args:
-            worker: the worker that read the batch; None for the main process.
-
-        Raises:
-            TooManySkipped: the limit is exceeded.
-        """
         if not skipped:
             return
         if self._log is not None:
@@ -85,11 +74,6 @@ class Skipped:
         self._check_limit()
 
     def end(self) -> None:
-        """Reports the skipped samples of the epoch in one warning.
-
-        Raises:
-            TooManySkipped: the fraction of skipped samples exceeds the limit.
-        """
         if self._has_ended:
             return
         self._has_ended = True

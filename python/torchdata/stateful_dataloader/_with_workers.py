@@ -1,12 +1,12 @@
 """The iterators of a loader with workers, which distribute indices to the workers and return their batches in turn.
 
-Role: indices are drawn from the sampler at the same times as in PyTorch's loader: at the beginning for all batches that
-workers may prefetch, and then one index whenever a batch is returned.
+Role: indices are drawn from the sampler at the same times as in PyTorch's loader: for all batches that workers may
+prefetch at the beginning, and then one index whenever a batch is returned.
 
-`RestartingIterator` replaces workers that exit, or that hang and are killed. A replacement process loads the worker's
-last snapshot, then reads and drops the batches that the main process has received since, and finally receives the
-outstanding orders. A worker that exits before its first batch of an epoch has sent no snapshot of this epoch, so its
-replacement first repeats the previous epoch.
+`RestartingIterator` replaces workers that exit or hang. A replacement process loads the worker's last snapshot, rereads
+the batches that the main process has received since, and then receives the outstanding orders. A worker that exits
+before its first batch of an epoch has sent no snapshot of this epoch, so its replacement first repeats the previous
+epoch.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# The first use of `record_function` imports a module of torch. Reading the module's files during an epoch would prevent
-# `processes/positions.py` from detecting that workers share open files.
+# The first use of `record_function` imports a module of torch. If this import read files during an epoch,
+# `processes/positions.py` could not detect that workers share open files.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 
@@ -51,14 +51,13 @@ with torch.autograd.profiler.record_function("torchdata is imported"):
 class WorkersIterator(HandingIterator, StatefulIterator):
     def __init__(self, loader: Any, state: EpochState | None) -> None:
         super().__init__(loader, state)
-        #: The number of shards; a process runs one or more shards.
         self._num_workers = max(1, self._num_shards)
         self.lasts_one_epoch = self._num_shards != loader.num_workers
         self._has_begun = False
         self._prefetch_factor = loader.prefetch_factor if loader.num_workers else 1
         self._in_order = loader.in_order
-        #: The ids of threads that were reading an epoch when another thread began the next epoch, and whose next read
-        #: raises an error.
+        #: The ids of threads that were reading when another thread began the next epoch. Their next read raises an
+        #: error.
         self._left_behind: set[int] = set()
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for a loader with workers")
@@ -109,8 +108,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _start(self, loader: Any, state: EpochState | None) -> None:
         if state is None or state.is_over:
-            # As PyTorch's loader does, creates the sampler's iterator twice, and draws two seeds for pipes, but uses
-            # only the first seed.
+            # Like PyTorch's loader, this code creates the sampler's iterator twice, and draws two seeds for pipes, but
+            # uses only the first seed.
             seed = self._shared_seed
             self._begin_again(loader, True)
             if not self._lives_on:
@@ -119,7 +118,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._lives_on or (state.unstarted and any(one and one.has_state for one in state.positions))
             )
             positions = self._positions_for_workers(state) if state is not None and loads else []
-            if state is not None and state.unstarted:  # the states are from the main process; see `EpochReader.restore`
+            if state is not None and state.unstarted:
                 positions = [position and position._replace(unstarted=True) for position in positions]
             self._begin(positions or [None] * self._num_workers, True, 0)
         else:
@@ -137,8 +136,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._order.begin(self._sampler_iter)
 
     def _positions_for_workers(self, state: EpochState) -> list[ReadingPosition | None]:
-        """Returns a position for each worker. If the state has fewer positions than this loader has workers, several
-        workers start from the same position."""
+        """Returns a position for each worker. If there are more workers than positions, several workers start from the
+        same position."""
         positions = state.positions
         if not state.is_over and not self._num_shards:
             return [self._position_of_program(positions[0], state)]
@@ -147,15 +146,15 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             position = positions[number % len(positions)]
             if position is not None:
                 same = len(positions) == self._num_workers and state.workers
-                random = position.random if same else None  # saved generators fit only the worker with the same number
+                random = position.random if same else None
                 random = {name: decoded(name, one) for name, one in (random or {}).items()}
                 position = position._replace(random=random)
             found.append(position)
         return found
 
     def _position_of_program(self, position: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
-        """Converts a position of the main process for a worker. Batches before the saved state are recomputed with the
-        generators from the beginning of the epoch, and later batches with the generators from the saved state."""
+        """Converts a position of the main process for a worker, which recomputes the batches before the position with
+        the generators from the beginning of the epoch."""
         if position is None:
             return None
         now = {name: decoded(name, one) for name, one in (position.random or {}).items()}
@@ -166,18 +165,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return position
 
     def _begin(self, positions: Sequence[ReadingPosition | None], fresh: bool, first: int) -> None:
-        """Begins an epoch in all workers.
-
-        Args:
-            positions: for each worker, the snapshot to load; None starts from the beginning.
-            fresh: whether the snapshots were taken between two epochs.
-        """
         self.is_finished = False
         self._readers: set[int] = set()
         reading = self._reading
         if reading.is_iterable or not self._has_begun:
             self._progress = [Progress(0 if reading.is_iterable else []) for _ in positions]
-        else:  # if the worker reads nothing in this epoch, its position stays that of the last epoch
+        else:  # a worker that reads nothing in this epoch keeps the position of the last epoch
             self._progress = [progress.copied() for progress in self._progress]
             for progress, orders in zip(self._progress, self._pool.orders, strict=True):
                 for _, index in orders:
@@ -187,14 +180,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
         tells = reading.is_iterable or self._is_stateful or self._has_begun
-        #: Workers that have sent no message in this epoch, so that their recorded positions may be out of date.
+        #: Workers that have sent no message in this epoch, so that the main process may not know their positions.
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
-        #: Whether Ctrl-C or an error has interrupted the return of a batch.
         self._is_cut_off = False
         self._hand: list[Any] = []
-        #: Messages that arrived while `state_dict()` waited for workers, and that the next requests for batches process
-        #: first.
+        #: Messages that arrived while `state_dict()` waited for workers. Later requests for batches process them first.
         self._held: deque[Any] = deque()
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
@@ -208,7 +199,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._order_next((first + number) % self._num_workers)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Begins the next epoch. An error is raised in other threads that were reading the last epoch."""
+        """Begins the next epoch. Threads that are reading the last epoch get an error."""
         if not self.is_finished:
             self._left_behind = self._readers - {threading.get_ident()}
         self._skipped, self._num_empty, self._given_before = Skipped.of(loader, None), 0, 0
@@ -218,12 +209,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     # -- batches -------------------------------------------------------------------------------------
 
     def _order_next(self, worker: int) -> None:
-        """Sends the next index to the worker; if `in_order` is False, to any worker with free capacity."""
+        """Sends the next index to the worker, or to any worker with capacity if `in_order` is False."""
         try:
             index = self._order.draw()
         except StopIteration:
             return
-        if not self._in_order and not self._reading.is_iterable:  # as in PyTorch's loader
+        if not self._in_order and not self._reading.is_iterable:
             while len(self._pool.orders[worker]) >= self._prefetch_factor:
                 worker = (worker + 1) % self._num_workers
         self._pool.order(worker, self._number, index)
@@ -267,8 +258,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return worker, number, batch, news
 
     def _hand_over(self) -> tuple[Any] | None:
-        """Returns the batch of the next message; None if the message contains no batch. Signals cannot interrupt this
-        method; see `HandingIterator`."""
+        """Returns the batch of the next message in a tuple, or None if the message contains no batch. `HandingIterator`
+        defers signals while this method runs."""
         if self._successor is not None:
             return (self._hand.pop(),)
         self._is_cut_off = True
@@ -287,7 +278,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             reraise(news.failure)
         if news.empty:
             self._num_empty += 1
-            return None  # all samples of the batch were skipped
+            return None
         self._count()
         return (batch,)
 
@@ -357,11 +348,10 @@ class WorkersIterator(HandingIterator, StatefulIterator):
             self._skipped.end()
 
     def shutdown(self) -> None:
-        """Stops the workers. A state can still be saved after the shutdown."""
         self._units.shutdown()
 
     def _shutdown_workers(self) -> None:
-        """Trainers call this method of PyTorch's iterator, so it must exist here, too."""
+        """Implements a method of PyTorch's iterator that trainers call."""
         self.shutdown()
 
 
@@ -371,12 +361,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 class RestartingIterator(WorkersIterator):
     """Replaces workers that exit.
 
-    The pinning thread may replace a worker while the program's thread sends orders. Replacing a worker reads attributes
-    of this iterator, so these attributes are modified only under the lock for sending.
+    The pinning thread may replace a worker while the program's thread sends orders, so attributes that this replacement
+    reads are modified only under the lock for sending.
     """
 
-    #: For each worker: the snapshot with which the worker began this epoch (or None), and the commands that make a
-    #: replacement process repeat the epochs before this epoch.
+    #: For each worker, the snapshot with which it began this epoch, and the commands that repeat the epochs before this
+    #: epoch in a new process.
     _beginnings: list[tuple[Any, list[tuple[Any, ...]]]]
 
     # -- epochs --------------------------------------------------------------------------------------
@@ -385,21 +375,19 @@ class RestartingIterator(WorkersIterator):
         ways = [self._as_it_was_left(worker) if self._has_begun else [] for worker in range(self._num_workers)]
         self._beginnings = list(zip(positions, ways, strict=True))
         self._fresh, self._seed_then = fresh, self._shared_seed
-        #: For each shard, the number of messages of this epoch that the main process has processed.
         self._seen = [0] * self._num_workers
         super()._begin(positions, fresh, first)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not self._pool.is_ending:
             self._hear_all()
-        if isinstance(self._units, PinnedUnits):  # the pinning thread may replace workers until it ends
+        if isinstance(self._units, PinnedUnits):
             self._units.leave()
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
-        """Returns what a new process needs to reach a worker's current position in this epoch: the commands that repeat
-        earlier epochs, the snapshot to load, whether this snapshot was taken between two epochs, and the indices to
-        reread after loading."""
+        """Returns what brings a new process to a worker's position: the commands that repeat earlier epochs, the
+        snapshot to load, whether the snapshot was taken between two epochs, and the indices to reread."""
         progress, (position, before) = self._progress[worker], self._beginnings[worker]
         if progress.position is not None:
             return [], progress.reached(), False, []
@@ -407,11 +395,11 @@ class RestartingIterator(WorkersIterator):
         return before, position, self._fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns commands that make a new process repeat the last epoch of a worker, including outstanding orders."""
+        """Returns commands that repeat the last epoch of a worker in a new process, including outstanding orders."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
-            return before  # the worker had no orders in this epoch
+            return before
         return [*before, ("repeat", False, self._seed_then, fresh, EpochStart(position, again=[*since, *ordered]))]
 
     # -- replacing a worker ----------------------------------------------------------------------------
@@ -420,7 +408,7 @@ class RestartingIterator(WorkersIterator):
         """Moves a replacement process to the position of the exited worker.
 
         Args:
-            accounts: for each shard, the number and the checksum of the messages that were received in this epoch.
+            accounts: the number and the checksum of the messages of each shard that were received in this epoch.
         """
         shards = self._pool.members.shards_of(worker)
         starts = []
@@ -429,13 +417,12 @@ class RestartingIterator(WorkersIterator):
             starts.append(start)
         _, _, fresh, _ = self._way_to(shards[0])
         beginning = self._pool.beginning(self._seed_then, fresh, starts)
-        # If a worker runs several shards, there is neither an order to send nor an earlier epoch to repeat.
         self._pool.instruct(worker, [*before, beginning], received)
 
     def _start_of(self, shard: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int]:
-        """Returns what a replacement process needs to continue a shard after the messages that have already arrived:
-        the commands that repeat earlier epochs, the position in this epoch, and the number of outstanding orders whose
-        batches have already arrived."""
+        """Returns what a replacement process needs to continue a shard after the received messages: commands that
+        repeat earlier epochs, the position in this epoch, and the number of outstanding orders that were already
+        answered."""
         progress, orders = self._progress[shard], self._pool.orders[shard]
         unseen = 0 if progress.ended else account[0] - self._seen[shard]
         again = [index for _, index in islice(orders, unseen)] if self._pool.is_ordered else [None] * unseen

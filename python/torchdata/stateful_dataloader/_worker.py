@@ -1,14 +1,13 @@
-"""The program of a `StatefulDataLoader` worker: reads the batches that the main process requests, and sends them.
+"""The program of a `StatefulDataLoader` worker, which reads batches and sends them to the main process.
 
-Role: commands of the main process arrive over a link, and are executed in sequence: begin an epoch, read the batch of
-an index (an *order*), stop. For an iterable dataset, the main process may limit the number of batches that the worker
-reads ahead, instead of sending orders.
+Role: commands of the main process arrive over a link: begin an epoch, read the batch of an index (an *order*), or stop.
+Without orders, a worker reads an iterable dataset as far ahead as the main process allows.
 
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If the loaded
 state is from a loader with more workers, a worker runs several shards in turn, each with a copy of the dataset.
 
-Each message to the main process is called a *unit*: a tuple of shard, number of the order, batch, and either None (in
-most units) or a tuple of the fields of `News`.
+A message to the main process is called a *unit*: a tuple of shard, number of the order, batch, and the fields of `News`
+(or None).
 """
 
 from __future__ import annotations
@@ -49,9 +48,9 @@ class EpochStart:
     """The position at which a shard begins an epoch, or continues the epoch of a failed worker.
 
     Args:
-        position: the snapshot from which to resume; None starts from the beginning.
-        account: the number and the checksum of the messages that the main process has received from a failed worker.
-        again: the indices to reread after the snapshot was loaded.
+        position: the snapshot to load; None for the beginning.
+        account: the number and the checksum of the messages that were received from a failed worker.
+        again: the indices that are reread after the snapshot was loaded.
     """
 
     position: Any
@@ -64,13 +63,12 @@ class News(NamedTuple):
     """The data that a worker may send in addition to a batch.
 
     Args:
-        before: the pickled snapshot from before the batch; None if the worker has not taken a snapshot.
-        after: the pickled snapshot from after the batch; None if the worker has not taken a snapshot.
+        before: the pickled snapshot from before the batch, or None.
+        after: the pickled snapshot from after the batch, or None.
         failure: the error that was raised instead of returning the batch.
-        seen: the number of samples of the batch, including skipped samples; None if it equals the requested number.
-        empty: whether all samples were skipped, so that the batch is missing.
-        digest: a checksum of some samples of this epoch, for a dataset without a state; None if the checksum has not
-            changed.
+        seen: the number of samples of the batch, including skipped samples; None for the requested number.
+        empty: whether all samples were skipped, so that there is no batch.
+        digest: a checksum of some samples of this epoch, for a dataset without a state; None if unchanged.
     """
 
     before: bytes | None = None
@@ -100,7 +98,6 @@ class ShardReader:
 
     def __init__(self, job: Job, number: int, counting: Counting | None, worker: _Worker | None = None) -> None:
         self.job, self.number, self.counting, self.worker = job, number, counting, worker
-        #: The shard's global generators and worker info are stored here while the process runs another shard.
         self.globals = ShardGlobals()
         self.watch: GeneratorWatch
         if job.num_shards:
@@ -127,8 +124,8 @@ class ShardReader:
         return error if self.worker is None else describe(error, self.worker.setup.name)
 
     def work_off(self, indices: list[Any]) -> None:
-        """Reads the requested batches of an epoch that the program has abandoned, as PyTorch's workers do, so that the
-        dataset's state in the next epoch does not depend on the speed of this worker."""
+        """Reads the outstanding orders of an epoch that the program has abandoned, as PyTorch's workers do, so that the
+        dataset's next epoch does not depend on the speed of this worker."""
         if self.reader is None or self.failure is not None:
             return
         for index in indices:
@@ -138,10 +135,10 @@ class ShardReader:
                 self.reader.read(index)
 
     def begin_epoch(self, iterates: bool, shared_seed: int | None, fresh: bool, start: EpochStart) -> Batches:
-        """Begins an epoch, or resumes an epoch.
+        """Begins or resumes an epoch.
 
         Args:
-            iterates: whether the shard reads an iterable dataset without waiting for batch requests.
+            iterates: whether the shard reads an iterable dataset without waiting for orders.
             fresh: whether the snapshot was taken between two epochs, so that a new epoch begins after loading.
         """
         position, again = start.position, start.again
@@ -163,7 +160,7 @@ class ShardReader:
         return batches
 
     def _read_again(self, indices: Sequence[Any]) -> bool:
-        """Rereads the batches that the failed worker had read, and returns False if the dataset has fewer batches."""
+        """Rereads the batches that the failed worker had read. Returns False if the dataset has fewer batches."""
         assert self.reader is not None
         is_whole = True
         for index in indices:
@@ -180,7 +177,7 @@ class ShardReader:
 
     def _begin(self, shared_seed: int | None, position: Any, fresh: bool) -> None:
         reading = self.job.reading
-        if shared_seed is not None:  # the dataset is a PyTorch pipe
+        if shared_seed is not None:
             reading.dataset, reading.shared_seed = seeded(reading.dataset, shared_seed), shared_seed
             self._tell_torch()
         if self.reader is None:
@@ -191,7 +188,7 @@ class ShardReader:
             if self.counting is not None:
                 how = reading.dataset, reading.is_iterable, reading.collate_fn
                 self.reader.time_by(bind_reading(self.counting, *how, hands_out=self.worker is None)[0])
-        self.watch.look()  # `begin` may take a snapshot, which includes the generators that have been used
+        self.watch.look()  # `begin` may take a snapshot that includes the used generators
         if position is not None:
             self.reader.restore(position)
         if position is None or fresh:
@@ -203,12 +200,11 @@ class _Worker:
 
     def __init__(self, child: ChildLoop) -> None:
         self.child, self.setup, self.sender = child, child.setup, child.sender
-        #: A command that arrived during an epoch and ends this epoch.
         self.pending: tuple[Any, ...] | None = None
         self.failure: tuple[Any, ...] | None = None
         self.shards: list[ShardReader] = []
         self._turns = ShardTurns((), self._exchange, 0)
-        #: The indices of requested batches that were unread when the main process ended the last epoch.
+        #: The indices of orders that were outstanding when the main process ended the last epoch.
         self._left: list[Any] = []
 
     def prepare(self, program: Job) -> None:
@@ -231,7 +227,7 @@ class _Worker:
                     self.shards[0].work_off(left)
                 self._run_epoch(*order[1:])
             elif order[0] == "repeat":
-                if self.shards:  # rereads a finished epoch of the replaced worker, because later epochs depend on it
+                if self.shards:  # repeats an epoch of the replaced worker, because later epochs depend on that epoch
                     self.shards[0].begin_epoch(*order[1:])
             else:
                 self._left.append(order[1])
@@ -245,7 +241,6 @@ class _Worker:
     def _run_epoch(
         self, epoch: int, iterates: bool, shared_seed: int | None, fresh: bool, first: int, starts: Sequence[EpochStart]
     ) -> None:
-        """Reads batches until another command arrives, or until the main process ends the epoch."""
         self.child.counting.begin(epoch)
         turn = next((place for place, shard in enumerate(self.setup.shards) if shard >= first), 0)
         self.sender.start_epoch(epoch, 1, [(one.account, 0, None) for one in starts], turn)
@@ -261,13 +256,13 @@ class _Worker:
             try:
                 self.sender.pump(batches, self._turns if self.failure is None else None)
                 return
-            except BaseException as error:  # for example, the batch cannot be pickled
+            except BaseException as error:
                 each[self._turns.entered].failed_to_leave(describe(error, self.setup.name))
 
 
 @dataclass
 class Job(Program):
-    """The arguments of the workers. A job is pickled only once for all workers."""
+    """The arguments of the workers, which are pickled once for all workers."""
 
     runner: ClassVar[type[Runner]] = _Worker
     worker_name: ClassVar[str] = "DataLoader worker process {}"
@@ -279,15 +274,13 @@ class Job(Program):
     init_fn: Callable[[int], Any] | None
     base_seed: int
     persistent: bool
-    #: The number of batches between two snapshots of a worker.
     every: int = 1
-    #: The number of shards; 0 if a worker resumes an epoch of a loader without workers, with copies of the main
-    #: process's global generators and without worker info.
+    #: The number of shards. If a worker resumes an epoch of a loader without workers, the number is 0, and the worker
+    #: has copies of the main process's generators and no worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
-    #: Whether the workers exit after their first epoch, because the next epoch has another number of shards.
     lasts_one_epoch: bool = False
-    #: Creates copies of the dataset and the functions if processes run several shards; `reading` then contains neither.
+    #: Copies the dataset and the functions for processes with several shards. `reading` then contains neither.
     copies: Copies | None = None
 
     def copied(self) -> Job:
@@ -309,7 +302,7 @@ class Job(Program):
     def exit_error(
         cls, process: ChildProcess, worker: int | None, text: str | None = None, item: int | None = None
     ) -> WorkerExitedError:
-        """Returns the error for an exited worker, with PyTorch's wording, which programs match."""
+        """Returns the error for an exited worker, in PyTorch's words, which programs match."""
         error = super().exit_error(process, worker, text, item)
         text = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: {error}"
         if process.exitcode is not None and process.exitcode < 0:
@@ -318,35 +311,34 @@ class Job(Program):
 
 
 class Batches(Iterator[Unit]):
-    """Yields the messages of one epoch of a shard, which the engine sends to the main process.
+    """Yields the messages of a shard in one epoch, which the engine sends to the main process.
 
     Args:
-        iterates: whether the shard reads without orders, as far ahead as the main process allows.
+        iterates: whether the shard reads without orders.
     """
 
     def __init__(self, shard: ShardReader, iterates: bool) -> None:
         self._shard, self._iterates = shard, iterates
         self._reader: EpochReader | None = None
-        #: Errors to send before any other message, in place of messages that could not be sent.
         self._owed: list[Unit] = []
         self._order = NO_ORDER
-        #: The `News` to send with the next message. `_brought`: the `News` of the last message.
+        #: The `News` of the next message. `_brought` is the `News` of the last message.
         self.news = self._brought = NO_NEWS
-        #: `_takes_positions`: whether snapshots contain the state of the dataset in addition to the random generators.
+        #: `_takes_positions` is True if snapshots contain the state of the dataset.
         self.is_over = self._takes_positions = False
         self._cadence = SnapshotCadence(shard.job.every) if shard.failure is None else SnapshotCadence(1)
-        #: Before this time, no snapshot is taken, and no random generator is checked.
+        #: The earliest time of the next snapshot, and of the next check of the random generators.
         self._due = 0.0
         self._last = b""
         self._digest: int | None = None
 
     def begin(self, reader: EpochReader, went_on: bool, told: bool = False) -> None:
-        """Takes a snapshot of the reader if the main process may need it.
+        """Takes a snapshot of the reader if the main process may need one.
 
         Args:
-            went_on: whether the epoch resumes from a saved position, which the main process already knows.
-            told: whether the main process has unprocessed messages of this epoch, so that it would assign a snapshot to
-                the wrong batch. If True, no snapshot is taken.
+            went_on: whether the epoch resumes from a saved position, which the main process knows.
+            told: whether the main process has unprocessed messages of this epoch, and would assign the snapshot to a
+                wrong batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
@@ -391,7 +383,6 @@ class Batches(Iterator[Unit]):
 
     @property
     def _tells(self) -> bool:
-        """Whether snapshots contain a state of the dataset or of random generators, and must be sent."""
         return bool(self._takes_positions or self._shard.watch.moved)
 
     def _position_after(self, now: float, took: float) -> bytes | None:
@@ -399,15 +390,15 @@ class Batches(Iterator[Unit]):
         looks = now >= watch.due
         first = looks and watch.look_in_time(now)
         if not self._tells:
-            return b"" if looks else None  # if no generator was used, a resumed worker need not reread batches
-        if not cadence.is_due(now, took) and not first:  # earlier snapshots lack the generators that `watch` has found
+            return b"" if looks else None
+        if not cadence.is_due(now, took) and not first:  # earlier snapshots lack generators that `watch` has just found
             return None
         frozen = self._frozen_position()
         cadence.took(time.monotonic(), time.monotonic() - now)
         return frozen
 
     def _ordered(self) -> Any:
-        """Returns the index of the next order. Any command other than an order ends the epoch."""
+        """Returns the index of the next order. Any other command ends the epoch."""
         worker = self._shard.worker
         assert worker is not None
         order = worker.child.next_command()
@@ -420,7 +411,7 @@ class Batches(Iterator[Unit]):
     def _end(self, news: News) -> Unit:
         self.is_over = True
         news = news._replace(ended=True)
-        if self._takes_positions or self._shard.job.persistent:  # later epochs depend on the state at this epoch's end
+        if self._takes_positions or self._shard.job.persistent:
             self._shard.watch.look()
             news = news._replace(after=self._frozen_position())
         return self._unit(None, news)
@@ -430,7 +421,7 @@ class Batches(Iterator[Unit]):
         return self._shard.number, self._order, batch, None if news is NO_NEWS else tuple(news)
 
     def _frozen_position(self) -> bytes:
-        """Returns empty bytes if the snapshot equals the previous snapshot."""
+        """Returns the pickled position, or empty bytes if the previous snapshot was equal."""
         assert self._reader is not None
         frozen = self._reader.position().frozen()
         self._reader.took(frozen)
@@ -446,5 +437,4 @@ class Batches(Iterator[Unit]):
         return news._replace(skipped=skipped, seen=seen)
 
     def failed_to_leave(self, failure: tuple[Any, ...]) -> None:
-        """Sends the error in place of the message that could not be sent."""
         self._owed.append(self._unit(None, self._brought._replace(failure=failure)))

@@ -1,7 +1,7 @@
 """PyTorch's samplers with iterators that can be saved and restored.
 
-Role: the samplers produce PyTorch's order, and draw the same numbers from the same generators at the same times as
-PyTorch's samplers. The states have the format of torchdata 0.11.
+Role: the samplers draw the same numbers from the same generators at the same times as PyTorch's samplers. The states
+have the format of torchdata 0.11.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader._generators import decoded, encoded, read, wr
 
 __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
 
-#: The number of indices to draw at once with replacement, as in PyTorch's sampler.
+#: The number of indices that are drawn together with replacement, as in PyTorch's sampler.
 _CHUNK = 32
 _NONE: Any = object()
 
@@ -63,9 +63,9 @@ class RandomIndices(Iterator[int]):
         self._sampler, self._yielded = sampler, 0
         self._origin: bytes | None = None
         self._chunks: Iterator[list[int]] = iter(())
-        #: The indices that were drawn last. `_place`: the position of the next index in `_chunk`.
+        #: The indices that were drawn last. `_place` is the position of the next index in `_chunk`.
         self._chunk, self._place = list[int](), 0
-        #: Whether an exception such as KeyboardInterrupt has left `take`, so that indices may be missing.
+        #: Whether Ctrl-C has interrupted `take`, so that indices may be missing.
         self._is_broken = False
 
     def __next__(self) -> int:
@@ -120,8 +120,8 @@ class RandomIndices(Iterator[int]):
         else:
             for _ in range(sampler.num_samples // there):
                 yield torch.randperm(there, generator=generator).tolist()
-            # A permutation is drawn even if none of its indices is used, because PyTorch's sampler also draws it, and
-            # the draw changes the orders of later epochs.
+            # Like PyTorch's sampler, this code draws a permutation even if none of its indices is used, because the
+            # draw changes later epochs.
             yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
 
     def state_dict(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class RandomIndices(Iterator[int]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restores a position. The state contains no order: if the sampler has its own generator, the order is redrawn
         from it."""
-        if isinstance(state_dict, dict) and state_dict.get("generator") is None:  # the order was not drawn yet
+        if isinstance(state_dict, dict) and state_dict.get("generator") is None:
             self._origin, self._yielded = None, 0
             return
         left = yielded = count_in(state_dict, "yielded")
@@ -185,58 +185,45 @@ class BatchIndices(Iterator[list[int]]):
 
     def __init__(self, batches: BatchSampler) -> None:
         self._batches = batches
-        self._iterator: Iterator[int] | None = None
+        self.inner: Iterator[int] | None = None
         self.samples_yielded = 0
-        #: Whether the sampler has returned all indices. `_dropped`: the number of indices that were dropped because
-        #: they do not fill a batch.
+        #: Whether the sampler has returned all indices. `_dropped` is the number of last indices that did not fill a
+        #: batch.
         self.has_ended, self._dropped = False, 0
-        #: The indices that were read for the next batch, if Ctrl-C has interrupted `__next__`.
+        #: The indices of the next batch that were read before Ctrl-C interrupted `__next__`.
         self._batch: list[int] = []
 
     @property
     def keeps_position(self) -> bool:
         if is_stateful(self._batches.sampler):
             return True
-        return is_stateful(self._iterator) and type(self._iterator) is not RandomIndices
+        return is_stateful(self.inner) and type(self.inner) is not RandomIndices
 
     def __next__(self) -> list[int]:
         if self.has_ended:
             raise StopIteration
-        if self._iterator is None:
-            self._iterator = iter(self._batches.sampler)
+        if self.inner is None:
+            self.inner = iter(self._batches.sampler)
         size = self._batches.batch_size
-        if type(self._iterator) is not RandomIndices:
-            self._batch.extend(itertools.islice(self._iterator, size - len(self._batch)))
+        if type(self.inner) is not RandomIndices:
+            self._batch.extend(itertools.islice(self.inner, size - len(self._batch)))
         elif not self._batch:
-            self._batch = self._iterator.take(size)
+            self._batch = self.inner.take(size)
         batch, count = self._batch, len(self._batch)
         if not batch or (self._batches.drop_last and count < size):
             self._dropped, self.has_ended, self._batch = count, True, []
             raise StopIteration
-        # No function is called from here on, so Ctrl-C cannot interrupt these lines.
+        # Ctrl-C cannot interrupt the following lines, because they call no function.
         self.samples_yielded += count
         self.has_ended, self._batch = count < size, []
         return batch
 
-    @property
-    def inner(self) -> Iterator[int] | None:
-        """The sampler's iterator; None before the first batch."""
-        return self._iterator
-
-    def start_from(self, iterator: Iterator[int], yielded: int) -> None:
-        """Makes this object form the following batches from an iterator of the sampler.
-
-        Args:
-            yielded: the number of indices that the iterator has already yielded.
-        """
-        self._iterator, self.samples_yielded = iterator, yielded
-
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
         """Skips `count` indices of the sampler, or up to `most_missing` indices fewer if the sampler ends."""
-        if self._iterator is None:
-            self._iterator = iter(self._batches.sampler)
-        pass_over(self._iterator, count - most_missing)
-        self.samples_yielded += count - most_missing + sum(1 for _ in itertools.islice(self._iterator, most_missing))
+        if self.inner is None:
+            self.inner = iter(self._batches.sampler)
+        pass_over(self.inner, count - most_missing)
+        self.samples_yielded += count - most_missing + sum(1 for _ in itertools.islice(self.inner, most_missing))
 
     def state_dict(self) -> dict[str, Any]:
         state = self.state_before(0)
@@ -244,21 +231,16 @@ class BatchIndices(Iterator[list[int]]):
             state["ended"] = True
         if is_stateful(self._batches.sampler):
             state["sampler_state"] = self._batches.sampler.state_dict()
-        if is_stateful(self._iterator):
-            state["sampler_iter_state"] = self._iterator.state_dict()
+        if is_stateful(self.inner):
+            state["sampler_iter_state"] = self.inner.state_dict()
         return state
-
-    def give_sampler(self, state: Any) -> None:
-        sampler = self._batches.sampler
-        if is_stateful(sampler) and state is not None and "sampler_state" in state:
-            give(sampler, state["sampler_state"])
 
     def state_before(self, count: int) -> dict[str, Any]:
         """Returns the state from before the last `count` samples, for a sampler without a user-defined state."""
         state: dict[str, Any] = endless_state(1, self.samples_yielded - count)
-        if type(self._iterator) is RandomIndices:
-            state["sampler_iter_state"] = self._iterator.state_before(count + self._dropped + len(self._batch))
-        elif self._iterator is None and type(self._batches.sampler) is RandomSampler:
+        if type(self.inner) is RandomIndices:
+            state["sampler_iter_state"] = self.inner.state_before(count + self._dropped + len(self._batch))
+        elif self.inner is None and type(self._batches.sampler) is RandomSampler:
             state["sampler_iter_state"] = RandomIndices(self._batches.sampler).state_dict()
         return state
 
@@ -270,16 +252,16 @@ class BatchIndices(Iterator[list[int]]):
         if "sampler_state" in state_dict and is_stateful(sampler):
             give(sampler, state_dict["sampler_state"])
             restored = True
-        iterator = self._iterator = iter(sampler)
+        iterator = self.inner = iter(sampler)
         if "sampler_iter_state" in state_dict and is_stateful(iterator):
             give(iterator, state_dict["sampler_iter_state"])
             restored = True
         if not restored and not isinstance(sampler, _InfiniteConstantSampler):
-            pass_over(self._iterator, self.samples_yielded)
+            pass_over(self.inner, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
-        if self.has_ended and next(self._iterator, _NONE) is not _NONE and is_stateful(sampler):
-            # A sampler that returns an index after its end has begun the next epoch. Loading the state again undoes
-            # this draw.
+        if self.has_ended and next(self.inner, _NONE) is not _NONE and is_stateful(sampler):
+            # A sampler that returns an index after its end has begun the next epoch. Loading the state a second time
+            # undoes this draw.
             give(sampler, state_dict["sampler_state"])
 
 

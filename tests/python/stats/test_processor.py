@@ -53,7 +53,7 @@ def test_without_proc_the_processor_time_comes_from_ps(
         raise FileNotFoundError
 
     without_schedstat(monkeypatch)
-    monkeypatch.setattr(processor, "_fields", nothing)
+    monkeypatch.setattr(processor, "stat_fields", nothing)
     monkeypatch.setattr(processor.os.path, "isdir", lambda _path: False)
     monkeypatch.setattr(processor.subprocess, "run", run)
     assert processor.working_time(17) == seconds

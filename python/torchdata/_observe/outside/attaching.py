@@ -1,11 +1,11 @@
 """Finds loaders in other processes, and reads their counters without affecting them.
 
-Role: the main process of a loader holds a file descriptor of the anonymous memory with its counters, which `/proc`
-exposes to the same user and to root.
+Role: the main process of a loader has an open file descriptor of the anonymous memory with its counters, which `/proc`
+shows to the same user and to root.
 
-Since root may inspect processes of malicious users, the memory with the counters must be sealed against shrinking, its
-numbers are compared with its size, and control characters are removed from its texts. A loader with invalid counters is
-reported and omitted.
+Root may inspect processes of malicious users. Therefore, the memory must be sealed against shrinking, numbers are
+compared with its size, and control characters are removed from texts. Loaders with invalid counters are reported and
+omitted.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torchdata._native import StatsBoard
 from torchdata._observe.outside.stacks import kernel_state, where_it_stands
 from torchdata._observe.show.shown import ShownStats
 from torchdata._observe.stats.model import LoaderStats, Reading
+from torchdata._observe.stats.processor import stat_fields
 from torchdata._observe.stats.reading import name_of_process, read_board, summarise
 from torchdata._redacting import HIDDEN, is_private, is_secret, printable, redacted
 
@@ -39,9 +40,8 @@ class NoLoaderError(LookupError):
 
 @dataclass(frozen=True)
 class Attached:
-    """The mapping `numbers` maps process ids in the loader's container to process ids in this container; it is None if
-    the ids are equal.
-    """
+    """A loader in another process. `numbers` maps process ids in the loader's container to process ids in this
+    container, or is None if the ids are equal."""
 
     pid: int
     command: str
@@ -85,7 +85,7 @@ def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
             if os.readlink(path).startswith(_NAME):
                 found = os.stat(path)
                 yield (found.st_dev, found.st_ino), path
-        except OSError:  # raised if the file descriptor was closed in the meantime
+        except OSError:
             continue
 
 
@@ -104,9 +104,9 @@ def _command(pid: int) -> str:
 
 
 def _numbers(pid: int) -> dict[int, int] | None:
-    """Maps the process ids in the container of a process to the process ids in this container.
+    """Maps the process ids in the container of a process to process ids in this container.
 
-    Returns None if the process is in no container, or in the container of this process.
+    Returns None if the process is in no other container.
     """
     try:
         inside = os.readlink(f"{_PROC}/{pid}/ns/pid")
@@ -128,10 +128,7 @@ def find(pid: int | None = None) -> list[Attached]:
     """Returns the loaders of process `pid`, or of all processes, oldest first."""
     if not os.path.isdir("/proc/self/fd"):
         raise NoLoaderError("loaders are found through /proc, which this system does not have")
-    if pid is None:
-        candidates = [int(name) for name in os.listdir("/proc") if name.isdigit()]
-    else:
-        candidates = [pid]
+    candidates = [int(name) for name in os.listdir("/proc") if name.isdigit()] if pid is None else [pid]
     found: dict[tuple[int, int], Attached] = {}
     for candidate in candidates:
         try:
@@ -146,7 +143,6 @@ def find(pid: int | None = None) -> list[Attached]:
                 raise PermissionError(
                     f"process {pid} belongs to another user: only this user or root may inspect the process"
                 ) from None
-        # the process has exited, or belongs to another version of this package
         except (OSError, RuntimeError):
             continue
     return sorted(found.values(), key=lambda attached: attached.board.made()[1])
@@ -165,7 +161,7 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
     owner, _ = board.made()
     numbers = _numbers(candidate)
     here = owner if numbers is None else numbers.get(owner, candidate)
-    # The candidate may be a forked child, which has inherited the file descriptor.
+    # The candidate may be a forked child that has inherited the file descriptor.
     if here != candidate and _holds(here, identity):
         return None
     inside = "" if numbers is None else f" (in a container, where it is {owner})"
@@ -190,7 +186,7 @@ def attach(pid: int | None = None) -> list[Attached]:
     """Like `find`, but also accepts the process id of a worker."""
     found = find(pid)
     if not found and pid is not None:
-        found = [one for one in find(_parent(pid)) if pid in _pids(one)]
+        found = [one for one in find(stat_fields(pid)[1]) if pid in _pids(one)]
     if not found:
         whose = "this user" if pid is None else f"process {pid}"
         raise NoLoaderError(
@@ -198,11 +194,6 @@ def attach(pid: int | None = None) -> list[Attached]:
             "visible from its first epoch to its shutdown"
         )
     return found
-
-
-def _parent(pid: int) -> int:
-    with open(f"/proc/{pid}/stat") as file:
-        return int(file.read().rpartition(")")[2].split()[1])
 
 
 def _pids(attached: Attached) -> set[int]:

@@ -1,17 +1,17 @@
 """Requests the Python stacks of another process by a signal, and reads the process's state from the kernel.
 
-Role: on a real-time signal, each process of a loader writes the stack of its main thread to its own anonymous memory.
-The counters contain the signal's number and the memory's file descriptor, and an observer reads the memory through
-`/proc`. `faulthandler` writes the stack in the signal handler, in C and without the GIL, so that a process that hangs
-in native code also answers. `faulthandler` writes only the main thread's stack, because the stacks of other threads
-could change, or be freed, during the write. On a second signal, a Python handler in a worker writes the stacks of the
-other threads, which are paused because the handler holds the GIL. The Python handler runs once the main thread runs
-Python code or checks for signals.
+Role: on a real-time signal, each process of a loader writes the stack of its main thread to its own anonymous memory,
+which an observer reads through `/proc`. The counters contain the numbers of the signal and of the file descriptor.
 
-Without a handler, the signal would end the process, so the counters contain the signal's number only after a handler is
-installed, and observers first check for the handler. When no handler is installed, the process ignores the signal. If
-the first loader was created outside the main thread, the process keeps the handler until it exits, because only the
-main thread can ignore signals.
+`faulthandler` writes the stack in C and without the GIL, so that a process that hangs in native code also answers.
+`faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write.
+On a second signal, a Python handler in a worker writes the stacks of the other threads, once the main thread runs
+Python code.
+
+Without a handler, the signal would end the process. Therefore, the counters contain the signal's number only after a
+handler is installed, observers check for the handler, and the process ignores the signal later. If the first loader was
+created outside the main thread, the process keeps the handler until it exits, because only the main thread can ignore
+signals.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-#: The size in bytes above which old answers are deleted at the beginning of an epoch.
+#: Answers that take more bytes are deleted at the beginning of an epoch.
 MOST = 1 << 20
 LOOK = 0.005
 
 _HEAD = "Stack (most recent call first):"
-#: The character after the stacks of other threads, and the number of seconds to wait for these stacks.
+#: The character that ends the stacks of other threads, and the maximum number of seconds to wait for these stacks.
 _END, OTHERS = "\0", 0.5
 #: The counters contain both signals in one number: the first signal in the lower 8 bits, and the second signal above.
 _OTHERS_AT, _FIRST = 8, 0xFF
@@ -57,15 +57,13 @@ _STATES = {
 class _Answering:
     def __init__(self, inherited: _Answering | None = None) -> None:
         self.signal: int = 0 if inherited is None else inherited.signal
-        #: The signal that requests the stacks of a worker's other threads; 0 if the worker does not handle this signal.
+        #: The signal that requests the stacks of a worker's other threads; 0 without a handler for this signal.
         self.others: int = 0
-        #: Whether the process ignores the signal while no handler is installed.
         self.ignored: bool = inherited is not None and inherited.ignored
-        #: The file descriptor and the inode of the memory for answers. Both numbers are assigned together, so that a
-        #: fork in another thread never copies only one new number.
+        #: The file descriptor and the inode of the memory for answers. Both are assigned together, because another
+        #: thread may fork in between.
         self.opened: tuple[int, int] = (-1, 0)
-        #: The file descriptor and the inode of the parent process's memory, until this process has closed the
-        #: descriptor.
+        #: The file descriptor and the inode of the parent process's memory, until this process closes the descriptor.
         self.inherited: tuple[int, int] = (-1, 0)
         if inherited is not None:
             self.inherited = inherited.opened if inherited.opened[0] >= 0 else inherited.inherited
@@ -78,15 +76,13 @@ _answering = _Answering()
 
 
 def _in_forked_child() -> None:
-    """A forked child needs a new state, because the open file belongs to the parent, and a thread that the child lacks
-    may hold the lock.
-    """
+    """Creates a new state in a forked child, because the open file belongs to the parent, and a thread of the parent
+    may hold the lock."""
     global _answering
     _answering = _Answering(_answering)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_in_forked_child)
+os.register_at_fork(after_in_child=_in_forked_child)
 
 
 def _free_signal() -> int:
@@ -95,12 +91,13 @@ def _free_signal() -> int:
 
 
 def answer_for_stacks(board: StatsBoard, page: int) -> None:
-    """Does nothing on systems without real-time signals or anonymous memory."""
+    """Makes this process write its stacks when an observer requests them. Does nothing on systems without real-time
+    signals or anonymous memory."""
     now = _answering
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        # This line is before the call of `_open`, so that another loader that ends now does not close the memory.
+        # Before `_open`, so that another loader that ends now does not close the memory.
         now.pages.add((id(board), page))
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
@@ -111,8 +108,8 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
 
 
 def _open(now: _Answering) -> bool:
-    """Returns False if all real-time signals are in use."""
-    # a new signal is chosen if the program has installed its own handler for the old signal
+    """Opens the memory for answers. Returns False if all real-time signals are in use."""
+    # A new signal is chosen if the program has installed its own handler for the old signal.
     if not now.signal or (now.ignored and signal.getsignal(now.signal) != signal.SIG_IGN):
         now.signal, now.ignored = _free_signal(), False
     if not now.signal:
@@ -120,8 +117,8 @@ def _open(now: _Answering) -> bool:
     descriptor = os.memfd_create("torchdata-stacks")
     fcntl.fcntl(descriptor, fcntl.F_SETFL, os.O_APPEND)
     if not now.ignored and threading.current_thread() is threading.main_thread():
-        faulthandler.unregister(now.signal)  # another thread of the parent process had installed the handler
-        signal.signal(now.signal, signal.SIG_IGN)  # this setting takes effect once the handler is removed
+        faulthandler.unregister(now.signal)
+        signal.signal(now.signal, signal.SIG_IGN)
         now.ignored = True
     faulthandler.register(now.signal, file=descriptor, all_threads=False, chain=False)
     now.opened = (descriptor, os.fstat(descriptor).st_ino)
@@ -137,7 +134,7 @@ def _answer_for_others(now: _Answering) -> None:
     if number:
         signal.signal(number, lambda *_: _tell_others())
         signal.siginterrupt(number, False)
-        atexit.register(_ignore_others, now)  # this function runs before the interpreter removes the handler
+        atexit.register(_ignore_others, now)  # called before the interpreter removes the handler
         now.others = number
 
 
@@ -152,7 +149,7 @@ def _tell_others() -> None:
     descriptor, _ = opened = _answering.opened
     if not _is_open(opened):
         return
-    # This code reads `_active` without the lock of `threading`, because this thread may already hold the lock.
+    # `_active` is read without the lock of `threading`, because this thread may already hold the lock.
     own, known = threading.get_ident(), getattr(threading, "_active", {})
     told = [
         f"Thread {getattr(known.get(ident), 'name', ident)}, s{_listed(frame)[1:]}\n"
@@ -193,12 +190,12 @@ def answer_no_more(board: StatsBoard, page: int) -> None:
         # late signal.
         if now.pages or not now.ignored or threading.current_thread() is not threading.main_thread():
             return
-        if signal.getsignal(now.signal) != signal.SIG_IGN:  # the program has installed its own handler, which is kept
+        if signal.getsignal(now.signal) != signal.SIG_IGN:
             return
         _ignore_others(now)
         faulthandler.unregister(now.signal)
         _close(now.opened)
-        # `opened` is reset last, because children that inherit the old value close the inherited file descriptor
+        # `opened` is reset last, because a child that inherits the old value closes the inherited file descriptor
         now.opened = (-1, 0)
 
 
@@ -210,14 +207,12 @@ def tidy() -> None:
 
 
 def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, wakes: bool = False) -> str | None:
-    """Returns the Python stacks of another process, main thread first; None if the process does not answer.
-
-    The stacks of a worker's other threads follow if the main thread can run Python code.
+    """Returns the Python stacks of another process, main thread first; None if the process does not answer. The stacks
+    of a worker's other threads follow if the main thread can run Python code.
 
     Args:
         number: the number in the process's counters that contains both signals.
-        seconds: the time to wait. A process that is suspended, or blocked in the kernel, answers only when it
-            continues.
+        seconds: the time to wait for a process that is suspended or blocked.
         wakes: whether to resume a suspended process, so that it can answer.
     """
     try:
@@ -249,7 +244,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
-    """Returns the stacks of the other threads. `size` is the offset in bytes of the new answer."""
+    """Returns the stacks of the other threads. `size` is the offset of the new answer in bytes."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)
@@ -259,7 +254,7 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
         time.sleep(LOOK)
         told = os.pread(answers, min(max(0, os.fstat(answers).st_size - size), MOST), size).decode(errors="replace")
     told, ended, _ = told.partition(_END)
-    begins = told.find("Thread ")  # an answer to another observer may come first
+    begins = told.find("Thread ")
     return told[begins:] if ended and begins >= 0 else ""
 
 
@@ -276,7 +271,7 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _trimmed(answer: str) -> str:
-    """Returns the first stack; the text may contain answers to other observers."""
+    """Returns the first stack of a text that may contain answers to other observers."""
     stack = answer[answer.index(_HEAD) :].strip()
     head, *calls = stack.splitlines()
     calls = calls[: calls.index(head)] if head in calls else calls
@@ -286,13 +281,11 @@ def _trimmed(answer: str) -> str:
 
 
 def own_stack(thread: int | None = None) -> str:
-    """Returns the stack of a thread of this process, in the format of `ask_for_stack`."""
-    # The frames are not stored in a variable, because the frame of this function would then form a reference cycle.
+    # The frames are not stored in a variable, because this function's frame would then form a reference cycle.
     return _listed(sys._current_frames().get(threading.main_thread().ident or 0 if thread is None else thread))
 
 
 def _listed(frame: Any) -> str:
-    """Returns only the heading if `frame` is None."""
     lines = [_HEAD]
     while frame is not None:
         lines.append(f'  File "{frame.f_code.co_filename}", line {frame.f_lineno} in {frame.f_code.co_name}')
@@ -302,8 +295,7 @@ def _listed(frame: Any) -> str:
 
 def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False) -> tuple[str, str]:
     """Returns the kernel's description of a process, and its Python stacks or why there are none. If `wakes` is True, a
-    suspended process may be resumed, so that it can answer.
-    """
+    suspended process may be resumed."""
     where = kernel_state(pid)
     stack = None
     with contextlib.suppress(OSError):
@@ -312,11 +304,11 @@ def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False)
 
 
 def is_stopped(pid: int) -> bool:
-    return _letter_of(pid) in ("T", "t")
+    return letter_of(pid) in ("T", "t")
 
 
-def _letter_of(pid: int) -> str:
-    """Returns the state of a process as a letter, or an empty text if the process does not exist."""
+def letter_of(pid: int) -> str:
+    """Returns the state letter of a process, or an empty text if the process does not exist."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0]
@@ -325,8 +317,8 @@ def _letter_of(pid: int) -> str:
 
 
 def kernel_state(pid: int) -> str:
-    """Returns, for example, "running", or "asleep, in futex_wait"."""
-    state = _letter_of(pid)
+    """Returns the state of a process: for example, "running", or "asleep, in futex_wait"."""
+    state = letter_of(pid)
     if not state:
         return "ended"
     words = _STATES.get(state, f"in state {state}")

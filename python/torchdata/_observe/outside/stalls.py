@@ -1,8 +1,8 @@
 """Warns if no item arrives for a long time, and shows what the responsible process is doing.
 
 Role: the collector calls this module in the thread of the main process that waits for workers. If the main process
-itself hangs, a thread of the extension that monitors calls of `next` calls this module. The extension stops this thread
-before each fork, because Python warns about forks with threads, and starts it on the next call of `next`.
+itself hangs, a thread of the extension calls this module. This thread monitors calls of `next`. Before each fork, the
+extension stops the thread, because Python warns about forks with threads.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from torchdata._native import Delivery, watch_after_fork, watch_before_fork, wat
 from torchdata._reporting import PACKAGE
 from torchdata._threads import AFTER_FORK, AT_HANGS
 
-#: The default number of seconds without an item before a warning; the signature of `DataLoader2` repeats this number.
+#: The default number of seconds without an item before a warning, which the signature of `DataLoader2` repeats.
 STALL = 60.0
-#: No warning is given while one of these debuggers waits for its user.
 _DEBUGGERS = ("bdb", "pydevd")
 
-#: The recorders of monitored loaders, by the numbers that the monitoring thread uses.
+#: The recorders of monitored loaders, by their numbers in the monitoring thread.
 _watched: dict[int, weakref.ref[Any]] = {}
 _numbers = itertools.count(1)
 
@@ -42,7 +41,7 @@ class WaitWarning(RuntimeWarning):
 
 
 def warn_of_stalls(children: Any, seconds: float | None) -> None:
-    """Warns after this number of seconds without an item, and whenever the waiting time has doubled."""
+    """Warns after `seconds` without an item, and whenever the waiting time has doubled."""
     children.stall_warning = seconds
     if seconds is None:
         return
@@ -58,28 +57,26 @@ def warn_of_stalls(children: Any, seconds: float | None) -> None:
 
 
 class Patience:
-    """Warns if threads of the main process wait long for an item, and names the process that has been late for the
-    longest time.
-    """
+    """Warns if threads of the main process wait long for an item, and names the process that is late for the longest
+    time."""
 
     def __init__(self, children: Any, seconds: float) -> None:
-        self._children, self._seconds = weakref.ref(children), seconds  # threads must not keep the processes alive
+        self._children, self._seconds = weakref.ref(children), seconds
         self._lock = threading.Lock()
         self.is_awaited: Callable[[], bool] = bool
-        #: The number of items that have arrived, and its value at the last check.
+        #: The number of items that have arrived, and this number at the last check.
         self.came = self._seen = 0
-        #: For each process with a late item, the time when this item became late.
+        #: The time when the item of each late process became late.
         self._late: dict[int, float] = {}
         self._began, self._next = time.monotonic(), seconds
 
     def came_of(self, number: int) -> None:
-        """Records an item, or the exit, of a process."""
         self.came += 1
         if self._late:
             self._late.pop(number, None)
 
     def look(self, number: int) -> None:
-        """Must be called repeatedly by each thread that waits for a process."""
+        """Checks for a stall; a thread that waits for a process calls this method repeatedly."""
         now = time.monotonic()
         self._late.setdefault(number, now)
         if self.came != self._seen or not self.is_awaited():
@@ -92,7 +89,7 @@ class Patience:
 
     def _tell(self, waited: float) -> None:
         late, children = dict(self._late), self._children()
-        if waited < self._next or not late or children is None:  # another thread has issued the warning
+        if waited < self._next or not late or children is None:
             return
         self._next *= 2
         process = min(late, key=late.__getitem__)
@@ -100,7 +97,7 @@ class Patience:
 
 
 def warn_in_thread(warning: Warning) -> None:
-    """If warnings are errors, the error is reported, and the thread continues."""
+    """Issues a warning. If warnings are errors, the error is reported, and the thread continues."""
     try:
         warnings.warn(warning, stacklevel=3)
     except Warning as error:
@@ -110,7 +107,6 @@ def warn_in_thread(warning: Warning) -> None:
 def _words(
     children: Any, peer: int | None, waited: float, ask: Callable[[dict[str, Any]], tuple[str, str]] | None = None
 ) -> str:
-    # These modules are imported only when there is a problem.
     from torchdata._observe.outside.stacks import where_it_stands
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.diagnosis import blame
@@ -151,7 +147,7 @@ def warn_of_calls_no_more(number: int, delivery: Delivery) -> None:
 
 
 def _on_call_stall(number: int, waited: float, thread: int) -> None:
-    """The monitoring thread calls this function when `thread` has been in a call for `waited` seconds."""
+    """Issues a warning; called by the monitoring thread when `thread` has been in a call for `waited` seconds."""
     reference = _watched.get(number)
     recorder = reference() if reference is not None else None
     frame = sys._current_frames().get(thread)
@@ -178,7 +174,8 @@ def _is_ours(frame: Any) -> bool:
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
-    """Returns None if the main process waits for another process, because `Collector` itself warns about such waits."""
+    """Returns the text of a warning, or None if the main process waits for another process, because the collector then
+    warns."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise
@@ -208,5 +205,4 @@ def _runs_ours(frame: Any) -> bool:
 
 watch_with(_on_call_stall)
 atexit.register(watch_is_over)
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=watch_before_fork, after_in_parent=watch_after_fork)
+os.register_at_fork(before=watch_before_fork, after_in_parent=watch_after_fork)

@@ -27,11 +27,10 @@ from torchdata._observe.stats.diagnosis import diagnose
 from torchdata._observe.stats.model import LoaderStats
 from torchdata._optional import optional_import
 
-#: The columns of the tables, most important first.
+#: The columns of the tables, the most important columns first.
 _PROCESS_COLUMNS = "process,items/s,busy,for items,for room,pid,state,in flight,items,memory"
 _PIPE_COLUMNS = "pipe,out,share,own,process,held,in,p50,p99"
 
-#: The number of seconds that the rates and the diagnosis cover.
 WINDOW = 10.0
 
 
@@ -91,7 +90,7 @@ def live(pid: int | None, interval: float, stacks: bool) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Yields a function that waits up to a given number of seconds for a key, and returns the key."""
+    """Yields a function that waits up to a number of seconds for a key, and returns the key."""
     if not sys.stdin.isatty():
 
         def nothing(seconds: float) -> str:
@@ -161,7 +160,7 @@ def _loader(view: _View, stacks: bool, width: int) -> list[Any]:
 
 
 def _table(rows: list[list[str]], columns: str, width: int) -> Any:
-    """Omits columns that do not fit."""
+    """Returns a table without the columns that do not fit."""
     from rich.table import Table
 
     kept: list[int] = []

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
 _ROLES = {"main": 1, "worker": 2, "dispatching": 3}
-#: The order of the processes in the picture, from the top.
 _COLUMNS = ("dispatching", "worker", "main")
 #: Up to `_DRAWN_APART` workers are drawn separately if one of them has more than `_UNEVEN` times the items of another.
 _DRAWN_APART, _UNEVEN = 4, 1.5
@@ -30,7 +29,7 @@ def graph_of_stats(stats: LoaderStats) -> DrawnGraph:
 
 
 def _alike(stats: LoaderStats) -> list[list[ProcessStats]]:
-    """Workers with the same pipes and similar numbers of items form one group, which shows sums or means."""
+    """Returns groups of processes. Workers with the same pipes and similar numbers of items form one group."""
     workers: dict[tuple[str, ...], list[ProcessStats]] = {}
     for worker in stats.workers:
         if worker.pipes:
@@ -58,7 +57,7 @@ def _add_processes(graph: DrawnGraph, processes: list[ProcessStats], stats: Load
             label = f"{amount(rates[index])}/s"
             graph.arrows.append(Arrow(nodes[index].key, nodes[reader].key, label))
     for index, pipe in enumerate(first.pipes):
-        if not _is_input(pipe):
+        if pipe.items_in is not None or not pipe.waits:
             continue
         role = "dispatching" if first.role == "worker" else "worker"
         for last, senders in before:
@@ -70,18 +69,11 @@ def _add_processes(graph: DrawnGraph, processes: list[ProcessStats], stats: Load
     ends.append((nodes[-1], processes))
 
 
-def _is_input(pipe: PipeStats) -> bool:
-    return pipe.items_in is None and pipe.waits
-
-
 def _readers(stats: LoaderStats, process: ProcessStats) -> Sequence[int | None]:
-    """Returns, for each pipe, the index of the pipe that reads from it."""
+    """Returns the index of the reading pipe for each pipe."""
+    identity = process.pid, _ROLES[process.role], process.worker or 0
     for page in stats.reading.pages.values():
-        if (
-            page["pid"] == process.pid
-            and page["role"] == _ROLES[process.role]
-            and page["number"] == (process.worker or 0)
-        ):
+        if (page["pid"], page["role"], page["number"]) == identity:
             return [pipe["reader"] for pipe in page["pipes"]]
     return []
 
@@ -117,7 +109,7 @@ def _node(pipes: list[PipeStats]) -> Node:
 
 
 def _heat(nodes: list[Node], processes: list[ProcessStats]) -> None:
-    """Labels each node with its share of all pipes' time, and colors it by its share of processes' time."""
+    """Labels each node with its share of the pipes' time, and colors it by its share of the processes' time."""
     own = [sum(p.pipes[i].own_seconds or 0.0 for p in processes) for i in range(len(nodes))]
     known = [any(p.pipes[i].own_seconds is not None for p in processes) for i in range(len(nodes))]
     work = sum(time for time, node in zip(own, nodes, strict=True) if node.kind != "waits")

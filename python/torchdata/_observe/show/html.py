@@ -23,7 +23,7 @@ def html_of_stats(stats: LoaderStats) -> str:
 
 
 def html_of_loader(loader: Any) -> str:
-    """Before the first epoch, shows the loader's pipeline."""
+    """Shows the statistics of a loader, or its pipeline before the first epoch."""
     head = f"<p><code>{escape(repr(loader))}</code></p>"
     stats = loader.stats()
     if not stats.processes:

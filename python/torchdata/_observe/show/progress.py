@@ -1,7 +1,5 @@
-"""`loader.progress()`: a progress bar for an epoch, with the item rate and the waiting time.
-
-If the output is neither a terminal nor a notebook, the display does not add any cost per item.
-"""
+"""`loader.progress()`: a progress bar for an epoch, with the item rate and the waiting time. If the output is neither a
+terminal nor a notebook, items are not counted."""
 
 from __future__ import annotations
 
@@ -16,8 +14,6 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class ProgressBar(Generic[T_co]):
-    """See `DataLoader2.progress`."""
-
     def __init__(
         self, loader: Any, *, description: str = "", file: IO[str] | None = None, interval: float = 0.5
     ) -> None:
@@ -42,9 +38,7 @@ class ProgressBar(Generic[T_co]):
             total = len(self._loader)
         except TypeError:
             total = None
-        bar = self._tqdm(
-            total=total, desc=self._description, file=file, unit="item", dynamic_ncols=True, mininterval=0.0
-        )
+        bar = self._tqdm(total=total, desc=self._description, file=file, unit="item", dynamic_ncols=True, mininterval=0)
         last, looked, count = self._loader.stats(), time.monotonic(), 0
         try:
             for item in items:

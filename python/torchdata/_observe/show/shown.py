@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ShownStats(LoaderStats):
-    """`LoaderStats` documents the fields."""
+    """`LoaderStats` that can be displayed."""
 
     def __str__(self) -> str:
         from torchdata._observe.show.table import as_table

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-#: From this fraction of a unit on, a value is shown in this unit, because rounding makes it one whole unit.
+#: From this fraction of a unit on, a value is shown in this unit, because it would be rounded to one whole unit.
 _ROUNDS_UP = 0.9995
 
 
@@ -124,16 +124,11 @@ def as_table(stats: LoaderStats) -> str:
     lines += ["", *columns(process_rows(stats.processes))]
     if stats.pipes:
         lines += ["", *columns(pipe_rows(stats.pipes))]
-    skipped = [pipe for pipe in stats.pipes if pipe.skipped]
+    kinds = [(pipe, *counted) for pipe in stats.pipes for counted in pipe.skipped_kinds.items()]
+    skipped = [f"  {amount(count)}  {kind} in {pipe.name}, {pipe.process}" for pipe, kind, count in kinds]
     if skipped:
-        lines += ["", "skipped items"]
-        lines += [
-            f"  {amount(count)}  {kind} in {pipe.name}, {pipe.process}"
-            for pipe in skipped
-            for kind, count in pipe.skipped_kinds.items()
-        ]
-    retried = [pipe for pipe in stats.pipes if pipe.retries]
+        lines += ["", "skipped items", *skipped]
+    retried = [f"  {amount(pipe.retries)}  {pipe.name}, {pipe.process}" for pipe in stats.pipes if pipe.retries]
     if retried:
-        lines += ["", "requests sent again after a fault"]
-        lines += [f"  {amount(pipe.retries)}  {pipe.name}, {pipe.process}" for pipe in retried]
+        lines += ["", "requests sent again after a fault", *retried]
     return "\n".join(lines)

@@ -8,7 +8,6 @@ from torchdata.datapipes._pipe.chain import parameters
 
 
 def described(service: Any) -> str:
-    """Without a reading service, all pipes run in the main process."""
     if service is None:
         return "this process"
     parts = getattr(service, "reading_services", None)

@@ -13,19 +13,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Advice:
-    """The advice for users of one kind of loader."""
-
-    #: The expression that gives a loader workers.
     workers: str
-    #: The expression that measures the time of each pipe.
     full: str
-    #: The advice if shared memory is full.
     memory: str
-    #: The advice if items are too small.
+    #: What helps if items are too small.
     larger: str
-    #: The advice if one worker has much more work than each other worker.
+    #: What helps if one worker has much more work than the others.
     shares: str
-    #: The advice if workers start slowly.
+    #: What helps if workers start slowly.
     start: str
 
 

@@ -1,7 +1,7 @@
 """Counts and times the batches of a `StatefulDataLoader`: reading their samples, and collating them.
 
-With `persistent_workers=False`, each epoch has new workers with new counters, so the statistics cover only the current
-or last epoch.
+With `persistent_workers=False`, each epoch has new workers with new counters, so the statistics cover only the last
+epoch.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ if TYPE_CHECKING:
     from torchdata._observe.show.shown import ShownStats
     from torchdata._observe.stats.model import LoaderStats, Reading
 
-#: If batches take at least this many nanoseconds, all are timed, which costs less than 0.3 % of their time.
+#: Batches that take at least this many nanoseconds are all timed, which costs less than 0.3 % of their time.
 _EACH = 500_000
-#: The maximum number of batches between two timed batches.
 _MOST = 256
-#: The maximum number of counted pipes in a dataset; the dataset, `collate_fn` and the loader take three of the `PIPES`
-#: rows of a process.
+#: The maximum number of counted pipes in a dataset. The dataset, `collate_fn` and the loader need three of the `PIPES`
+#: rows.
 _ROOM = PIPES - 3
 
 
 class BatchClock:
-    """Fast batches are timed less often, so that the cost stays small.
+    """Times some of the batches; fast batches are timed less often.
 
-    `read` and `collated` are the indices of the rows of counters for reading and collating; `read` is None if the
-    dataset's pipes are timed separately.
+    Args:
+        read: the row of counters for reading; None if the dataset's pipes are timed separately.
+        collated: the row of counters for collating.
     """
 
     __slots__ = ("_board", "_collated", "_full", "_gap", "_longest", "_page", "_random", "_read")
@@ -47,16 +47,16 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: The time of the next timed batch is multiplied by `_gap`, the number of batches since the last. `_longest`
-        #: limits the mean of `_gap`.
+        #: Each timed batch represents `_gap` batches, because the other batches were not timed. `_longest` limits the
+        #: mean of `_gap`.
         self._gap = self._longest = 1
         self._random = random.Random()
 
     def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return type(None), ()  # a copy of the object with this clock gets None instead of a clock
+        return type(None), ()
 
     def note(self, samples: int, reading: int, collating: int) -> int:
-        """Records a timed batch, in nanoseconds. Returns the number of batches until the next timed batch."""
+        """Records the times of a batch in nanoseconds. Returns the number of batches until the next timed batch."""
         gap = self._gap
         if self._read is not None:
             self._board.add_work(self._page, self._read, samples * gap, reading, gap)
@@ -65,7 +65,7 @@ class BatchClock:
             return 1
         mean = min(_EACH // max(1, reading + collating), self._longest)
         self._longest = min(2 * self._longest, _MOST)
-        # The number is random, so that timed batches do not coincide with a periodic pattern of the dataset.
+        # A random number prevents timed batches from coinciding with a periodic pattern of the dataset.
         self._gap = 1 if mean <= 1 else self._random.randrange(1, 2 * mean)
         return self._gap
 
@@ -73,14 +73,15 @@ class BatchClock:
 def bind_reading(
     counting: Counting, dataset: Any, is_iterable: bool, collate_fn: Any, hands_out: bool = False
 ) -> tuple[BatchClock, int]:
-    """Registers reading and collating in this process's counters; returns the clock, and the index of the row that
-    counts the loader's batches.
+    """Registers reading and collating in this process's counters. Returns the clock, and the row that counts the
+    loader's batches.
 
-    If `hands_out` is True, the user's program receives the batches in this process.
+    Args:
+        hands_out: whether the user's program receives the batches in this process.
     """
     board = counting.board
     rows: list[_Row] = []
-    if board.full and isinstance(dataset, IterDataPipe):  # the pipes of the dataset are timed separately
+    if board.full and isinstance(dataset, IterDataPipe):
         rows = describe_pipes(dataset, True)[-_ROOM:]
         rows[-1] = (*rows[-1][:3], len(rows), *rows[-1][4:])
     read = None if rows else 0
@@ -118,10 +119,8 @@ def _name_of_collate(collate_fn: Any) -> tuple[str, str]:
         function = inner
     name = getattr(function, "__qualname__", type(function).__qualname__).rpartition("<locals>.")[2]
     code = code_of(collate_fn)
-    users = (
-        code is not None and is_users(function) and not str(getattr(function, "__module__", "")).startswith("torch.")
-    )
-    return name, place_of(code) if code is not None and users else ""
+    is_torchs = str(getattr(function, "__module__", "")).startswith("torch.")
+    return name, place_of(code) if code is not None and is_users(function) and not is_torchs else ""
 
 
 class BatchRecorder(Recorder):
@@ -131,13 +130,10 @@ class BatchRecorder(Recorder):
 
     def __init__(self, level: StatsLevel | None, wait_warning: float | None) -> None:
         super().__init__(level, None, wait_warning)
-        #: The number of epochs so far, and the number of epochs before the current counters were created.
         self._epochs = self._before = 0
-        #: The counters when the workers of the last epoch were stopped.
         self._final: Reading | None = None
 
     def begin_here(self, iterator: Any, dataset: Any, is_iterable: bool, collate_fn: Any) -> BatchClock | None:
-        """Returns None if no counters can be created."""
         counting = self._counting_here()
         if counting is None:
             return None
@@ -177,7 +173,7 @@ class BatchRecorder(Recorder):
         self._counting.board.count_items(iterator, MAIN_PAGE, row)
 
     def end(self) -> None:
-        """Must be called before workers that are not persistent exit."""
+        """Ends an epoch, before workers that are not persistent exit."""
         if self._counting is None or self._pid != os.getpid():
             return
         self._counting.end()

@@ -12,22 +12,21 @@ if TYPE_CHECKING:
 
 
 def workers_that_fit(stats: LoaderStats) -> tuple[float, float]:
-    """Returns a lower and upper bound for the number of workers that keep the cores busy. The bounds are infinite if
-    a worker runs on another machine.
-    """
+    """Returns a lower and an upper bound for the number of workers that keep the cores busy. The bounds are infinite if
+    a worker runs on another machine."""
     if any(worker.node is not None for worker in stats.workers):
         return math.inf, math.inf
-    # Before the first item of each epoch, a process may use processor time that is not spent on items.
+    # A process may use processor time before its first item, for example to import modules.
     before = (stats.first_item_seconds or 0.0) * (stats.epochs + 1)
     processors = _processors_of(stats.workers or stats.processes, before)
     if processors is None:
         return stats.cores, math.inf
     least, most = processors
-    if not stats.workers:  # the main process also trains, perhaps in several threads
+    if not stats.workers:
         return max(stats.cores, _filling(stats.cores, most)), math.inf
     main = stats.main
     computed = (main.cpu_seconds or 0.0) / stats.seconds if main is not None and stats.seconds > 0 else 0.0
-    free = stats.cores - min(stats.cores - 1.0, computed)  # the main process, which trains, takes the remaining cores
+    free = stats.cores - min(stats.cores - 1.0, computed)  # the main process, which trains, uses the other cores
     return max(stats.cores, _filling(free, most)), max(stats.cores, _filling(stats.cores, least))
 
 
@@ -37,10 +36,10 @@ def _filling(free: float, processors: float) -> float:
 
 
 def _processors_of(processes: Iterable[ProcessStats], before: float) -> tuple[float, float] | None:
-    """Returns a lower and upper bound for the number of processors that one process uses while it works, independent
-    of other programs.
+    """Returns a lower and an upper bound for the number of processors that a process uses while it works.
 
-    `before` is the maximum processor time in seconds that each process has used before its first items.
+    Args:
+        before: the maximum processor time in seconds that each process has used before its first items.
     """
     processes = list(processes)
     busy = sum(one.busy_seconds for one in processes)
@@ -52,6 +51,6 @@ def _processors_of(processes: Iterable[ProcessStats], before: float) -> tuple[fl
 
 
 def _share(ran: float, stood: float, busy: float) -> float:
-    if ran + stood >= busy:  # several threads run at the same time
+    if ran + stood >= busy:
         return (ran + stood) / busy
     return ran / (busy - stood)

@@ -1,6 +1,4 @@
-"""Counts the items and times of one process in a *page* of the loader's shared memory, which only this process
-writes.
-"""
+"""Counts the items and times of one process in its *page* of the loader's shared memory."""
 
 from __future__ import annotations
 
@@ -16,22 +14,21 @@ if TYPE_CHECKING:
 
 #: The main process has the first page, the workers have the next pages, and the dispatching process has the last page.
 MAIN_PAGE = 0
-#: The maximum number of counted pipes per process; the last pipe of a graph is always counted.
+#: The maximum number of counted pipes per process, including the last pipe of the graph.
 PIPES = 60
 MAIN, WORKER, DISPATCHER = 1, 2, 3
 
 
 class Pages(NamedTuple):
-    """The counters of one group of processes; the memory with a loader's counters may serve several groups."""
+    """The counters of one group of processes. The memory with a loader's counters may serve several groups."""
 
     counting: Counting
     first: int
-    #: Creates new memory for counters, with the same number of pages as the memory of `counting`.
     new_board: Callable[[], StatsBoard]
 
 
 def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
-    """Swaps two rows, and updates the rows that refer to them."""
+    """Exchanges two rows, and updates the rows that refer to them."""
     places = {one: other, other: one}
     rows = [(*row[:3], places.get(row[3], row[3]), *row[4:]) for row in rows]
     rows[one], rows[other] = rows[other], rows[one]
@@ -46,7 +43,8 @@ class Counting:
         self._epoch = 0
 
     def adopt_child(self, setup: Any, sender: Sender, dispatched: Collector | None, commands: Collector) -> None:
-        """In a worker, `dispatched` receives the items of the dispatching process."""
+        """Begins to count in a child process. In a worker, `dispatched` receives the items of the dispatching
+        process."""
         self.board.adopt(self.page, DISPATCHER if setup.dispatches else WORKER, setup.number)
         sender.count_into(self.board, self.page, 0, setup.output_peers)
         commands.count_idle(self.board, self.page)
@@ -59,22 +57,22 @@ class Counting:
         answer_for_stacks(self.board, self.page)
 
     def receive(self, collector: Collector, pages: Sequence[int], first: int = 0) -> None:
-        """Counts received items. The worker with the counters `pages[i]` sends over link `first + i`."""
+        """Counts received items. The worker with page `pages[i]` sends over link `first + i`."""
         collector.count_into(self.board, self.page, first, pages, True)
 
     def bind(self, datapipe: Any, shard: int = 0) -> None:
-        """If a process runs several shards, a pipe's counts in all shards are added up."""
+        """Registers the pipes of a graph. If a process runs several shards, their counts are added up."""
         if datapipe is self._bound.get(shard):
             return
         self._bound[shard] = datapipe
         rows = describe_pipes(datapipe, self.board.full)
-        end = max(0, len(rows) - 1)  # a service may provide an iterator that is not a pipe
+        end = max(0, len(rows) - 1)
         if end >= PIPES:  # the last pipe yields the loader's items, so it must be counted
             rows, end = _exchanged(rows, end, PIPES - 1), PIPES - 1
         self.board.bind(self.page, rows, end)
 
     def begin(self, epoch: int | None = None) -> None:
-        """`epoch` is None if the running epoch continues with another iteration over the graph."""
+        """Begins an epoch. `epoch` is None if the current epoch continues with another iteration over the graph."""
         self._epoch = self._epoch if epoch is None else epoch
         tidy()
         self.board.begin_span(self.page, self._epoch)

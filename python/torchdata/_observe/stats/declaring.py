@@ -1,6 +1,4 @@
-"""Declares everything about a field of statistics together: its meaning, its exported measurement, and how it is
-summed.
-"""
+"""Declares the fields of statistics: their meaning, their exported measurements, and how they are summed."""
 
 from __future__ import annotations
 
@@ -19,8 +17,8 @@ class Family:
     """A metric family: measurements with the same name.
 
     Args:
-        name: without the prefix `torchdata_` and the suffix `_total`; in a declaration, an empty name means the field's
-            name.
+        name: the name without the prefix `torchdata_` and the suffix `_total`; in a declaration, an empty name stands
+            for the field's name.
         labels: what distinguishes the measurements of the family, in addition to the rank.
     """
 
@@ -39,7 +37,7 @@ def gauge(name: str = "") -> Family:
 
 
 def told(meaning: str, family: Family | None = None, *, summed: str = "", **options: Any) -> Any:
-    """`summed` is "workers" or "processes" for a sum over all of them, or "most" for the maximum."""
+    """Declares a field of statistics. `summed` is "workers" or "processes" for a sum, or "most" for the maximum."""
     return field(metadata={_HELP: meaning, _FAMILY: family, _SUM: summed}, **options)
 
 

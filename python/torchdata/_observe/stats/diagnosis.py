@@ -1,7 +1,7 @@
 """Describes in one sentence what limits a loader, and what would help.
 
-Role: each rule recognizes one situation, and the first rule that applies determines the result. The thresholds exceed
-random fluctuations by far, so that a diagnosis is reliable.
+Role: each rule recognizes one situation, and the first rule that applies determines the result. The thresholds are far
+above random fluctuations.
 """
 
 from __future__ import annotations
@@ -21,27 +21,23 @@ from torchdata._observe.stats.model import added
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-#: The minimum number of items for a diagnosis.
 FEWEST = 10
-#: The minimum number of items for a diagnosis that depends on times of at most a millisecond.
 MANY = 1000
 #: A loader that takes less than this fraction of the time does not limit the program.
 LITTLE = 0.10
-#: A wait of at least this many seconds is a stall.
 STALL = 5.0
-#: Workers that use less than this fraction of the cores wait for other programs.
+#: Workers that use less than this fraction of the cores are considered to wait for other programs.
 OWN_CORES = 0.1
-#: These pipes only pass items to the next pipe.
 _LITTLE = frozenset(
     {"IterableWrapper", "MapToIterConverter", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"}
 )
 MOST_WORKERS = 64
-#: No advice asks for less than this fraction of a pipe's time, because such a speedup is unrealistic.
+#: No advice asks a pipe to take less than this fraction of its time, because such a speedup is unrealistic.
 WITHIN_REACH = 0.1
-#: Workers are suggested only for items that take at least this many seconds; receiving an item from a worker takes at
-#: least half a microsecond.
+#: Workers are suggested only for items that take at least this many seconds, because receiving an item takes half a
+#: microsecond.
 WORTH_A_WORKER = 2e-6
-#: If sending an item takes fewer seconds, sending does not limit the loader.
+#: Sending limits a loader only if an item takes at least this many seconds.
 WORTH_PACKING = 1e-3
 
 
@@ -110,7 +106,6 @@ def _with_skipped(verdict: Verdict, stats: LoaderStats) -> Verdict:
 def empty(stats: LoaderStats) -> Verdict | None:
     if stats.items or stats.running or not stats.epochs:
         return None
-    # The main process is last in the list, because it reads from all other processes.
     processes = sorted(stats.processes, key=lambda process: process.role == "main")
     pipes = [pipe for process in processes for pipe in process.pipes]
     dry = next((pipe for pipe in pipes if not pipe.items_out), None)
@@ -157,7 +152,7 @@ def stalled(stats: LoaderStats) -> Verdict | None:
 
 
 def blame(processes: Mapping[str, ProcessStats], name: str) -> list[ProcessStats]:
-    """Each process in the chain waits for the next process, and the last process is responsible."""
+    """Returns a chain of processes: each process waits for the next process, and the last process is responsible."""
     chain: list[ProcessStats] = []
     while name in processes and processes[name] not in chain and processes[name].role != "main":
         chain.append(processes[name])
@@ -166,7 +161,7 @@ def blame(processes: Mapping[str, ProcessStats], name: str) -> list[ProcessStats
 
 
 def slow_first_item(stats: LoaderStats) -> Verdict | None:
-    """Detects that epochs take longer to begin than to run."""
+    """Recognizes epochs that take longer to begin than to run."""
     main = stats.main
     first = stats.first_item_seconds
     if main is None or first is None or not stats.epochs:
@@ -222,7 +217,7 @@ def full_memory(stats: LoaderStats) -> Verdict | None:
 
 
 def oversubscribed(stats: LoaderStats) -> Verdict | None:
-    """Detects that more threads want to run than there are cores."""
+    """Recognizes that more threads want to run than there are cores."""
     here = [p for p in stats.processes if p.role != "main" and p.node is None]
     children = [p for p in here if p.cpu_seconds is not None]
     ran = sum(child.cpu_seconds or 0.0 for child in children)
@@ -268,7 +263,7 @@ def _input_of(stats: LoaderStats) -> float:
 
 
 def network(stats: LoaderStats) -> Verdict | None:
-    """Detects that workers on other machines wait for free space, while the main process waits for items."""
+    """Recognizes workers on other machines that wait for free space while the main process waits for items."""
     far = [worker for worker in stats.workers if worker.node is not None]
     if not far or stats.waiting < 0.5 or stats.dispatching is not None:
         return None
@@ -286,14 +281,14 @@ def network(stats: LoaderStats) -> Verdict | None:
 
 
 def sending(stats: LoaderStats) -> Verdict | None:
-    """Detects that sending small items takes longer than creating them."""
+    """Recognizes small items that take longer to send than to create."""
     workers = stats.workers
     if not workers or stats.dispatching or stats.items < MANY or any(worker.node is not None for worker in workers):
         return None
     items = max(1, sum(worker.items for worker in workers))
-    # A worker counts as busy while it waits for a core, which on a busy machine takes longer than the work on a tiny
-    # item, so these waits are subtracted. In a virtual machine, some waits are not counted, so the sum of the pipes'
-    # own times is used if it is smaller than the remaining busy time.
+    # A busy worker may also wait for a core, which may take longer than the work on a tiny item, so this wait is
+    # subtracted. Virtual machines do not report some of these waits. Therefore, the sum of the pipes' own times is used
+    # if it is smaller.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -312,7 +307,7 @@ def sending(stats: LoaderStats) -> Verdict | None:
 
 
 def packing(stats: LoaderStats) -> Verdict | None:
-    """Detects that pickling and copying items takes longer than creating them."""
+    """Recognizes items that take longer to pickle and copy than to create."""
     worker = max(stats.workers, key=lambda worker: stats.waited_for.get(worker.name, 0.0), default=None)
     if worker is None or not worker.items or stats.waiting < 0.5:
         return None
@@ -330,7 +325,7 @@ def packing(stats: LoaderStats) -> Verdict | None:
 
 
 def idle_workers(stats: LoaderStats) -> Verdict | None:
-    """Detects that there are fewer items, or blocks of items, than workers."""
+    """Recognizes fewer items, or blocks of items, than workers."""
     idle = [worker for worker in stats.workers if not worker.items]
     if not idle or stats.running or not stats.items:
         return None
@@ -352,7 +347,7 @@ def _shares(pipe: PipeStats) -> bool:
 
 
 def work_before_sharding(stats: LoaderStats) -> Verdict | None:
-    """Detects that each worker processes all items before it drops most of them."""
+    """Recognizes workers that process all items before they drop most of them."""
     if len(stats.workers) < 2:
         return None
     worker = max(stats.workers, key=lambda worker: stats.waited_for.get(worker.name, 0.0))
@@ -370,7 +365,7 @@ def work_before_sharding(stats: LoaderStats) -> Verdict | None:
             return None
         if (worst.own_seconds or 0.0) < others:
             return None
-    else:  # without times, the diagnosis is certain only if nothing else is slow
+    else:  # without measured times, the diagnosis is certain only if nothing else is slow
         worst = next((pipe for pipe in before if _maps(pipe) and not pipe.put_off), None)
         if worst is None or not all(map(_takes_little, [*behind, *(pipe for pipe in before if not _maps(pipe))])):
             return None
@@ -405,7 +400,7 @@ def _maps(pipe: PipeStats) -> bool:
 
 
 def skewed_shard(stats: LoaderStats) -> Verdict | None:
-    """Detects that one worker has much more work than the other workers, which finish earlier."""
+    """Recognizes one worker with much more work than the other workers."""
     workers = stats.workers
     if len(workers) < 2:
         return None
@@ -424,7 +419,7 @@ def skewed_shard(stats: LoaderStats) -> Verdict | None:
 
 
 def slow_worker(stats: LoaderStats) -> Verdict | None:
-    """Detects that all workers wait for the slowest worker, because items are taken in strict order."""
+    """Recognizes a slow worker for which all workers wait, because items are taken in strict order."""
     workers = [worker for worker in stats.workers if worker.items]
     if len(workers) < 2 or not stats.waiting_seconds:
         return None
@@ -433,8 +428,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process may wait for any worker, so the slow worker is recognized because it rarely
-    # waits for free space.
+    # On a busy machine, the main process may wait for any worker, but a slow worker rarely waits for free space.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
@@ -451,8 +445,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    """The verdict if no rule detects another limit."""
-    # With nodes, other threads than the main thread may wait for workers.
+    # With nodes, threads other than the main thread may wait for workers.
     return _loading_in_workers(stats) if stats.waited_for else _loading_in_main(stats)
 
 
@@ -485,7 +478,7 @@ def _loading_in_main(stats: LoaderStats) -> Verdict:
     elif stats.step_seconds:
         step = max(stats.step_seconds, 1e-9)
         workers, words = math.ceil(each / step), advice_for(stats).workers
-        if worst is not None and worst.waits:  # workers or threads already provide the items of this pipe
+        if worst is not None and worst.waits:
             workers, words = workers + 1, "{} times the workers"
         if workers <= MOST_WORKERS:
             text += _with_workers(stats, workers, words.format(workers))
@@ -505,7 +498,7 @@ def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
 
 
 def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
-    """Suggests how many workers, or which speed of the pipe, would make the training step the limit."""
+    """Suggests a number of workers, or a speed of the pipe, with which the training step would be the limit."""
     step = stats.step_seconds
     busy = sum(one.busy_seconds for one in stats.workers)
     items = sum(one.items for one in stats.workers)
@@ -531,7 +524,6 @@ def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
 
 
 def _with_workers(stats: LoaderStats, workers: int, words: str) -> str:
-    """`words` names a change, such as "4 workers"."""
     surely, _ = workers_that_fit(stats)
     text = f" With {words} {_limit(stats.step_seconds)}"
     if workers <= surely:
@@ -557,9 +549,8 @@ def _article(name: str) -> str:
 
 
 def _slowest_pipe(processes: list[ProcessStats]) -> PipeStats | None:
-    """Returns the computing pipe that takes the longest, unless a waiting pipe takes more than twice the time of all
-    computing pipes together.
-    """
+    """Returns the slowest computing pipe, or a waiting pipe that takes more than twice the time of all computing
+    pipes."""
     pipes = [pipe for process in processes for pipe in process.pipes if pipe.own_seconds]
     worst = max((pipe for pipe in pipes if not pipe.waits), key=_own, default=None)
     awaited = max((pipe for pipe in pipes if pipe.waits and pipe.items_in is not None), key=_own, default=None)
@@ -580,7 +571,6 @@ def _each(pipe: PipeStats) -> str:
     return f"{duration(pipe.seconds_per_item)} an item"
 
 
-#: The rules are in the order of their application.
 RULES: tuple[Callable[[LoaderStats], Verdict | None], ...] = (
     stalled, empty, too_early, slow_first_item, training, full_memory, oversubscribed, dispatching, network, sending,
     packing, work_before_sharding, idle_workers, skewed_shard, slow_worker, loading,

@@ -19,20 +19,18 @@ if TYPE_CHECKING:
 
 
 class Flag(enum.IntFlag):
-    #: The pipe yields each item that it reads, immediately or after buffering it.
+    #: The pipe yields each item that it reads, possibly after buffering it.
     HOLDS = 1
     #: The pipe receives items from another process, so its time is waiting time.
     INPUT = 2
-    #: The pipe reads its source in a thread.
     THREAD = 8
-    #: The pipe yields one item for each item that it reads, before it reads the next one.
+    #: The pipe yields one item for each item that it reads, before it reads the next item.
     ONE_TO_ONE = 16
     #: The pipe delays its work on an item until a later `sharding_filter` has selected the item.
     PUT_OFF = 32
 
 
-#: Names of pipe classes that yield each item that they read, or receive items from another process; subclasses have the
-#: same flags.
+#: The flags of pipe classes and their subclasses, by class name.
 _HOLDERS = {
     "_PrefetchBase": Flag.HOLDS | Flag.THREAD,
     "Shuffler": Flag.HOLDS,
@@ -43,9 +41,8 @@ _HOLDERS = {
 
 
 def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str, str, int | None, int, int]]:
-    """Returns (token, name, location, index of the reading pipe, flags, capacity) for each counted pipe,
-    sources first.
-    """
+    """Returns (token, name, location, index of the reading pipe, flags, capacity) for each counted pipe, sources
+    first."""
     graph = graph_of(datapipe)
     put_off = _put_off(graph)
     pipes = [pipe for pipe in graph if hasattr(pipe, "__dict__") and _is_counted(pipe, graph, full)]
@@ -62,24 +59,15 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
         if codes := _codes_of(pipe, full):
             name, location = codes[0].name, codes[0].location
         capacity = getattr(pipe, "buffer_size", 0) if flags & Flag.HOLDS else 0
-        described.append(
-            (
-                token_of(pipe),
-                name,
-                location,
-                readers.get(number),
-                int(flags),
-                capacity if isinstance(capacity, int) and 0 <= capacity < 1 << 63 else 0,
-            )
-        )
+        capacity = capacity if isinstance(capacity, int) and 0 <= capacity < 1 << 63 else 0
+        described.append((token_of(pipe), name, location, readers.get(number), int(flags), capacity))
     return described
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """Returns the user's functions that read the dataset; none if the pipe does more than that.
+    """Returns the user's functions that read the dataset, or none if the pipe does more.
 
-    If a map-style pipe is not timed, it has no row in the statistics, so its reader is named after the code of the
-    map-style pipe.
+    If a map-style pipe is not timed, the pipe that reads it is named after its code.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)
@@ -89,7 +77,7 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
 
 
 def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
-    """A map-style pipe is counted only if it runs user code and another pipe times it."""
+    """Returns True for iterable pipes, and for map-style pipes with user code that another pipe times."""
     if isinstance(pipe, IterDataPipe):
         return True
     return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe, full)) and _is_timed(pipe, graph)
@@ -121,10 +109,7 @@ def _flags(pipe: Any) -> Flag:
 
 
 def location_of(pipe: Any) -> str | None:
-    """Returns `file:line` of the user's function or class.
-
-    Returns None if all code belongs to this package.
-    """
+    """Returns `file:line` of the user's function or class, or None if all code belongs to this package."""
     for attribute, value in vars(pipe).items():
         if attribute.endswith("fn") and callable(value):
             code = code_of(value)

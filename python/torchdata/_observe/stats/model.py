@@ -15,18 +15,13 @@ from torchdata._observe.stats.declaring import counter, described, fields_summed
 Page = dict[str, Any]
 #: Advice depends on these names of loaders, because the loaders have different arguments.
 STATEFUL, NODES = "StatefulDataLoader", "nodes.Loader"
-_HIDDEN = ("reading",)
 
 
 @described
 @dataclass(frozen=True)
 class PipeStats:
-    """A pipe in one process."""
-
     name: str = told("the class of the pipe, with the user's function: `Mapper(decode)`")
-    location: str | None = told(
-        "file and line of that function, such as `train.py:31`; None if all code belongs to the package"
-    )
+    location: str | None = told("the function's file and line (`train.py:31`); None if all code belongs to the package")
     process: str = told("the process that runs the pipe")
     items_in: int | None = told("items that all sources of the pipe have yielded; None for a source", summed="workers")
     items_out: int = told("items that the pipe has yielded", counter("items"), summed="workers")
@@ -34,9 +29,7 @@ class PipeStats:
     skipped_kinds: Mapping[str, int] = told(
         "skipped items by the name of the exception's class; further classes are counted as others"
     )
-    retries: int = told(
-        "network requests that the pipe has repeated after a fault", counter("{request}"), summed="workers"
-    )
+    retries: int = told("network requests that were repeated after a fault", counter("{request}"), summed="workers")
     own_seconds: float | None = told(
         'time spent in this pipe alone, without its sources; None without `stats="full"`. If `waits` is '
         "True, this is waiting time",
@@ -54,16 +47,12 @@ class PipeStats:
     )
     capacity: int | None = told("the maximum number of items that the pipe holds", summed="workers")
     waits: bool = told("whether another process, or a thread that reads ahead, provides the items of the pipe")
-    put_off: bool = told(
-        "whether the work of the pipe is postponed until `sharding_filter` has chosen the items of a share"
-    )
+    put_off: bool = told("whether the pipe's work is postponed until `sharding_filter` has chosen the items of a share")
 
 
 @described
 @dataclass(frozen=True)
 class ProcessStats:
-    """A process of the loader."""
-
     name: str = told('"main", "worker process 1", "the dispatching process"')
     role: str = told('"main", "worker" or "dispatching"')
     worker: int | None = told("the number of the worker")
@@ -85,9 +74,7 @@ class ProcessStats:
     busy_seconds: float = told(
         "time in pipes, and for sending; in the main process, time in the pipes that stay there", counter()
     )
-    input_seconds: float = told(
-        "time that the process waited for items of another process", counter("input_wait_seconds")
-    )
+    input_seconds: float = told("time in waits for items of another process", counter("input_wait_seconds"))
     room_seconds: float = told(
         "time that the process waited until its readers requested more items, or for memory",
         counter("room_wait_seconds"),
@@ -101,17 +88,13 @@ class ProcessStats:
     shared_memory: int = told("bytes in use in the arenas of the process")
     shared_memory_peak: int = told("the maximum number of bytes in use since the start")
     shared_memory_limit: int = told("the maximum number of bytes that may be in use")
-    copies: int = told(
-        "received buffers that were copied out of shared memory, because the user keeps too many of them"
-    )
+    copies: int = told("received buffers that were copied out of shared memory, because the user keeps too many")
     copied_bytes: int = told("bytes of those buffers")
     fragments: int = told("pieces of buffers that did not fit into shared memory")
     wake_ups: int = told("how often the process woke another process")
     restarts: int = told("how often the process was replaced")
     snapshots: int = told("states that the process has sent")
-    cpu_seconds: float | None = told(
-        "processor time of all its threads; None if the system does not report it", counter()
-    )
+    cpu_seconds: float | None = told("processor time of all threads; None if the system does not report it", counter())
     waits_for_cpu_seconds: float | None = told(
         "time that its threads were ready to run but did not run; None if the system does not report it"
     )
@@ -122,15 +105,14 @@ class ProcessStats:
 
     @property
     def called(self) -> str:
-        """The process's name, with its machine unless it is the main process's machine."""
+        """The process's name, followed by its machine if that is not the machine of the main process."""
         return self.name if self.node is None else f"{self.name} on node {self.node}"
 
 
 @dataclass(frozen=True)
 class Reading:
-    """`at` is the time in nanoseconds of the monotonic clock.
-    For each running process, `cpu` contains the seconds that it has run, has waited for a processor, and has existed.
-    """
+    """The counters of all processes at the time `at`, in nanoseconds of the monotonic clock. For each running process,
+    `cpu` contains the seconds that the process has run, has waited for a processor, and has existed."""
 
     at: int
     full: bool
@@ -142,9 +124,6 @@ class Reading:
 @described
 @dataclass(frozen=True)
 class LoaderStats:
-    """The statistics of a loader, from its beginning or since an earlier `LoaderStats`."""
-
-    #: Later statistics can be computed relative to these counters.
     reading: Reading = field(repr=False, compare=False)
     full: bool = told("whether the time of each pipe was measured")
     epoch: int = told("the number of the current or last epoch, from 1; 0 before the first epoch", gauge())
@@ -155,13 +134,9 @@ class LoaderStats:
     bytes: int = told("bytes that workers have sent to the main process; 0 without workers", counter())
     items_per_second: float = told("items per second of `seconds`", gauge())
     bytes_per_second: float = told("bytes per second of `seconds`", gauge())
-    network_bytes: int = told(
-        "bytes that were received from workers on other machines; 0 without such workers", counter()
-    )
+    network_bytes: int = told("bytes received from workers on other machines; 0 without such workers", counter())
     network_bytes_per_second: float = told("`network_bytes` per second of `seconds`", gauge())
-    first_item_seconds: float | None = told(
-        "the average time until the first item of an epoch; None before the first item"
-    )
+    first_item_seconds: float | None = told("average time until the first item of an epoch; None before the first item")
     loading: float | None = told(
         "share of the time spent in the loader's `next`; the remaining time is the training step. None if unknown",
         gauge("loading_ratio"),
@@ -219,10 +194,8 @@ class LoaderStats:
         return tuple(pipe for process in self.processes for pipe in process.pipes)
 
     def merged_pipes(self) -> tuple[PipeStats, ...]:
-        """Returns the pipes of all processes, where the replicas of a pipe in several workers are merged.
-
-        Counts and times are sums; `p50` and `p99` are taken from the slowest worker.
-        """
+        """Returns the pipes of all processes, where replicas of a pipe in several workers are merged. Counts and times
+        are sums; `p50` and `p99` are those of the slowest worker."""
         groups: dict[tuple[str, int], list[PipeStats]] = {}
         for process in self.processes:
             for place, pipe in enumerate(process.pipes):
@@ -230,7 +203,7 @@ class LoaderStats:
         return tuple(_merged(pipes) for pipes in groups.values())
 
     def as_dict(self) -> dict[str, Any]:
-        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name not in _HIDDEN}
+        plain = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "reading"}
         plain["waited_for"] = dict(self.waited_for)
         plain["processes"] = [asdict(process) for process in self.processes]
         for process in plain["processes"]:

@@ -17,26 +17,26 @@ def processor_times(pid: int) -> tuple[float, float, float] | None:
             with open(f"/proc/{pid}/task/{thread}/schedstat") as file:
                 numbers = file.read().split()
             ran, waited = ran + int(numbers[0]), waited + int(numbers[1])
-        began = _fields(pid)[19] / os.sysconf("SC_CLK_TCK")
+        began = stat_fields(pid)[19] / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
         return None
     return ran * _NS, waited * _NS, time.clock_gettime(time.CLOCK_BOOTTIME) - began
 
 
 def working_time(pid: int) -> float | None:
-    """Returns the seconds that threads have run or waited for a processor; decreases when a thread ends."""
+    """Returns the seconds that threads have run or waited for a processor. The number decreases when a thread ends."""
     times = processor_times(pid)
     if times is not None:
         return times[0] + times[1]
     try:
-        fields = _fields(pid)
+        fields = stat_fields(pid)
         return (fields[11] + fields[12]) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError, ValueError):
         return None if os.path.isdir("/proc/self") else _as_ps_says(pid)
 
 
-def _fields(pid: int) -> list[int]:
-    """Returns the numbers after the name, as in proc_pid_stat(5), with 0 instead of the state letter."""
+def stat_fields(pid: int) -> list[int]:
+    """Returns the fields after the name in `/proc/PID/stat` as numbers, with 0 in place of the state letter."""
     with open(f"/proc/{pid}/stat") as file:
         return [0, *map(int, file.read().rpartition(")")[2].split()[1:])]
 

@@ -1,16 +1,15 @@
-"""Computes the statistics of a loader from the counters of its processes.
-
-Counters are not all read at the same moment, so sums may deviate slightly.
-"""
+"""Computes the statistics of a loader from the counters of its processes. The counters are not read at the same moment,
+so sums may deviate slightly."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torchdata._machine import cores
+from torchdata._observe.outside.stacks import letter_of
 from torchdata._observe.show.shown import ShownStats
 from torchdata._observe.stats.declaring import fields_summed
 from torchdata._observe.stats.labels import Flag
@@ -27,7 +26,8 @@ _NS = 1e-9
 
 
 def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> Reading:
-    """`numbers` maps the loader's process ids to process ids in this container; it is None if the ids are equal."""
+    """Reads all counters. `numbers` maps the loader's process ids to process ids in this container, or is None if the
+    ids are equal."""
     pages = {page["page"]: _as_seen_here(page, numbers) for page in board.read()}
     alive = frozenset(i for i, page in pages.items() if _is_alive(page))
     cpu = {index: _cpu(pages[index]) for index in alive}
@@ -46,17 +46,11 @@ def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
 
 def _is_alive(page: Page) -> bool:
     pid = page["pid"]
-    if page["place"]:  # the process id belongs to another machine
+    if page["place"]:
         return not page["gone"]
     if pid == os.getpid():
         return True
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except FileNotFoundError:
-        return not os.path.isdir("/proc/self")
-    except (OSError, IndexError):
-        return False
+    return letter_of(pid) not in ("", "Z", "X") or not os.path.isdir("/proc/self")
 
 
 def _cpu(page: Page) -> tuple[float, float, float] | None:
@@ -66,18 +60,15 @@ def _cpu(page: Page) -> tuple[float, float, float] | None:
 
 
 def _elapsed(wait: Mapping[str, int], at: int) -> int:
-    """Returns the total waiting time in nanoseconds, including the current wait."""
     return wait["total"] + (max(0, at - wait["since"]) if wait["since"] else 0)
 
 
 def _as_of(page: Page | None, reading: Reading) -> int:
-    """Returns the time when counters on this machine were read, or counters of another machine were received."""
+    """Returns the time when the counters were read, or were received from another machine."""
     return min(reading.at, page["heard"]) if page is not None and page["heard"] else reading.at
 
 
 class _Since:
-    """The increase of a process's counters since the reading `earlier`."""
-
     def __init__(self, now: Reading, earlier: Reading | None, index: int) -> None:
         self.page = now.pages[index]
         self.at = _as_of(self.page, now)
@@ -98,7 +89,6 @@ class _Since:
         return max(0, _elapsed(self.page[name], self.at) - before)
 
     def average(self, name: str) -> float | None:
-        """Returns the average number of seconds of completed waits."""
         now, before = self.page[name], self.before[name] if self.before else {"total": 0, "count": 0}
         times = now["count"] - before["count"]
         return (now["total"] - before["total"]) * _NS / times if times > 0 else None
@@ -137,14 +127,12 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
     waiting = main.input_seconds if main else 0.0
     main_since = next((s for s in sinces.values() if s.page["role"] == 1), None)
     page = main_since.page if main_since else None
-    epochs = main_since.count("epoch") if main_since else 0
     inside = _inside(main_since, waiting, seconds)
-    prefetched = sum(w.in_flight for w in workers) + sum(_held(main)[0:1])
-    limit = sum(w.window for w in workers) + _held(main)[1]
+    held, capacity = _held(main)
     return ShownStats(
         full=now.full,
         epoch=page["epoch"] if page else 0,
-        epochs=epochs,
+        epochs=main_since.count("epoch") if main_since else 0,
         running=bool(page and page["span"]["since"]),
         seconds=seconds,
         items=items,
@@ -160,30 +148,24 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
         waited_for=main.waited_for if main else {},
         step_seconds=None if inside is None or items < 2 else max(0.0, seconds - inside) / items,
         held_up=sum(w.room for w in workers) / len(workers) if workers else None,
-        prefetched=prefetched,
-        prefetch_limit=limit,
+        prefetched=sum(w.in_flight for w in workers) + held,
+        prefetch_limit=sum(w.window for w in workers) + capacity,
         cores=cores(),
         processes=tuple(processes),
         reading=now,
-        **_sums(processes),
+        **{name: sum(getattr(p, name) for p in processes) for name in fields_summed(LoaderStats, "processes")},
     )
 
 
-def _sums(processes: list[ProcessStats]) -> dict[str, Any]:
-    return {
-        name: sum(getattr(process, name) for process in processes) for name in fields_summed(LoaderStats, "processes")
-    }
-
-
 def _inside(main: _Since | None, waiting: float, seconds: float) -> float | None:
-    """Estimates the seconds in calls of the loader's `next`, at least `waiting`."""
+    """Estimates the seconds in calls of the loader's `next`, which are at least `waiting`."""
     if main is None or not main.count("inside_samples"):
         return None
     return min(seconds, max(waiting, main.count("inside") * _NS))
 
 
 def _held(process: ProcessStats | None) -> tuple[int, int]:
-    """Returns how many items threads have read ahead, and how many items they may read ahead."""
+    """Returns the number of items that threads have read ahead, and its maximum."""
     held = [pipe for pipe in process.pipes if pipe.capacity] if process else []
     return sum(pipe.buffered_items or 0 for pipe in held), sum(pipe.capacity or 0 for pipe in held)
 
@@ -281,7 +263,7 @@ def _state(page: Page, now: Reading, names: Mapping[int, str]) -> tuple[str, str
 
 
 def _in_flight(page: Page, now: Reading) -> tuple[int, int]:
-    """Returns the number of items that were sent but not received yet, and the maximum of this number."""
+    """Returns the number of items that were sent but not received yet, and its maximum."""
     items = limit = 0
     for flow in page["flows"]:
         if not flow["sends"] or flow["peer"] not in now.pages:
@@ -345,9 +327,8 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 
 def pipe_at_work(page: Page) -> str | None:
-    """Returns None if the running pipe is unknown. The counters name the running pipe if times are measured. Without
-    measured times, the running pipe is the pipe that has read an item and has not yielded a result.
-    """
+    """Returns the running pipe, or None if it is unknown. If times are measured, the counters name the running pipe.
+    Otherwise, the running pipe has read an item and has not yielded a result."""
     pipes, current = page["pipes"], page["current"]
     if 0 < current <= len(pipes):
         return str(printable(pipes[current - 1]["label"]))

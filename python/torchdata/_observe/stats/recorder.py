@@ -1,4 +1,4 @@
-"""Records the statistics of one loader: finds or creates the counters, registers the pipes, and reads the counters.
+"""Records the statistics of one loader.
 
 Role: the counters are in the shared memory of the loader's processes, or in new memory if all pipes run in the main
 process. Errors in statistics never interrupt loading.
@@ -32,20 +32,20 @@ if TYPE_CHECKING:
 
 StatsLevel = Literal["counts", "full"]
 _LEVELS = ("counts", "full")
-#: This environment variable is used if the loader's argument does not set the level of detail.
 VARIABLE = "TORCHDATA_STATS"
-#: This environment variable disables the warning about long waits if its value is "0".
 WAIT_VARIABLE = "TORCHDATA_WAIT_WARNING"
-#: The default of `wait_warning`: the fraction of an epoch that a program may wait without a warning.
 WAIT = 0.3
 #: The minimum duration in seconds of an epoch that may cause a warning about long waits.
 LEAST = 10.0
 
 
 class Recorder:
-    """The argument `level` is "counts", or "full" to also time each pipe; None means the value of the variable
-    `TORCHDATA_STATS`. The argument `stall_warning` is a number of seconds without an item, and `wait_warning` is a
-    fraction of an epoch.
+    """Records the statistics of one loader.
+
+    Args:
+        level: "counts", or "full" to also time each pipe; None for the value of `TORCHDATA_STATS`.
+        stall_warning: the number of seconds without an item before a warning.
+        wait_warning: the fraction of an epoch that the program may wait without a warning.
     """
 
     name = "DataLoader2"
@@ -63,7 +63,6 @@ class Recorder:
         if wait_warning is not None and (isinstance(wait_warning, bool) or not 0 < wait_warning <= 1):
             raise ValueError(f"wait_warning is a share from 0 to 1 or None, not {wait_warning!r}")
         self.stall_warning, self.wait_warning = stall_warning, wait_warning
-        #: Whether the warning about long waits was issued or is disabled.
         self._is_wait_told = wait_warning is None or os.environ.get(WAIT_VARIABLE) == "0"
         self._began = 0.0
         self._since: Reading | None = None
@@ -78,7 +77,7 @@ class Recorder:
         self._notes: Callable[[], Sequence[str]] = tuple
 
     def begin(self, service: Any, datapipe: Any, delivery: Delivery) -> None:
-        """`service` is the reading service; the loader counts the items of the epoch with `delivery`."""
+        """Begins an epoch with this reading service, whose items `delivery` counts."""
         processes = service.engine_processes()
         if self._counting is None or self._pid != os.getpid() or processes is not self._processes:
             self._counting = self._take_board(service)
@@ -111,7 +110,6 @@ class Recorder:
             self._warn_if_slow()
 
     def _note_beginning(self) -> None:
-        """Stores the counters, from which the waiting time is computed at the end of the epoch."""
         if not self._is_wait_told and self.board is not None:
             pages = self.board.read()
             self._began = time.monotonic()
@@ -122,10 +120,8 @@ class Recorder:
             return
         from torchdata._observe.stats.diagnosis import waited_for_long
 
-        stats = self.stats()
-        words = waited_for_long(
-            replace(self._summary(self._since), epoch=stats.epoch), self.name, self.wait_warning or 1
-        )
+        recent = replace(self._summary(self._since), epoch=self.stats().epoch)
+        words = waited_for_long(recent, self.name, self.wait_warning or 1)
         if words is not None:
             self._is_wait_told = True
             try:
@@ -134,15 +130,14 @@ class Recorder:
                 threading.excepthook(threading.ExceptHookArgs((type(error), error, None, threading.current_thread())))
 
     def close(self) -> None:
-        """Keeps the counters for statistics that are requested later."""
         if self._watched is not None:
             warn_of_calls_no_more(*self._watched)
             self._watched = None
         self._processes = None
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
-            # The counters are stored unprocessed, because nothing can be imported at interpreter exit. Counters are
-            # stored before `_counting` is cleared, because another thread may request statistics.
+            # The counters are stored unprocessed, because nothing can be imported at interpreter exit. They are stored
+            # before `_counting` is cleared, because another thread may request statistics.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()
@@ -153,8 +148,8 @@ class Recorder:
 
     @property
     def board(self) -> StatsBoard | None:
-        """Returns None before the first epoch and after the end of the loader."""
-        counting = self._counting  # this attribute is read once, because another thread may shut the loader down
+        """The counters, or None before the first epoch and after the end of the loader."""
+        counting = self._counting  # read only once, because another thread may shut the loader down
         return None if counting is None else counting.board
 
     def reading(self) -> Reading:
@@ -168,7 +163,7 @@ class Recorder:
         return _reading_of(at, full, read)
 
     def _warn_of_damage(self, board: StatsBoard) -> None:
-        """Never raises an exception, even if warnings are errors."""
+        """Issues a warning if counters were overwritten, but never raises an exception, even if warnings are errors."""
         damage = None if self._is_damage_told else board.damage()
         if damage is not None:
             self._is_damage_told = True
@@ -180,7 +175,7 @@ class Recorder:
             )
 
     def skipped(self, since: Reading | None) -> dict[tuple[str, str], int]:
-        """Returns how many items other processes have skipped, by kind of exception and pipe."""
+        """Returns the number of items that other processes have skipped, by kind of exception and pipe."""
         from torchdata._observe.stats.reading import summarise
 
         found: dict[tuple[str, str], int] = {}
@@ -193,14 +188,14 @@ class Recorder:
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
         earlier = None if since is None else since.reading
         if earlier is not None and earlier.at < self._made:
-            earlier = None  # `since` belongs to earlier workers, and their counters do not exist any more
+            earlier = None
         return replace(self._summary(earlier), choices=tuple(self._notes()))
 
     def copied(self) -> Recorder:
         return Recorder("full" if self.full else "counts", self.stall_warning, self.wait_warning)
 
     def diagnose(self, since: LoaderStats | None = None, ended: int = 0) -> Verdict:
-        """`ended` is the number of finished epochs if no epoch is running, otherwise 0."""
+        """Returns the diagnosis. `ended` is the number of finished epochs if no epoch is running, otherwise 0."""
         from torchdata._observe.stats.diagnosis import diagnose
 
         stats = self.stats(since)
@@ -215,7 +210,6 @@ class Recorder:
 
     @property
     def _made(self) -> int:
-        """Returns the time in nanoseconds when the counters were created."""
         board = self.board
         return 0 if board is None else board.made()[1]
 

@@ -1,5 +1,4 @@
-"""`MultiNode`, the base class of nodes that read several sources, records which sources have ended, and starts sources
-over."""
+"""Contains `MultiNode`, the base class of nodes that read several sources."""
 
 from __future__ import annotations
 
@@ -14,11 +13,11 @@ _CRITERIA = [value for name, value in vars(StopCriteria).items() if name.isupper
 
 
 class NothingThere(Exception):
-    """Raised if the chosen source yields no further item, so that the node chooses another source."""
+    """Raised if the chosen source has no further item, so that the node chooses another source."""
 
 
 class MultiNode(BaseNode[T]):
-    """A node that reads several sources. Subclasses choose a source, and read an item by `_item_of`.
+    """A node that reads several sources. Subclasses choose a source for each item.
 
     Args:
         stop_criteria: when the epoch ends; a value of `StopCriteria`.
@@ -29,7 +28,7 @@ class MultiNode(BaseNode[T]):
     DATASETS_EXHAUSTED_KEY = "datasets_exhausted"
     DATASETS_BARREN_KEY = "datasets_barren"
 
-    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advances", "_datasets_exhausted", "_barren", "_is_over"})
+    _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advances"})
 
     _is_over = False
 
@@ -54,7 +53,7 @@ class MultiNode(BaseNode[T]):
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         states: Mapping[str, Any] = {}
-        #: The names of sources that started over, but ended without yielding an item.
+        #: The names of sources that have started over and ended without an item.
         self._barren: set[str] = set()
         self._datasets_exhausted = dict.fromkeys(self.dataset_names, False)
         if initial_state is not None:
@@ -92,7 +91,7 @@ class MultiNode(BaseNode[T]):
             NothingThere: the source is exhausted.
         """
         if self._datasets_exhausted[name] and self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
-            self._look_whether_over()  # Ctrl-C may have interrupted this call at the end of the last source
+            self._look_whether_over()  # Ctrl-C may have interrupted this call before
             if self._is_over:
                 raise StopIteration
             raise NothingThere
@@ -102,7 +101,7 @@ class MultiNode(BaseNode[T]):
                 self._advances[name] = advance_of(self.source_nodes[name])
             try:
                 item: Any = self._advances[name]()
-                # No function is called from here on, so Ctrl-C cannot interrupt these lines.
+                # Ctrl-C cannot interrupt the following lines, because they call no function.
                 if not self.tag_output:
                     return item
                 if dict not in item.__class__.__mro__:
@@ -140,5 +139,4 @@ class MultiNode(BaseNode[T]):
         return self._length_of_turns(lengths)
 
     def _length_of_turns(self, lengths: list[int]) -> int:
-        """Returns the number of items per epoch, for all stop criteria except `ALL_DATASETS_EXHAUSTED`."""
         raise TypeError(f"{type(self).__name__} has no length with {self.stop_criteria}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torchdata.nodes._fields import StateFields
 from torchdata.nodes.base_node import T
@@ -35,8 +35,6 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
 
     CURRENT_DATASET_INDEX_KEY = "current_dataset_index"
 
-    _of_a_run: ClassVar[frozenset[str]] = MultiNode._of_a_run | {"_current"}
-
     _current = 0
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
@@ -49,7 +47,9 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
         """Returns the next item; see `BaseNode.next`."""
         names = self.dataset_names
         while not self._is_over:
-            following = (self._current + 1) % len(names)  # before reading, because Ctrl-C may interrupt after `len`
+            following = (self._current + 1) % len(
+                names
+            )  # computed before reading, because Ctrl-C may interrupt after `len`
             try:
                 item: T = self._item_of(names[self._current])
             except NothingThere:
@@ -66,8 +66,8 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
     def _length_of_turns(self, lengths: list[int]) -> int:
         if self.stop_criteria == StopCriteria.CYCLE_FOREVER and any(lengths):
             return super()._length_of_turns(lengths)
-        # The end of a source is detected in the round after its last item. In the last round, only the sources before
-        # the ended source yield an item. Sources without items are skipped in all rounds.
+        # The end of a source is detected in the round after its last item. In this round, only the sources before the
+        # ended source yield an item. Sources without items are skipped in all rounds.
         ends = [(length, place) for place, length in enumerate(lengths)]
         rounds, last = min(ends) if self.stop_criteria == StopCriteria.FIRST_DATASET_EXHAUSTED else max(ends)
         return sum(rounds + (place < last) for place, length in enumerate(lengths) if length)

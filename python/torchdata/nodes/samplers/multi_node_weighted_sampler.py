@@ -17,10 +17,11 @@ from torchdata.nodes.samplers.utils import _get_rank_seed, get_rank_and_world_si
 
 __all__ = ["MultiNodeWeightedSampler"]
 
-#: The number of choices to draw at once. The number is the same as in torchdata 0.11, because it affects the order.
+#: The number of choices that are drawn together, which affects the order and is therefore the same as in torchdata
+#: 0.11.
 _DRAWN = 1000
 
-#: An upper limit for the epoch number. The time to compute the seed of an epoch is proportional to the epoch number.
+#: The maximum epoch number in a state. The time to compute the seed of an epoch is proportional to its number.
 _MOST_EPOCHS = 10_000_000
 
 
@@ -65,18 +66,12 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     STARTED_KEY = "started"
     CHOSEN_KEY = "chosen"
 
-    _of_a_run: ClassVar[frozenset[str]] = MultiNode._of_a_run | {
-        "_choices",
-        "_chosen",
-        "_num_yielded",
-        "_started",
-        "_weighted_sampler",
-    }
+    _of_a_run: ClassVar[frozenset[str]] = MultiNode._of_a_run | {"_choices", "_started", "_weighted_sampler"}
 
     _num_yielded = 0
     _started = False
-    #: The name of the chosen source until it has yielded an item. If reading raises an error, the next call reads this
-    #: source again.
+    #: The name of the chosen source until the source has yielded an item. After an error, the next call reads the same
+    #: source.
     _chosen: str | None = None
 
     def __init__(
@@ -179,8 +174,7 @@ class MultiNodeWeightedSampler(MultiNode[T]):
 
 
 class _WeightedSampler:
-    """An endless iterator over randomly chosen names of sources. The choices depend on `seed`, `rank`, `world_size` and
-    `epoch`."""
+    """Yields randomly chosen names of sources without end."""
 
     GENERATOR_KEY, OFFSET_KEY = "g_state", "offset"
 
@@ -212,7 +206,6 @@ class _WeightedSampler:
         self._offset = offset
 
     def _draw(self) -> None:
-        #: The generator's state before the current block of choices was drawn.
         self._before = self._generator.get_state()
         drawn = torch.multinomial(
             self.weights, self.random_tensor_batch_size, replacement=True, generator=self._generator

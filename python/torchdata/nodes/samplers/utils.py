@@ -33,6 +33,6 @@ def get_rank_and_world_size() -> tuple[int, int]:
 
 
 def _get_rank_seed(seed: int, generator_rank: torch.Generator, rank: int, world_size: int, epoch: int) -> int:
-    """Returns the seed of a rank, computed as in torchdata 0.11, so that the order is also the same."""
+    """Returns the seed of a rank, computed as in torchdata 0.11."""
     generator_rank.manual_seed(seed * world_size + rank)
     return int(torch.randint(0, 2**32 - 1, size=(epoch + 1,), generator=generator_rank)[-1].item())

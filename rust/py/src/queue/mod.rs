@@ -335,6 +335,15 @@ impl ReadAheadQueue {
         }
     }
 
+    fn __iter__(slf: Py<Self>) -> Py<Self> {
+        slf
+    }
+
+    /// A loop over the queue handles no signals between `pop` and storing the result.
+    fn __next__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.pop(py)
+    }
+
     /// Appends the next result to a list, without handling signals in between.
     fn pop_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
         hand.append(self.pop(hand.py())?)
