@@ -36,6 +36,7 @@ from torchdata.datapipes.iter.threads.prefetching import Prefetcher
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 from torchdata.datapipes.state import (
     beginning_entries,
+    entries_of,
     forget_state,
     is_one_to_one,
     iterate,
@@ -200,7 +201,7 @@ class Tracker:
         try:
             pipes = Graph(self._pipeline.datapipe)
             with standing_still(pipes.pipes):  # pipes' threads draw random numbers and request items
-                entries, generators = save_entries(pipes), save_generators()
+                entries, generators = entries_of(pipes), save_generators()
                 if output is not None:
                     own = pipes.index(output)
                     if output.is_unread and not token_of(output).armed:  # the pipe's items belong to the previous epoch

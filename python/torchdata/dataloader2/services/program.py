@@ -45,10 +45,10 @@ from torchdata.datapipes._pipe.witnessing import Witness
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.prefetching import end_threads, pipes_with_threads, stop_reading
 from torchdata.datapipes.state import (
+    entries_of,
     iterate,
     load_entries,
     load_generators,
-    save_entries,
     set_strictness,
     standing_still,
 )
@@ -243,6 +243,7 @@ class GraphProgram(EpochProgram):
         self._held = ExitStack()
         #: The pipes with threads; None until the graph has been searched for them.
         self._reading_ahead: list[Any] | None = None
+        self._graph: Graph | None = None
         #: This graph replaces the current graph in the next epoch.
         self._successor: DataPipe | None = None
         #: The reason why no snapshot can be made in this epoch.
@@ -289,7 +290,14 @@ class GraphProgram(EpochProgram):
         self.globals.leave(is_all=not self._reading_ahead and locks is None)
 
     def _search_anew(self) -> None:
-        self._reading_ahead, self.globals.is_all = None, False
+        self._reading_ahead, self._graph, self.globals.is_all = None, None, False
+
+    def _running_graph(self) -> Graph:
+        """Returns the graph of the running iteration, in which only pipes of the user can change their sources."""
+        graph = self._graph or Graph(self.datapipe)
+        if self._graph is None and all(type(pipe).__module__.startswith("torchdata.") for pipe in graph):
+            self._graph = graph
+        return graph
 
     def prepare(self, child: ChildInfo) -> None:
         self._child, self._shard, self.globals = child, self.shards[child.worker_id], ShardGlobals()
@@ -413,18 +421,19 @@ class GraphProgram(EpochProgram):
         caches = self._caches
         if self._unsaved is not None or self._passes > 1 or not caches.may_snapshot(begins):
             return None
-        if not begins and caches.filled(begins) is not None:
+        filled = caches.filled(begins)
+        if not begins and filled is not None:
             most = self._child.largest_snapshot  # larger snapshots are not needed, because caches can be refilled
         try:
-            graph = Graph(self.datapipe)
+            graph = self._running_graph()
             # Threads must stop during the snapshot, because they also draw random numbers.
             with standing_still(graph.pipes), caches.left_out(), bounded(most):
-                entries, generators = save_entries(graph), current_generators()
+                entries, generators = entries_of(graph), current_generators()
             share = self._share_in(graph, entries)
             if share is None:
                 return None
             with bounded(most):
-                content = sealed(Content(entries, generators, share.is_read_out, caches.filled(begins)))
+                content = sealed(Content(entries, generators, share.is_read_out, filled))
             if begins:
                 caches.note_start(content)
             self._saved = True
@@ -462,7 +471,7 @@ class GraphProgram(EpochProgram):
         return _Share(2)  # the first iteration ended early, so the next iteration is the second
 
     def go_on_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
-        set_strictness(self.datapipe, strict)
+        set_strictness(self._running_graph(), strict)
         self._passes += 1
         if snapshot is None:
             return self._iterate()
