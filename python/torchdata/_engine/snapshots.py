@@ -90,7 +90,7 @@ def seal(snapshot: Any) -> bytes:
         sealed.seek(_HEADER.size)
         pickle.Pickler(sealed, protocol=5).dump(snapshot)
     with sealed.getbuffer() as written, written[_HEADER.size :] as pickled:
-        if written.nbytes:  # nothing is written if the data exceeds the limit of the caller's `bounded` context
+        if written.nbytes:  # the file is empty if the data exceed the limit of the caller's `bounded` context
             _HEADER.pack_into(written, 0, _MAGIC, _VERSION, len(pickled), zlib.crc32(pickled))
     return sealed.getvalue()
 

@@ -88,7 +88,7 @@ class Tables:
         self._seen: tuple[dict[type, Any], int] = ({}, 0)
 
     def take(self, pickling: Any) -> Reducers:
-        if type(pickling) is not pickle.Pickler:  # a subclass may have its own reducers
+        if type(pickling) is not pickle.Pickler:  # a subclass of the pickler may have its own reducers
             return Reducers(pickling.dispatch_table, _users_reducers())
         if self._seen != (copyreg.dispatch_table, len(sys.modules)):
             self._seen = dict(copyreg.dispatch_table), len(sys.modules)

@@ -185,7 +185,7 @@ class RemoteWorker(ChildProcess):
             ).start()
         for one in lane.carry():
             self._note(one)
-            if one.has_ended:  # messages that did not fit into the link are lost, as if the worker had not sent them
+            if one.has_ended:  # messages that did not fit into the link are dropped
                 self.exitcode = one.exitcode
                 return
         if self._fault is not None:

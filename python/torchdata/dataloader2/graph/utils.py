@@ -293,7 +293,7 @@ def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
 
 
 def _rewired(obj: Any, choose: Callable[[Any], Any], opened: set[int]) -> Any:
-    """Mutable containers are modified, and immutable ones are recreated."""
+    """Modifies mutable containers in place, and recreates immutable containers."""
     if is_pipe(obj):
         return choose(obj)
     if not isinstance(obj, (dict, list, tuple, set, frozenset, deque)):

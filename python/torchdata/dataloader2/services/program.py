@@ -423,7 +423,7 @@ class GraphProgram(EpochProgram):
             return None
         filled = caches.filled(begins)
         if not begins and filled is not None:
-            most = self._child.largest_snapshot  # larger snapshots are not needed, because caches can be refilled
+            most = self._child.largest_snapshot  # larger caches can be refilled from seeds
         try:
             graph = self._running_graph()
             # Threads must stop during the snapshot, because they also draw random numbers.
@@ -468,7 +468,7 @@ class GraphProgram(EpochProgram):
             return None if entry.restores else _Share(1)
         if self._is_behind_share or token_of(source).finished:
             return _Share(1, read, is_read_out=True)
-        return _Share(2)  # the first iteration ended early, so the next iteration is the second
+        return _Share(2)  # the first iteration over the dispatched items ended early
 
     def go_on_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
         set_strictness(self._running_graph(), strict)
@@ -502,7 +502,7 @@ class GraphProgram(EpochProgram):
     def _go_on(self, saved: Content, cached: list[Any] | None = None, strict: bool = True) -> Iterator[Any]:
         entries = saved.entries or ()
         if saved.read_out and self._child.share is not None:
-            self._read_share_out()  # this call must precede the loading, because a new epoch may interrupt its wait
+            self._read_share_out()  # before the state is loaded, because a new epoch may interrupt this call
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
             # The main process read ahead when the state was saved.
             self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()
@@ -511,9 +511,9 @@ class GraphProgram(EpochProgram):
         if saved.filled is not None and cached is not None:
             self._caches.put_back(saved.filled, cached, strict)
         if saved.generators is not None:
-            load_generators(saved.generators)  # this call must precede the iterator, which starts threads
+            load_generators(saved.generators)  # before `_iterate` starts threads, which draw random numbers
         if saved.read_out and self._child.share is None and not entries[-1].finished:
-            return iter(())  # only pipes that read these pipes have noted the end of the epoch
+            return iter(())  # the saved epoch had ended, although these pipes have not noted its end
         return self._iterate()
 
     def _read_share_out(self) -> None:
@@ -532,7 +532,7 @@ class GraphProgram(EpochProgram):
         """A pipe that the function returns replaces the graph in the next epoch."""
         self._watched = None
         self._caches.note_call()
-        self._search_anew()  # the function may change the graph
+        self._search_anew()
         replaced = function(self.datapipe if self._successor is None else self._successor)
         if replaced is not None:
             self._successor = replaced  # until the next epoch, snapshots are taken of the running graph
