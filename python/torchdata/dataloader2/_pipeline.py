@@ -83,8 +83,8 @@ class Pipeline:
         return contract_of(self.service)
 
     def require_pipe(self) -> None:
-        """No error is raised after a service has taken over the graph, because the service may have replaced
-        the pipe.
+        """Raises TypeError if the loader has no valid pipe. A service that has taken over the graph may replace the
+        pipe by another object.
         """
         if not self.is_taken_over:
             require_pipe(self.datapipe)

@@ -53,7 +53,7 @@ class Reducers(dict[type, Reducer]):
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
         self.base = base
-        #: The `Tables._seen` for which this table is valid; None if the table must not be reused.
+        #: The value of `Tables._seen` when the table was created; None if the table must not be reused.
         self.made_for: object = None
         self.tensors = DepartingTensors()
 

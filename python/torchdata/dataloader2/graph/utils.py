@@ -80,7 +80,7 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        # all readers of a pipe share one dictionary, so that the size of a chain of forks and zips grows linearly
+        # All readers of a pipe share one dictionary, so that the size of a graph with forks grows linearly.
         if everywhere:
             finished[id(pipe)] = found
         return found, everywhere
