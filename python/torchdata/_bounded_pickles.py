@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import Any
 
@@ -42,6 +41,14 @@ class _Bound:
     def __init__(self, most: float) -> None:
         self.most, self.written = most, 0
 
+    def __enter__(self) -> None:
+        self._before = _bound.set(self)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        _bound.reset(self._before)
+        if kind is None and self.written > self.most:
+            raise TooLargeError(self.written)
+
 
 _bound: ContextVar[_Bound | None] = ContextVar("_bound", default=None)
 
@@ -66,23 +73,12 @@ class _PickleFile(io.BytesIO):
         return size
 
 
-@contextmanager
-def bounded(most: int | None) -> Iterator[None]:
+def bounded(most: int | None) -> AbstractContextManager[None]:
     """Within this context, pickles may take at most `most` bytes together. With `most=None`, there is no limit.
 
     If pickles exceed the limit, they are incomplete, and leaving the context raises TooLargeError.
     """
-    if most is None:
-        yield
-        return
-    own = _Bound(most)
-    token = _bound.set(own)
-    try:
-        yield
-    finally:
-        _bound.reset(token)
-    if own.written > most:
-        raise TooLargeError(own.written)
+    return nullcontext() if most is None else _Bound(most)
 
 
 def pickle_file() -> io.BytesIO:

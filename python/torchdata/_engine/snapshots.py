@@ -21,7 +21,7 @@ from torchdata._plain_pickles import loads_plain
 #: After a snapshot that took c seconds, a process waits max(SECONDS, FACTOR * n * c) seconds until the next snapshot.
 #: The time of c beyond a millisecond counts five times (`Cadence`). Thus, snapshots take at most 1 % of the time.
 #: Recomputing the items of a pause takes about as long as starting a worker if snapshots are small.
-SECONDS, FACTOR = 0.01, 50.0
+SECONDS, FACTOR = 0.005, 50.0
 #: n is the number of processes, within these limits: a consumer that takes items in strict order may wait for the
 #: snapshot of each process, and a snapshot also delays other processes, because it evicts their cached data.
 FEWEST, MOST = 2, 4
@@ -90,7 +90,7 @@ def seal(snapshot: Any) -> bytes:
         sealed.seek(_HEADER.size)
         pickle.Pickler(sealed, protocol=5).dump(snapshot)
     with sealed.getbuffer() as written, written[_HEADER.size :] as pickled:
-        if written.nbytes:  # nothing is written if the data exceeds the limit of the caller's `bounded` context
+        if written.nbytes:  # the file is empty if the data exceed the limit of the caller's `bounded` context
             _HEADER.pack_into(written, 0, _MAGIC, _VERSION, len(pickled), zlib.crc32(pickled))
     return sealed.getvalue()
 

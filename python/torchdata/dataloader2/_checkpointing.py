@@ -143,7 +143,7 @@ class StateKeeper:
             try:
                 self.left = self._whereabouts(0, looks=not works)
             except Exception as error:
-                self.left = str(error)  # storing the error itself would keep the loader's processes alive
+                self.left = str(error)  # a stored exception would keep the loader's processes alive
 
     def load(self, state_dict: dict[str, Any], strict: bool, allow_pickle: bool) -> None:
         """Makes the loader resume from a state. See `DataLoader2.load_state_dict`."""
@@ -156,7 +156,7 @@ class StateKeeper:
             )
         state, positions = read(state_dict, allow_pickle=allow_pickle)
         snapshot = self._snapshot_for(state, strict, allow_pickle)
-        self.set(state, strict, positions)  # first, because Ctrl-C may interrupt the rest
+        self.set(state, strict, positions)  # before the other steps, because Ctrl-C may interrupt them
         if begun or pipeline.is_taken_over or run.epochs:
             run.close()
             pipeline.take_back()
@@ -188,7 +188,7 @@ class StateKeeper:
         delivery.begun, self.is_rereading = False, True
         try:
             self.load(self.take(0, False, has_begun=True), strict=True, allow_pickle=True)
-            if delivery.source is None:  # an earlier attempt was interrupted
+            if delivery.source is None:  # Ctrl-C has interrupted an earlier attempt
                 self.begin()
             self.is_rereading = False
         except BaseException:
@@ -358,7 +358,6 @@ def unpickled(field: str, pickled: Any) -> Any:
 
 
 def _warn_of_oversized(size: int) -> None:
-    """Warns that a worker's pipes hold more data than snapshots may contain."""
     warnings.warn(
         f"the pipes of a worker hold {size / 1e6:.0f} MB, which is more than its part of snapshot_budget. A loader "
         "that resumes from this state recomputes the worker's items since the beginning of the epoch, or since an "

@@ -63,7 +63,7 @@ class Ending:
             self._set_over()
             return
         with self._excluding_others():
-            if not self.is_over:  # another thread may have completed the shutdown in the meantime
+            if not self.is_over:  # another thread may have completed the shutdown
                 self._end(over)
 
     @contextmanager
@@ -90,7 +90,7 @@ class Ending:
                 run.delivery.source = over
                 if pipeline.service is not None:
                     pipeline.service.finalize()
-            end_all(pipeline.works(), self.patience)  # last, because the threads may wait for processes of the service
+            end_all(pipeline.works(), self.patience)  # after the service, because threads may wait for its processes
         except Exception:
             self._set_over()
             raise
@@ -107,7 +107,7 @@ def _shut_down_open_loaders() -> None:
     for reference in list(_open_loaders.values()):
         try:
             if (loader := reference()) is not None:
-                loader._ending.patience = 0.0  # threads of all loaders are awaited together later
+                loader._ending.patience = 0.0  # another exit handler waits for the threads of all loaders
                 loader._ending.is_noted = False
                 loader.shutdown()
         except Exception:

@@ -36,7 +36,6 @@ from torchdata.datapipes.iter.threads.prefetching import stop_reading
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import Reading
 
-#: The error message for a loader that was shut down.
 SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
 #: The error message for a thread that still reads an epoch after another epoch has begun.
 LEFT = "this epoch was left: another thread or a signal handler has called iter(loader) or loader.load_state_dict()"
@@ -131,7 +130,6 @@ class EpochRun:
             self.pipeline.pause()
 
     def resume(self) -> None:
-        """Resumes a paused loader."""
         if not self.pipeline.can("resume"):
             return
         if not self.is_paused:
@@ -150,7 +148,6 @@ class EpochRun:
         self.delivery.turn.await_left(self.patience)  # a thread that has read the end may be closing the epoch
 
     def begin(self) -> None:
-        """Begins an epoch, or resumes the epoch of a loaded state."""
         with self._unless_begun():
             (position, strict), self.resume_at = self.resume_at or (None, True), None
             if position is not None and position.ended:
@@ -175,7 +172,7 @@ class EpochRun:
             self.position.go_back(end, epochs)
             self.delivery.begun = True  # the next `iter` must begin an epoch, because there is no epoch to continue
             if not was_read:
-                self.delivery.source = None  # so that a state can be loaded
+                self.delivery.source = None  # `load_state_dict` requires that no epoch has begun
             raise
 
     def _pass_over(self, position: Position, strict: bool) -> None:
@@ -210,11 +207,11 @@ class EpochRun:
             self.seeds.begin_epoch()
             self.saved_positions = None  # the loaded positions belong to an earlier epoch
         else:
-            self.seeds.go_on()
+            self.seeds.go_back_to_beginning(is_restored=False)
         resumed = saved = self.saved_positions
         in_workers = position is not None and (not position.in_main or pipeline.contract.has_workers())
         if saved is not None and in_workers and not saved.has_given and not lasts(pipeline.datapipe):
-            position = resumed = None  # no items had been delivered: begin with this loader's shards
+            position = resumed = None  # before the first item, the epoch can begin with this loader's own shards
         if not pipeline.is_taken_over:
             pipeline.note_identity()
             contract = pipeline.contract
@@ -222,7 +219,7 @@ class EpochRun:
             pipeline.hand_over(
                 lambda: None if resumed is None else resumed.shards(pipeline), in_shards, self.recorder.full
             )
-        tracker.find_output()  # even if an interrupted earlier attempt had handed over the graph
+        tracker.find_output()  # also if an interrupted attempt has already handed over the graph
         service = pipeline.service
         if saved is not None:
             if position is not None:
@@ -314,7 +311,6 @@ def _ended_by(error: BaseException) -> str:
 
 
 def _warn_of_idle(shares: Sequence[int]) -> None:
-    """Warns about workers that yielded no items because the data has fewer parts than there are workers."""
     idle = [str(worker) for worker, items in enumerate(shares) if not items]
     working = len(shares) - len(idle)
     named = f"{', '.join(idle[:-1])} and {idle[-1]} have" if len(idle) > 1 else f"{idle[0]} has"

@@ -49,7 +49,7 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
         self.limit_counter: int | None = None
         self.limit_threshold: int | None = None
 
-    if TYPE_CHECKING:  # the class of the extension has no type parameter for items
+    if TYPE_CHECKING:  # `DeliveryIterator` has no type parameter for the items
 
         def __next__(self) -> T_co: ...
 

@@ -46,7 +46,7 @@ class Pipeline:
         self.service_state: bytes | None = None
         self.is_taken_over = False
         self.skips = False
-        self._length: int | str | None = None  # a str is the error message if the length is unknown
+        self._length: int | str | None = None  # if the length is unknown, the text of the error
         self.datapipe: Any = None
         #: The graph after the adapters, and before the service changes it.
         self.snapshot = graph
@@ -83,8 +83,8 @@ class Pipeline:
         return contract_of(self.service)
 
     def require_pipe(self) -> None:
-        """No error is raised after a service has taken over the graph, because the service may have replaced
-        the pipe.
+        """Raises TypeError if the loader has no valid pipe. A service that has taken over the graph may replace the
+        pipe by another object.
         """
         if not self.is_taken_over:
             require_pipe(self.datapipe)
@@ -128,7 +128,7 @@ class Pipeline:
             self.service.finalize()
             self.service = self._adapted_service()
             self.is_taken_over = False
-        end_threads(self.datapipe)  # the threads would otherwise continue to draw random numbers
+        end_threads(self.datapipe)  # running threads would continue to draw random numbers
 
     def length(self) -> int:
         """Raises TypeError if the number of items is unknown."""

@@ -36,6 +36,7 @@ from torchdata.datapipes.iter.threads.prefetching import Prefetcher
 from torchdata.datapipes.iter.threads.synchronizing import FullSync
 from torchdata.datapipes.state import (
     beginning_entries,
+    entries_of,
     forget_state,
     is_one_to_one,
     iterate,
@@ -59,7 +60,7 @@ class Tracker:
     """Tracks the position of a loader in the running epoch; `run` is the `EpochRun` of the loader."""
 
     def __init__(self, run: Any) -> None:
-        self._run = weakref.proxy(run)  # no reference cycle, so that `del` frees a loader at once
+        self._run = weakref.proxy(run)  # without a reference cycle, `del` frees a loader at once
         self._pipeline: Pipeline = run.pipeline
         self._delivery: Delivery = run.delivery
         self.output: WorkerOutput | None = None
@@ -86,7 +87,7 @@ class Tracker:
         #: If pipes in the workers keep state beyond an epoch: the position at the end of the last epoch, or the reason
         #: why this position is unknown.
         self.end: Position | str | None = None
-        #: If the beginning of an epoch has failed or was interrupted: the number of epochs that had begun before it.
+        #: The number of epochs that had begun before an epoch whose beginning has failed; None for other epochs.
         self._epochs_before: int | None = None
         #: `_since`: the time when the epoch began or resumed. `_seconds_before`: the duration of a resumed epoch before
         #: the save.
@@ -186,7 +187,7 @@ class Tracker:
         if isinstance(last, (Prefetcher, PinMemory)):
             return last.has_ended()
         if isinstance(last, FullSync):
-            return last._threads_at_work() is None  # a single rank reads its source without a thread
+            return last._threads_at_work() is None  # with a single rank, `fullsync` reads its source without a thread
         return not isinstance(last, WorkerOutput) or last.is_local
 
     def _look(self, given: int, beginning: WorkersPosition | None = None) -> Position | None:
@@ -200,10 +201,10 @@ class Tracker:
         try:
             pipes = Graph(self._pipeline.datapipe)
             with standing_still(pipes.pipes):  # pipes' threads draw random numbers and request items
-                entries, generators = save_entries(pipes), save_generators()
+                entries, generators = entries_of(pipes), save_generators()
                 if output is not None:
                     own = pipes.index(output)
-                    if output.is_unread and not token_of(output).armed:  # the pipe's items belong to the previous epoch
+                    if output.is_unread and not token_of(output).armed:  # all items are of the previous epoch
                         entries[own] = PipeEntry(entries[own].type)
                     read = self._read_by_main(entries[own], output)
                     position = beginning if read is None else output.position(read)
@@ -214,7 +215,7 @@ class Tracker:
             return None
         if output is None:
             return Position(given, graph=entries, generators=generators)
-        if position is None or output.run is not run:  # a thread has begun another pass over the workers' items
+        if position is None or output.run is not run:  # a thread has begun another iteration over the workers' items
             return None
         return Position(given, graph=entries, workers=position, in_main=False, untold=output.untold(position))
 
@@ -232,7 +233,6 @@ class Tracker:
         return 0  # no pipe has read an item of the workers since the epoch began or resumed
 
     def _between(self) -> Position | None:
-        """Returns the position between two epochs."""
         pipeline = self._pipeline
         if pipeline.is_taken_over and self.output is not None:
             if isinstance(self.end, str):
@@ -345,7 +345,7 @@ class Tracker:
                 self._yielded_before = token_of(self.output).yielded
                 if resumed.graph[graph.index(self.output)].finished:  # the main process had read all workers' items
                     self.output.read_out()
-        if resumed is not None and resumed.generators is not None:  # before `iterate` starts threads
+        if resumed is not None and resumed.generators is not None:  # before threads start, which draw random numbers
             load_generators(resumed.generators)
         if graph is not None and resumed is not None:
             _spare_ranks(graph, resumed.drop)
@@ -392,7 +392,7 @@ class Tracker:
         try:
             position = self.take(0)
         except Exception as error:
-            self.end = str(error)  # storing the error itself would keep the processes alive
+            self.end = str(error)  # a stored exception would keep the processes alive
             return
         # If the final state of the pipes could not be saved, resuming restores an earlier state and rereads the items
         # since then.
@@ -423,7 +423,7 @@ class Tracker:
         if position.graph is None:
             return
         graph = Graph(self._pipeline.datapipe)
-        if self.output is None and not position.in_main:  # no pipe that ran in the workers has state
+        if self.output is None and not position.in_main:  # `graph` lacks the pipes that ran in the workers
             count = len(graph) - len(position.graph) + 1
             entries = [*beginning_entries(graph)[:count], *position.graph[1:]]
             position = position._replace(in_main=True, graph=entries)
@@ -440,7 +440,7 @@ class Tracker:
         load_entries(graph, position.graph)
         if self.output is not None:
             self.output.is_between_epochs = True
-        iterate(self._pipeline.datapipe)  # restores the pipes to the end of their last pass
+        iterate(self._pipeline.datapipe)  # moves the pipes to the end of their last iteration
         if self.output is not None:
             self.output.is_between_epochs = False
         load_generators(generators)

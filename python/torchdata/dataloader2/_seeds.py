@@ -43,13 +43,8 @@ class Seeds:
         self.is_restored = False
         self.initial = copy.copy(self.generator)
 
-    def go_on(self) -> None:
-        self.generator = copy.copy(self.initial)
-        self.is_restored = False
-
-    def repeat(self) -> None:
-        self.generator = copy.copy(self.initial)
-        self.is_restored = True
+    def go_back_to_beginning(self, *, is_restored: bool) -> None:
+        self.generator, self.is_restored = copy.copy(self.initial), is_restored
 
     def agree(self) -> None:
         """Reseeds the generator from its own shared seed, as each rank does after the ranks have agreed on a seed."""

@@ -174,7 +174,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         self._run = EpochRun(pipeline, seeds, recorder)
         self._keeper = StateKeeper(self._run)
         self._ending = Ending(self, self._run, self._keeper.note_left)
-        self._ended = False  # `Finalized` reads this attribute
+        self._ended = False  # `Finalized` shuts the loader down only if this attribute is False
 
     # -- attributes under their names of torchdata 0.9 ----------------------------------------------
 
@@ -202,7 +202,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         To repeat the epoch of a state, call this method after loading the state.
         """
-        self._seeds.repeat()
+        self._seeds.go_back_to_beginning(is_restored=True)
         self._run.resume_at = None
 
     # -- making ------------------------------------------------------------------------------------
@@ -316,7 +316,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             number = 0 if before is None else before + 1
             if run.delivery.begun:
                 if before is not None:
-                    self.valid_iterator_id = number  # iterators of other threads then read no items of the new epoch
+                    self.valid_iterator_id = number  # iterators in other threads then get no items of the new epoch
                 try:
                     self._keeper.begin()
                 except BaseException as error:
@@ -542,7 +542,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         from torchdata._observe.show.words import described
 
         if "_run" not in self.__dict__:
-            return "<DataLoader2, not made>"  # the constructor has failed or has not finished
+            return "<DataLoader2, not made>"
         service = described(self.reading_service)
         return f"<DataLoader2 of {self._pipeline.name}, read by {service}, {self._state_in_words()}>"
 

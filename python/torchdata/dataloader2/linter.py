@@ -185,7 +185,7 @@ class _Linter:
         if self.cut is None or self.seeded:
             return
         if is_shuffler(self.cut) or self._shuffled_before(self.cut):
-            return  # all items are shuffled before they are dispatched
+            return
         for pipe in self.pipes:
             in_workers = id(pipe) not in self.dispatched | self.in_main
             if in_workers and is_shuffler(pipe) and self._reads(pipe, self.cut):
@@ -419,7 +419,7 @@ def _inputs(sources: list[Any]) -> list[Any]:
 
 
 def _orders(pipe: Any) -> bool:
-    """Shufflers and samplers determine the order of the items."""
+    """Returns whether the pipe determines the order of the items, as shufflers and samplers do."""
     return is_shuffler(pipe) or isinstance(pipe, IndexSampler)
 
 
@@ -446,7 +446,7 @@ def _is_foreign(value: Any) -> bool:
 
 
 def _is_endless(pipe: Any) -> bool:
-    """An endless pipe repeats its items intentionally."""
+    """Returns whether the pipe repeats its items without end, as the user intends."""
     return type(pipe).__name__ == "Cycler" and getattr(pipe, "count", 0) is None
 
 

@@ -144,14 +144,19 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 def save_entries(datapipe: Any) -> list[PipeEntry]:
     graph = graph_of(datapipe)
     with standing_still(graph.pipes):
-        if not is_torchs(graph.end):
-            return _Saving(graph).entries()
-        # The set makes sure that `has_begun` is called for every pipe, because `has_begun` raises the error that names
-        # a random pipe.
-        if True in {has_begun(pipe) for pipe in graph if is_torchs(pipe)} and is_unnoticed(graph.end):
-            raise unnoticed(graph.end)
-        *sources, _, last = _Saving(Graph(reader_of(graph.end))).entries()
-        return [*sources, last._replace(type=name_of(graph.end))]
+        return entries_of(graph)
+
+
+def entries_of(graph: Graph) -> list[PipeEntry]:
+    """Returns the states of the pipes of a graph, whose threads must be paused."""
+    if not is_torchs(graph.end):
+        return _Saving(graph).entries()
+    # The set makes sure that `has_begun` is called for every pipe, because `has_begun` raises the error that names
+    # a random pipe.
+    if True in {has_begun(pipe) for pipe in graph if is_torchs(pipe)} and is_unnoticed(graph.end):
+        raise unnoticed(graph.end)
+    *sources, _, last = _Saving(Graph(reader_of(graph.end))).entries()
+    return [*sources, last._replace(type=name_of(graph.end))]
 
 
 def fingerprint(datapipe: Any) -> Fingerprint:

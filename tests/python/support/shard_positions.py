@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
+
 from drivers.frame import Driver
 from random_graphs.elsewhere import elsewhere
 from rank_threads import in_ranks
@@ -105,13 +107,19 @@ def epochs(plan: Plan, number: Any, state: Any = None) -> list[list[Any]]:
 
 
 def epoch(loader: Any) -> list[Any]:
-    random.seed(5)
+    seed_generators()
     return list(loader)
+
+
+def seed_generators() -> None:
+    """Seeds the generators from which functions of a loader without workers draw."""
+    random.seed(5)
+    numpy.random.seed(5)
 
 
 def states(plan: Plan) -> list[Any]:
     def read(loader: Any) -> list[Any]:
-        random.seed(5)
+        seed_generators()
         reading, found = iter(loader), []
         while True:
             found.append(pickle.loads(pickle.dumps(loader.state_dict())))

@@ -12,7 +12,7 @@ import sys
 from typing import Any
 
 from torchdata._engine.items.reducers import Tables, program_table
-from torchdata._engine.items.reducers import has_own_reducer as has_own_reducer  # the extension looks up this name here
+from torchdata._engine.items.reducers import has_own_reducer as has_own_reducer  # used by the Rust extension
 from torchdata._engine.items.tensors import Span, arriving
 from torchdata._reporting import add_note, attributes_of
 from torchdata.datapipes.datapipe import DataChunk as DataChunk
@@ -43,7 +43,7 @@ def pickled_parts(obj: Any) -> tuple[bytes, list[memoryview], list[Span]]:
         except Exception as error:
             attributes_of(error)[UNSENT] = True
             add_note(error, _why_unsendable(obj))
-            raise error from None  # the pickler of the standard library has raised the same error
+            raise error from None  # pickle and cloudpickle have raised the same error
 
 
 def _why_unsendable(obj: Any) -> str:
@@ -103,7 +103,7 @@ def dumps_by(base: Any, obj: Any, least: int = 0, copies_shared: bool = True) ->
     """
     try:
         return _dumps(base, obj, least, copies_shared)
-    except BufferError:  # an array with gaps between its elements raises BufferError
+    except BufferError:  # an array has gaps between its elements
         return _dumps(base, obj, None, copies_shared)
 
 

@@ -33,7 +33,7 @@ def describe(error: BaseException, where: str) -> tuple[Any, ...]:
     """
     leave(error)
     name, notes, raised_in = type(error).__name__, notes_of(error), came_from(error)
-    if raised_in is not None:  # exceptions that arrived from another process are forwarded unchanged
+    if raised_in is not None:  # an exception from another process is forwarded unchanged
         return ("again", name, forms_of(error), text_of(error) or name, notes, raised_in)
     text = _formatted(error)
     return ("first", name, forms_of(error), text, notes, where)

@@ -153,7 +153,7 @@ def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
         if cls not in (BaseException, object) and (cls.__module__ == "builtins") is of_builtins:
             for name, member in vars(cls).items():
                 if isinstance(member, MemberDescriptorType):
-                    with contextlib.suppress(AttributeError):  # raised if the slot is empty
+                    with contextlib.suppress(AttributeError):  # reading an empty slot raises AttributeError
                         found.setdefault(name, member.__get__(error))
     return found
 
@@ -203,7 +203,7 @@ def _with(error: BaseException, attributes: dict[str, bytes], left_out: list[str
         value = pickle.loads(pickled)
         member = next((vars(cls)[name] for cls in type(error).__mro__ if name in vars(cls)), None)
         if isinstance(member, MemberDescriptorType):
-            # raised for a read-only attribute, such as the message of an exception group
+            # the attribute may be read-only, such as the message of an exception group
             with contextlib.suppress(AttributeError):
                 member.__set__(error, value)
         else:

@@ -53,7 +53,7 @@ class Reducers(dict[type, Reducer]):
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
         self.base = base
-        #: The `Tables._seen` for which this table is valid; None if the table must not be reused.
+        #: The value of `Tables._seen` when the table was created; None if the table must not be reused.
         self.made_for: object = None
         self.tensors = DepartingTensors()
 
@@ -88,7 +88,7 @@ class Tables:
         self._seen: tuple[dict[type, Any], int] = ({}, 0)
 
     def take(self, pickling: Any) -> Reducers:
-        if type(pickling) is not pickle.Pickler:  # a subclass may have its own reducers
+        if type(pickling) is not pickle.Pickler:  # a subclass of the pickler may have its own reducers
             return Reducers(pickling.dispatch_table, _users_reducers())
         if self._seen != (copyreg.dispatch_table, len(sys.modules)):
             self._seen = dict(copyreg.dispatch_table), len(sys.modules)

@@ -58,7 +58,7 @@ def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
     `sys.modules`.
     """
     worker: Any = sys.modules[f"{_MODULE}._utils.worker"]
-    # while torch is being imported, this is the seed that torch gets after its import
+    # While torch is being imported, `awaited` contains the seed that torch's generator gets after the import.
     seed = generators.awaited.get("torch")
     if seed is None:
         seed = sys.modules["torch"].initial_seed()

@@ -51,7 +51,7 @@ def main_without_file() -> str | None:
     file = getattr(main, "__file__", None)
     if getattr(main, "__spec__", None) is not None or file is None:
         return None
-    path = os.path.normpath(os.path.join(_ORIGINAL_FOLDER, file))  # multiprocessing computes the path in this way, too
+    path = os.path.normpath(os.path.join(_ORIGINAL_FOLDER, file))  # multiprocessing computes the same path
     return None if os.path.isfile(path) else path
 
 
@@ -178,7 +178,7 @@ class SharedPickle:
             index = pickle.dumps(places)
             file.write(index)
             file.write(_LENGTH.pack(len(index)))
-        if is_sealed:  # no process can change sealed memory
+        if is_sealed:
             fcntl.fcntl(self._owned.fileno(), fcntl.F_ADD_SEALS, _SEALS)
 
     def load(self, loads: Callable[[bytes | memoryview, list[Any]], Any], is_permanent: bool = False) -> Any:
@@ -221,7 +221,7 @@ def _bytes_at(whole: memoryview, start: int, end: int, is_permanent: bool) -> by
     if is_permanent:
         try:
             return bytes_in_place(whole[start - _ALIGNMENT : end + 1], _ALIGNMENT)
-        except BufferError:  # raised if a future release of Python has a larger header of `bytes` objects
+        except BufferError:  # a release of Python may have a larger header of `bytes` objects
             pass
     return bytes(whole[start:end])
 

@@ -62,7 +62,7 @@ def _renew_streams() -> None:
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         buffer = getattr(stream, "buffer", None)
         if type(buffer) is io.BufferedWriter:
-            with contextlib.suppress(OSError, ValueError):  # raised if the stream is closed or detached
+            with contextlib.suppress(OSError, ValueError):  # a stream may be closed or detached
                 size = buffer.__sizeof__() - io.BufferedWriter.__basicsize__
                 io.BufferedWriter.__init__(buffer, buffer.raw, size)
 
@@ -167,7 +167,7 @@ def _threads_ignored() -> Iterator[None]:
 
 
 def _no_longer_ignore() -> None:
-    with contextlib.suppress(ValueError):  # raised if another thread has replaced the filters
+    with contextlib.suppress(ValueError):  # another thread may have replaced the warning filters
         warnings.filters.remove(_THREADS_IGNORED)  # type: ignore[attr-defined]
 
 

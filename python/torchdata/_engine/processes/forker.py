@@ -327,7 +327,7 @@ class RemoteChild(ChildProcess):
         finally:
             # Writing an answer wakes the new child, whereas closing the pipe may not, because other forked processes
             # may hold copies of the pipe's end.
-            with contextlib.suppress(BrokenPipeError):  # raised if the child has already exited
+            with contextlib.suppress(BrokenPipeError):
                 os.close(leave)
                 os.write(ours, answer)
             os.close(ours)

@@ -88,7 +88,7 @@ class InterruptsDeferred:
         try:
             for number in _handled():
                 self._handlers[number] = signal.getsignal(number)  # type: ignore[assignment] # it is callable
-                signal.signal(number, self._note)  # this call may raise the exception of an earlier signal's handler
+                signal.signal(number, self._note)  # may raise the exception of an earlier signal's handler
         except BaseException:
             self._end()
             raise
@@ -97,7 +97,7 @@ class InterruptsDeferred:
         return self
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._is_over:  # user code has saved this handler, and has installed it after the end of the context
+        if self._is_over:  # user code has saved this handler, and installs it only now
             self._handlers[number](number, frame)
         elif number not in self._noted:
             self._noted.append(number)

@@ -77,7 +77,7 @@ class Pidfd:
                 os.kill(self._pid, number)
 
     def close(self) -> None:
-        # this attribute is cleared first, because another thread may fork now
+        # cleared before the file is closed, because another thread may fork now
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -167,7 +167,7 @@ class ChildProcess(ABC):
         except ChildProcessError:  # from now on, the process id may belong to another process
             self._has_ended = True
             return
-        if code is not None:  # another thread may have received the exit code
+        if code is not None:  # if not, another thread has received the exit code
             self.exitcode, self._has_ended = code, True
 
     def wait(self, seconds: float) -> bool:
@@ -276,7 +276,7 @@ def wait_for_all(children: Sequence[ChildProcess], seconds: float, enough: Calla
         left = deadline - time.monotonic()
         if not running or left <= 0 or enough():
             return not running
-        with contextlib.suppress(ValueError, OSError):  # raised if another thread has closed a file descriptor
+        with contextlib.suppress(ValueError, OSError):  # another thread may have closed a file descriptor
             connection.wait(sentinels(running), min(left, LOOK))
 
 

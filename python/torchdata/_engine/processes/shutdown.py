@@ -48,7 +48,7 @@ class Shutdown:
         self.afterwards: Callable[[], None] | None = None
         #: The senders that ask the children to stop; empty until all children can be asked.
         self.commanders: list[Sender] = []
-        _to_end.add(self)  # the last step, because Ctrl-C may interrupt the steps before
+        _to_end.add(self)  # last, because Ctrl-C may interrupt this constructor
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Replaces an exited child by a child that is not started yet.
@@ -68,8 +68,8 @@ class Shutdown:
         if os.getpid() != self._owner_pid:
             return self._set_over()
         if self.beforehand is not None:
-            self.has_begun = True  # must be set before `beforehand` interrupts readers
-            with contextlib.suppress(RuntimeError):  # raised if this thread itself is reading
+            self.has_begun = True  # readers that `beforehand` interrupts read this attribute
+            with contextlib.suppress(RuntimeError):  # this thread itself may be reading
                 self.beforehand()
         with self._running, InterruptsDeferred() as deferred:
             if self.is_over:

@@ -111,7 +111,7 @@ def _refuse_to_start() -> NoReturn:
 
 def _ensure_tracker() -> None:
     try:
-        with interrupts_blocked():  # signals that terminals send to all processes must not end the tracker
+        with interrupts_blocked():  # Ctrl-C in a terminal must not end the resource tracker
             resource_tracker.ensure_running()
     except OSError as error:
         raise why_not_started("multiprocessing's resource tracker, which worker processes need,", error) from error

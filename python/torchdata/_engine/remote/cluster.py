@@ -110,10 +110,10 @@ class Cluster:
 
     def why(self, error: BaseException) -> str:
         """Returns the reason why a host has ended, given the error of a call."""
-        if self.is_left:  # leaving the cluster explains any other error
+        if self.is_left:  # other errors are consequences of leaving the cluster
             return _LEFT
         cause = getattr(error, "cause", None)
-        if cause is not None:  # the host has raised this error
+        if cause is not None:  # code in the host process has raised the error
             return f"its host reports: {type(cause).__name__}: {cause}"
         # Lines that begin with a space contain the names and ids of the actor, and are omitted.
         said = " ".join(line for line in str(error).splitlines() if line[:1].strip()).rstrip(". ")
@@ -138,7 +138,7 @@ class _Actor:
         with self._cluster.stay():
             reference = self._call(name, *args, group=group)
             answer: Future[Any] = reference.future()
-            vars(answer).pop("object_ref", None)  # with this attribute, another thread might drop the reference
+            vars(answer).pop("object_ref", None)  # another thread might drop the reference in this attribute
             self._cluster.spent.clear()
             _keep_until_done(answer, reference, self._cluster.spent)
         return answer

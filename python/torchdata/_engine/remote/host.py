@@ -281,7 +281,7 @@ class Host:
                 self._lanes.append(_WorkerLane(inbound, outbound, self._bells, own))
             if self._has_ended:
                 self._end_lanes()
-        importlib.import_module("numpy")  # the import makes `versions` include NumPy
+        importlib.import_module("numpy")  # `versions` lists only imported modules
         exitcode = child.exitcode if child.ended else None
         return About(child.pid or 0, os.getpid(), *_node(), exitcode, versions())
 

@@ -37,7 +37,7 @@ LOOK, JOINED = 1.0, 5.0
 #: Seconds that a host has to report its worker's stack, and to kill the worker.
 ANSWERED, ENDED = 10.0, 1.0
 
-#: Unique numbers instead of process ids, because process ids of different machines may be equal.
+#: Workers get unique numbers, because process ids of different machines may be equal.
 _numbers = itertools.count(1)
 
 
@@ -185,7 +185,7 @@ class RemoteWorker(ChildProcess):
             ).start()
         for one in lane.carry():
             self._note(one)
-            if one.has_ended:  # messages that did not fit into the link are lost, as if the worker had not sent them
+            if one.has_ended:  # messages that did not fit into the link are dropped
                 self.exitcode = one.exitcode
                 return
         if self._fault is not None:

@@ -84,7 +84,7 @@ class CommonSetup:
             exit_with_parent(self.main_pid)
         except ProcessLookupError:
             return False
-        except OSError as error:  # this process might outlive the main process
+        except OSError as error:  # without the watch, this process might outlive the main process
             print(f"torchdata {name} cannot watch the main process: {error}", file=sys.stderr, flush=True)
             sys.exit(CANNOT_WATCH)
         return not self.is_child_of_main or os.getppid() == self.main_pid
@@ -147,7 +147,7 @@ class ChildSetup:
 def run_child(setup: ChildSetup) -> None:
     try:
         setup.stats.shared = setup.stats.shared.here()
-    except RuntimeError:  # raised if the shared memory of the counters is damaged
+    except RuntimeError:  # the shared memory of the counters is damaged
         if setup.stats.spare is None:
             raise
         setup.stats.shared = setup.stats.spare()
@@ -193,11 +193,11 @@ class ChildLoop:
     def run(self, runner: Runner) -> None:
         setup = self.setup
         try:
-            _limit_threads()  # this call must precede every import of user code
+            _limit_threads()  # before the import of user code, which may start torch's threads
             program = setup.program
             if isinstance(program, SharedPickle):
                 shared, program = program, program.load(loads, is_permanent=True)
-                shared.close()  # the memory stays mapped
+                shared.close()
             _engine.current_sender = self.sender
             runner.prepare(program)
         except BaseException as error:
@@ -206,7 +206,7 @@ class ChildLoop:
         while runner.obey(self.next_command()):
             pass
         self.counting.close()
-        gc.unfreeze()  # makes a normal exit finalize user objects in reference cycles
+        gc.unfreeze()  # so that the interpreter finalizes user objects in reference cycles at exit
 
     def next_command(self) -> tuple[Any, ...]:
         while (command := self.command_within()) is None:
@@ -271,7 +271,7 @@ def _limit_threads() -> None:
 
     def limit_late(torch: Any) -> None:
         limit(torch)
-        gc.freeze()  # excludes the objects of torch from garbage collection
+        gc.freeze()  # garbage collection then skips the objects of torch
 
     torch = sys.modules.get("torch")
     if torch is not None:

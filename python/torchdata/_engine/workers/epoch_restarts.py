@@ -136,7 +136,7 @@ class EpochRestarts(Restarts):
         try:
             self._members.send(index, kind, number, *content, seconds=seconds, tick=self.look_at(index))
         except Gone:
-            pass  # other code reports the exit of the child
+            pass
         except TimeoutError:
             if hangs is not None and seconds is not None:
                 hangs.end(index, seconds)

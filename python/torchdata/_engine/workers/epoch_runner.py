@@ -81,7 +81,7 @@ class EpochRunner:
     def _snapshot(self, shard: int) -> tuple[int, tuple[int, int], bytes] | None:
         setup, stats = self.setup, self.setup.stats.shared
         any_size, largest = self._announces or stats.wants_large_snapshots(), setup.largest_snapshot
-        self.turns.enter(shard)  # stops the threads of other shards, which would use the generators of this shard
+        self.turns.enter(shard)  # threads of other shards would draw from the generators of this shard
         try:
             found = self.programs[shard].snapshot(None if any_size else largest, begins=self._announces)
         except TooLargeError as error:
@@ -227,7 +227,7 @@ class EpochRunner:
                         return True
                     if not self._goes_on():
                         return False
-                    failure = self.failure  # a function that was called on the graph may have failed
+                    failure = self.failure  # `call(function)` may have failed meanwhile
         except Interrupted:
             if self._meets_superseding():
                 return False

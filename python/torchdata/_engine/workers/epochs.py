@@ -106,7 +106,7 @@ class Children(Group):
             self.watch(self.collector)
             if listener is not None:
                 self.collector.tell_note(listener.hear)
-            own = weakref.ref(self)  # a WeakMethod would run Python code when it is collected
+            own = weakref.ref(self)  # unlike a WeakMethod, this reference runs no Python code when it is collected
             self.collector.tell_surplus(self.budget, lambda *what: own()._on_surplus(*what))  # type: ignore[union-attr]
         except BaseException:
             self.shutdown()

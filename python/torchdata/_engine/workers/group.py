@@ -232,7 +232,7 @@ class Group(OwnsChildren):
             return
         try:
             collector.watch(signs, self.members.report_exit)
-        except ProcessLookupError:  # raised if other code has reaped an exited child
+        except ProcessLookupError:  # other code has reaped the exited child
             wait_for_any(self.members.processes, 1.0)
             self.members.check_alive()
             raise
@@ -280,7 +280,7 @@ def _shared(program: Program, start_method: str) -> Program | SharedPickle:
         if is_of_handler(error):
             raise
         if "inheritance" in str(error):
-            return program  # this program can be pickled only while a process is being started
+            return program  # multiprocessing's locks can be pickled only while a process is being started
         raise TypeError(program.why_unpicklable(start_method, error)) from error
 
 
@@ -295,7 +295,7 @@ def _why_by_value(obj: Any, refined: Callable[[Any], Any]) -> str | None:
     """Returns the reason why a child cannot import all functions and classes of the object, or None."""
     try:
         pickled = dumps_by(refined(pickle.Pickler), obj, _LEAST_BUFFER)[0]
-    except Exception as error:  # raised, for example, for a lambda
+    except Exception as error:  # for example, a lambda cannot be pickled
         return str(error)
     return "this program is not in a file" if b"__main__" in pickled else None
 

@@ -149,7 +149,7 @@ class Hangs:
             fault = self._fault(chain, pages)
             counts = [_counts(pages.get(child)) for child in chain]
             seen = self._seen.get(worker)
-            if seen is None or waited < seen.waited:  # a new wait has begun
+            if seen is None or waited < seen.waited:  # a new wait for an item has begun
                 seen = _Seen(counts, 0.0, waited)
             since = seen.since if seen.counts == counts else waited
             self._seen[worker] = _Seen(counts, since, waited)
@@ -232,14 +232,14 @@ class Hangs:
         process = self._members.processes[child]
         now, pid, mark = time.monotonic(), process.pid or 0, self._marks.get(child)
         if mark is not None and (mark.pid != pid or now - mark.looked > self.seconds):
-            mark = None  # this measurement belongs to another process or another wait
+            mark = None  # the measurement belongs to another process or another wait
         if mark is not None and now - mark.at < self.seconds / 2:
             mark.looked = now
             return mark.works
         worked = process.worked(page)
         if worked is None:
             return False
-        # the processor time shrinks if a thread has ended
+        # The processor time of a process shrinks when one of its threads ends.
         grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked
         # The kernel adds the time of waiting for a processor only when the wait ends, so the current state is also
         # checked.
@@ -267,7 +267,7 @@ class Hangs:
             how = f"{made} nothing for {duration(waited)}, {where}{runs}, and was killed for it (`{limit}`)"
             self._hung[pid] = Hung(how, stack, limit, is_told=stopped)
             process.kill()
-        if stopped:  # no other code may report the exit of a suspended process
+        if stopped:  # other code must not report the exit of this suspended process
             warnings.warn(f"{process.called} {how}\n{stack}", RuntimeWarning, stacklevel=3)
         return True
 

@@ -141,7 +141,7 @@ class Restarts:
     def _judge(self, index: int, received: Sequence[int], paused: bool) -> None:
         """Raises an error if the child has exited too often without progress."""
         members, process = self._members, self._members.processes[index]
-        if process.pid is None:  # no process was started for this child
+        if process.pid is None:  # the start of this child has failed
             return
         self._exitcodes[index] = process.exitcode
         is_worker, kind = index < members.num_workers, members.program_class
@@ -215,7 +215,7 @@ class Restarts:
                 self._give_up(indices, error)
             finally:
                 members.close_descriptors(indices)
-            if shutdown.has_begun:  # the shutdown may not know the new processes
+            if shutdown.has_begun:  # a shutdown in another thread may not know the new processes
                 for child in started:
                     child.kill()
                     child.wait(KILLED)

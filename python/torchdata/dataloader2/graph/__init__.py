@@ -28,5 +28,5 @@ __all__ = [
     "traverse_dps",
 ]
 
-# torchdata 0.9 had this function under this name in `graph.utils`.
+# Code for torchdata 0.9 imports this function from `graph.utils`, under a name with an underscore.
 setattr(utils, "_find_replicable_branches", cutting.find_replicable_branches)  # noqa: B010 - not known to checkers there

@@ -109,7 +109,7 @@ class _Sharing:
         if kind in _ATOMS or id(value) in self.memo or id(value) in self._pipes:
             return
         if kind in _CONTAINERS:
-            if len(value) > self._left:  # a container this large counts as data, as in the search for pipes
+            if len(value) > self._left:  # larger containers count as data, as in the search for pipes
                 self.memo[id(value)] = copy.copy(value)
                 return
             self._left -= len(value)
@@ -165,7 +165,7 @@ def _copied(generator: Any) -> Any:
         return twin
     try:
         return copy.deepcopy(generator)
-    except Exception as error:  # raised, for example, if the generator belongs to the operating system or to a device
+    except Exception as error:  # a generator of the operating system or of a device cannot be copied
         if is_of_handler(error):
             raise
         return generator

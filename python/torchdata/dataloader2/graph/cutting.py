@@ -70,7 +70,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
         if id(pipe) in dispatched:
             return pipe
         if id(pipe) not in cuts:
-            cuts[id(pipe)] = None  # the result if the search returns to this pipe in a cycle
+            cuts[id(pipe)] = None  # if the search returns to this pipe in a cycle, it finds this result
             found = {id(cut): cut for cut in map(cut_of, graph.sources(pipe)) if cut is not None}
             cuts[id(pipe)] = pipe if len(found) > 1 else next(iter(found.values()), None)
         return cuts[id(pipe)]

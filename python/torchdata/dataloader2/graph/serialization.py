@@ -73,7 +73,7 @@ def _fits(base: Any, obj: Any, most: int) -> bool:
     class MeasuringPickler(base):  # type: ignore[misc]
         def reducer_override(self, obj: Any) -> Any:
             if torch is not None and isinstance(obj, torch.Tensor) and obj.nbytes > file.left:
-                raise TooLargeError(obj.nbytes)  # this error stops the pickling before torch copies the tensor
+                raise TooLargeError(obj.nbytes)  # raised before torch copies the tensor
             return NotImplemented if base is pickle.Pickler else super().reducer_override(obj)
 
     try:

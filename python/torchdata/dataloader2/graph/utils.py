@@ -80,7 +80,7 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        # all readers of a pipe share one dictionary, so that the size of a chain of forks and zips grows linearly
+        # All readers of a pipe share one dictionary, so that the size of a graph with forks grows linearly.
         if everywhere:
             finished[id(pipe)] = found
         return found, everywhere
@@ -293,7 +293,7 @@ def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
 
 
 def _rewired(obj: Any, choose: Callable[[Any], Any], opened: set[int]) -> Any:
-    """Mutable containers are modified, and immutable ones are recreated."""
+    """Modifies mutable containers in place, and recreates immutable containers."""
     if is_pipe(obj):
         return choose(obj)
     if not isinstance(obj, (dict, list, tuple, set, frozenset, deque)):

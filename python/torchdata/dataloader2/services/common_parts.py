@@ -382,7 +382,7 @@ class CommonPart:
         self._wants_snapshot = False
         try:
             entries = save_entries(Graph(self._runner.source))
-        except Exception as error:  # the shards use an earlier snapshot
+        except Exception as error:  # the shards then use an earlier snapshot
             if is_of_handler(error):
                 raise
             return
@@ -401,7 +401,7 @@ class CommonPart:
         self._globals[left].leave(is_all=True)
         is_told = self._globals[entered].enter()
         if entered == 0 and not is_told and "torch.utils.data" in sys.modules and self._whose is not None:
-            self._whose.tell()  # torch was imported by this part
+            self._whose.tell()  # these pipes have imported torch
 
 
 def _stay(_place: int) -> None:

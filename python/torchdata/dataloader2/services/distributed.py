@@ -137,7 +137,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._sync_group = group if self._given_group is not None else self._open(datapipe.timeout)
         datapipe.set_process_group(self._sync_group)
         self._fullsync = self._datapipe = datapipe
-        resumed, self._resumed = self._resumed, None  # the function refers to the loader, so this reference is dropped
+        resumed, self._resumed = self._resumed, None  # dropped, because the function refers to the loader
         self._has_moved = any(shard.moved for shard in (resumed and resumed()) or ())
         return datapipe
 
@@ -189,7 +189,7 @@ class DistributedReadingService(ReadingServiceInterface):
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()
         shared = self._pg.broadcast(seed - 2**64 if seed >= 2**63 else seed)
         if self._sync_group is not None and self._sync_group is not self._given_group:
-            self._sync_group.show_life()  # may start a thread, because the workers have been forked
+            self._sync_group.show_life()  # only after the workers were forked, because `show_life` may start a thread
         if not self._keeps_seeds:
             seed_generator.seed(shared % 2**64)
         elif shared % 2**64 != seed:

@@ -79,7 +79,7 @@ class LocalShards:
                 try:
                     yield
                 finally:
-                    program.leave()  # also after an exception, because threads would use the process's own generators
+                    program.leave()  # the shard's threads must not draw from the process's own generators
             finally:
                 own_random.is_replica = replica
                 outside.enter()
@@ -117,7 +117,6 @@ class LocalShards:
         self._iterators = [*iterators]
 
     def call(self, function: Callable[[Any], Any]) -> None:
-        """Applies a function to the graph of each shard."""
         for program in self._programs:
             with self._as_shard(program):
                 program.call(function)
@@ -190,7 +189,7 @@ class LocalShards:
                 following = ((last + 1 + step) % self.num_shards for step in range(self.num_shards))
                 turn = next((shard for shard in following if self._iterators[shard] is not None), 0)
             given = [*given]
-            for shard, snapshot in enumerate(snapshots):  # no checksum is computed after the snapshot
+            for shard, snapshot in enumerate(snapshots):  # the checksum of items after the snapshot is unknown
                 items, checksum = given[shard]
                 given[shard] = items, checksum if snapshot is not None and snapshot[0][0] == items else 0
             return list(zip(given, snapshots, strict=True)), turn, None
@@ -209,7 +208,6 @@ class LocalShards:
         """Does nothing, because every item is delivered as soon as it is computed."""
 
     def stop(self) -> None:
-        """Stops yielding items of the epoch."""
         self._is_stopped = True
 
     def pause(self) -> None:

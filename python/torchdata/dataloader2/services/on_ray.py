@@ -104,7 +104,7 @@ class RayReadingService(MultiProcessingReadingService):
             on_worker_exit=on_worker_exit,
             on_timeout=on_timeout,
             patience=patience,
-            snapshot_budget=None,  # a request for a state does not reach a worker on another machine
+            snapshot_budget=None,  # workers on other machines do not receive requests for large snapshots
         )
         self.ray_remote_args = _check_options({} if ray_remote_args is None else ray_remote_args)
         require("ray", extra="ray", needed_by=_NAME)

@@ -45,10 +45,10 @@ from torchdata.datapipes._pipe.witnessing import Witness
 from torchdata.datapipes.datapipe import token_of
 from torchdata.datapipes.iter.threads.prefetching import end_threads, pipes_with_threads, stop_reading
 from torchdata.datapipes.state import (
+    entries_of,
     iterate,
     load_entries,
     load_generators,
-    save_entries,
     set_strictness,
     standing_still,
 )
@@ -243,6 +243,7 @@ class GraphProgram(EpochProgram):
         self._held = ExitStack()
         #: The pipes with threads; None until the graph has been searched for them.
         self._reading_ahead: list[Any] | None = None
+        self._graph: Graph | None = None
         #: This graph replaces the current graph in the next epoch.
         self._successor: DataPipe | None = None
         #: The reason why no snapshot can be made in this epoch.
@@ -289,7 +290,14 @@ class GraphProgram(EpochProgram):
         self.globals.leave(is_all=not self._reading_ahead and locks is None)
 
     def _search_anew(self) -> None:
-        self._reading_ahead, self.globals.is_all = None, False
+        self._reading_ahead, self._graph, self.globals.is_all = None, None, False
+
+    def _running_graph(self) -> Graph:
+        """Returns the graph of the running iteration, in which only pipes of the user can change their sources."""
+        graph = self._graph or Graph(self.datapipe)
+        if self._graph is None and all(type(pipe).__module__.startswith("torchdata.") for pipe in graph):
+            self._graph = graph
+        return graph
 
     def prepare(self, child: ChildInfo) -> None:
         self._child, self._shard, self.globals = child, self.shards[child.worker_id], ShardGlobals()
@@ -413,18 +421,19 @@ class GraphProgram(EpochProgram):
         caches = self._caches
         if self._unsaved is not None or self._passes > 1 or not caches.may_snapshot(begins):
             return None
-        if not begins and caches.filled(begins) is not None:
-            most = self._child.largest_snapshot  # larger snapshots are not needed, because caches can be refilled
+        filled = caches.filled(begins)
+        if not begins and filled is not None:
+            most = self._child.largest_snapshot  # larger caches can be refilled from seeds
         try:
-            graph = Graph(self.datapipe)
+            graph = self._running_graph()
             # Threads must stop during the snapshot, because they also draw random numbers.
             with standing_still(graph.pipes), caches.left_out(), bounded(most):
-                entries, generators = save_entries(graph), current_generators()
+                entries, generators = entries_of(graph), current_generators()
             share = self._share_in(graph, entries)
             if share is None:
                 return None
             with bounded(most):
-                content = sealed(Content(entries, generators, share.is_read_out, caches.filled(begins)))
+                content = sealed(Content(entries, generators, share.is_read_out, filled))
             if begins:
                 caches.note_start(content)
             self._saved = True
@@ -459,10 +468,10 @@ class GraphProgram(EpochProgram):
             return None if entry.restores else _Share(1)
         if self._is_behind_share or token_of(source).finished:
             return _Share(1, read, is_read_out=True)
-        return _Share(2)  # the first iteration ended early, so the next iteration is the second
+        return _Share(2)  # the first iteration over the dispatched items ended early
 
     def go_on_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
-        set_strictness(self.datapipe, strict)
+        set_strictness(self._running_graph(), strict)
         self._passes += 1
         if snapshot is None:
             return self._iterate()
@@ -493,7 +502,7 @@ class GraphProgram(EpochProgram):
     def _go_on(self, saved: Content, cached: list[Any] | None = None, strict: bool = True) -> Iterator[Any]:
         entries = saved.entries or ()
         if saved.read_out and self._child.share is not None:
-            self._read_share_out()  # this call must precede the loading, because a new epoch may interrupt its wait
+            self._read_share_out()  # before the state is loaded, because a new epoch may interrupt this call
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
             # The main process read ahead when the state was saved.
             self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()
@@ -502,9 +511,9 @@ class GraphProgram(EpochProgram):
         if saved.filled is not None and cached is not None:
             self._caches.put_back(saved.filled, cached, strict)
         if saved.generators is not None:
-            load_generators(saved.generators)  # this call must precede the iterator, which starts threads
+            load_generators(saved.generators)  # before `_iterate` starts threads, which draw random numbers
         if saved.read_out and self._child.share is None and not entries[-1].finished:
-            return iter(())  # only pipes that read these pipes have noted the end of the epoch
+            return iter(())  # the saved epoch had ended, although these pipes have not noted its end
         return self._iterate()
 
     def _read_share_out(self) -> None:
@@ -523,7 +532,7 @@ class GraphProgram(EpochProgram):
         """A pipe that the function returns replaces the graph in the next epoch."""
         self._watched = None
         self._caches.note_call()
-        self._search_anew()  # the function may change the graph
+        self._search_anew()
         replaced = function(self.datapipe if self._successor is None else self._successor)
         if replaced is not None:
             self._successor = replaced  # until the next epoch, snapshots are taken of the running graph

@@ -14,7 +14,7 @@ from io import BytesIO, IOBase, StringIO
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType, NoneType
 from typing import Any
 
-#: Values of these types never change. `_search` adds other types that it has met.
+#: Values of these types never change. `_search` adds further types of immutable values.
 _fixed: set[Any] = {NoneType, bool, int, float, complex, str, bytes, range, type, FunctionType, BuiltinFunctionType}
 #: The maximum number of examined objects per item, not counting values that never change.
 _MOST = 1 << 10
@@ -117,7 +117,7 @@ def _search_of(kind: Any) -> _Search:
     if hasattr(kind, "__array_interface__") and hasattr(kind, "base") and hasattr(kind, "__setitem__"):
         return _search_array
     if hasattr(kind, "_b_base_"):
-        return _refuse_hidden  # a type of ctypes
+        return _refuse_hidden
     is_hidden = any(map(_has_hidden_memory, kind.__mro__))
     library = kind.__module__.partition(".")[0]
     is_container = issubclass(kind, (tuple, frozenset)) or hasattr(kind, "__setitem__")
@@ -186,7 +186,7 @@ def _search_array(item: Any, _ids: list[int], views: list[tuple[int, int]]) -> S
 def _search_tensor(item: Any, _ids: list[int], views: list[tuple[int, int]]) -> Sequence[Any] | None:
     try:
         views.append((item.untyped_storage().data_ptr() or id(item), item.data_ptr()))
-    except (RuntimeError, NotImplementedError):  # raised, for example, for a sparse tensor
+    except (RuntimeError, NotImplementedError):  # a sparse tensor has no such memory
         return None
     return _parts_of(item)
 

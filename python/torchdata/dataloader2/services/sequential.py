@@ -128,7 +128,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         """
         states = _states_in(serialized_state)
         if len(states) != len(self.reading_services) and not any(states):
-            return self.initialize(datapipe)  # none of the services that saved this state had a state
+            return self.initialize(datapipe)  # no service had a state
         if len(states) != len(self.reading_services):
             raise ValueError(
                 f"the state holds {len(states)} reading services, but this SequentialReadingService has "
@@ -203,22 +203,19 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return next(filter(None, (service.engine_processes() for service in self._contracts)), None)
 
     def _pause(self, pause_fn: IterResetFn | None = None) -> IterResetFn | None:
-        for service in self._contracts:
-            if service._pause is not None:
-                pause_fn = service._pause(pause_fn)
-        return pause_fn
+        return self._forwarded("_pause", pause_fn)
 
     def _resume(self, resume_fn: IterResetFn | None = None) -> IterResetFn | None:
-        for service in self._contracts:
-            if service._resume is not None:
-                resume_fn = service._resume(resume_fn)
-        return resume_fn
+        return self._forwarded("_resume", resume_fn)
 
     def _limit(self, num_batches: int | None, limit_fn: Callable[..., Any] | None = None) -> Callable[..., Any] | None:
-        for service in self._contracts:
-            if service._limit is not None:
-                limit_fn = service._limit(num_batches, limit_fn)
-        return limit_fn
+        return self._forwarded("_limit", limit_fn, num_batches)
+
+    def _forwarded(self, name: str, function: Callable[..., Any] | None, *arguments: Any) -> Callable[..., Any] | None:
+        """Calls a method of all services. Each service receives the function that the previous service returned."""
+        for method in filter(None, (getattr(service, name) for service in self._contracts)):
+            function = method(*arguments, function)
+        return function
 
 
 def in_shards(service: Any) -> ReadingServiceInterface:

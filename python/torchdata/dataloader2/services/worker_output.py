@@ -19,7 +19,7 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 @dataclass(frozen=True)
 class WorkersEpoch:
-    """These values are stored together, so that other threads never see parts of two epochs."""
+    """The processes and the items of one epoch, in one object, so that other threads never see parts of two epochs."""
 
     children: Children | LocalShards
     items: Iterator[Any]
@@ -123,7 +123,7 @@ class WorkerOutput(IterDataPipe[Any]):
         resume = partial(_resume, children.num_shards, children.dispatches, self.in_order, strict)
         left, announced = None, self.lasts and self._passes > 1
         if position is not None:
-            self.want_large_snapshots()  # the user has already saved states of the loader
+            self.want_large_snapshots()  # a user who has loaded a state will probably save states, too
             starts = resumptions(position, children.num_shards, children.dispatches, strict)
             given, kept = [shard.given for shard in position.shards], [shard.snapshot for shard in position.shards]
             left, announced = StopPosition(given, position.turn, starts, (kept, position.dispatching)), False
@@ -132,7 +132,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
     def follow(self, delivery: Delivery | None) -> None:
         """Connects the collector to a counter of delivered items. With None, disconnects it."""
-        if delivery is not self._delivery:  # avoids the collector's lock, which a reading thread may hold
+        if delivery is not self._delivery:  # `follow` waits for the collector's lock, which a reader may hold
             self._delivery = delivery
             self._children.collector.follow(delivery)
 

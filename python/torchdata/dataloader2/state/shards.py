@@ -96,9 +96,9 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
         if generators is None:
             raise ValueError("the generators of this loader state are missing")
         own, others = entries[:pipes], entries[pipes:] if pipes is not None else []
-        if others and others[0].type == AHEAD:  # an in-process service has added this pipe to read ahead
+        if others and others[0].type == AHEAD:  # `InProcessReadingService` has appended this pipe to read ahead
             own, others = entries[: len(own) + 1], others[1:]
-        holds = bool(others)  # these pipes may have buffered items
+        holds = bool(others)
         read = own[-1].yielded if holds else position.given - position.drop
         content = sealed(Content(own, generators, read_out=position.ended))
         snapshot = None if alone and (holds or position.drop) else ((read, 0), 1, (0, 0), content)

@@ -166,8 +166,8 @@ class _Text(HoldsStream[Any]):
         return error
 
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
-        if not self._is_ahead and position_of(stream) is not None:
-            return detached(stream), {"skip": 0}
+        if not self._is_ahead and (offset := position_of(stream)) is not None:
+            return detached(stream, offset), {"skip": 0}
         decoded = None if self._decoder is None else position_of(self._decoder)
         if decoded is not None:
             return detached(stream, self._start), {"skip": 0, "decoded": decoded}
