@@ -318,6 +318,73 @@ def test_spawned_workers_get_views_of_one_storage_and_write_to_memory_of_their_o
     assert dataset.array[0] == dataset.tensor[0] == 0
 
 
+class Kinds(Views):
+    """A dataset of arrays and tensors of many kinds."""
+
+    def __init__(self) -> None:
+        tensor, array = torch.arange(4000.0), np.arange(4000.0)
+        constant = array.copy()
+        constant.flags.writeable = False
+        quantized = torch.quantize_per_tensor(tensor, scale=0.5, zero_point=3, dtype=torch.qint8)
+        sparse = torch.eye(60).to_sparse(), torch.eye(60).to_sparse_csr()
+        self.kinds: list[Any] = [
+            tensor[::3], tensor.view(80, 50).t(), torch.ones(1).expand(5000), tensor.bfloat16(), quantized,
+            *sparse, torch.nn.Parameter(tensor.clone()), torch.arange(4000.0, requires_grad=True),
+            torch.complex(tensor, tensor).conj(), torch.empty(0, 3), array[::3], array.reshape(80, 50).T, constant,
+            constant[100:], array.view(Named), array.astype(">f8"), np.arange("2020", "2030", dtype="M8[D]"),
+            np.zeros(4000, [("a", "i4"), ("b", "f8")]), np.array([1, "a", None], object), bytearray(4000),
+            bytes(70_000),
+        ]  # fmt: skip
+
+    def __len__(self) -> int:
+        return len(self.kinds)
+
+    def item(self, index: int) -> Any:
+        return self.kinds[index], described(self.kinds[index])
+
+    def __getitem__(self, index: int) -> Any:
+        return self.item(index)
+
+
+def described(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return type(value), value.dtype, value.layout, value.shape, value.requires_grad, value.is_conj()
+    if isinstance(value, np.ndarray):
+        return type(value), value.dtype, value.shape, value.flags.writeable
+    return type(value)
+
+
+def elements_of(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value.tolist() if isinstance(value, np.ndarray) else value
+    value = value.detach().to_dense() if value.layout is not torch.strided else value.detach()
+    return (value.int_repr() if value.is_quantized else value.resolve_conj()).tolist()
+
+
+@pytest.mark.filterwarnings(
+    "ignore:torch.quantize_per_tensor",
+    "ignore:TypedStorage is deprecated",
+    "ignore:Sparse .* tensor support is in beta",
+)
+@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+def test_workers_read_the_same_data_of_all_kinds_with_each_start_method(method: str) -> None:
+    dataset = Kinds()
+    with DataLoader2.from_dataset(dataset, reading_service=MultiProcessingReadingService(1, method)) as loader:
+        items = list(loader)
+    assert [kind for _, kind in items] == list(map(described, dataset.kinds))
+    for (received, _), value in zip(items, dataset.kinds, strict=True):
+        assert elements_of(received) == elements_of(value)
+
+
+@pytest.mark.parametrize("method", ["fork", "forkserver"])
+def test_workers_do_not_see_what_the_main_process_writes_after_their_start(method: str) -> None:
+    dataset = Shared()
+    with DataLoader2.from_dataset(dataset, reading_service=MultiProcessingReadingService(1, method)) as loader:
+        assert next(iter(loader))[1:4] == (1, 1, 1)
+        dataset.array[:], dataset.tensor[:] = 7, 7
+        assert next(iter(loader))[1:4] == (2, 2, 2)
+
+
 def test_a_program_for_spawned_workers_holds_each_storage_once() -> None:
     from torchdata._engine.workers.group import pickled_program
 

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -54,6 +55,23 @@ def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(mo
     # During the first 60 items, memory may grow until there are freed gaps that are large enough for every tensor. If
     # each tensor took new pages, 60 more tensors would then add 60 times the size of a tensor.
     assert grown[-1] - grown[60] < 12 * LargeTensors.SIZE
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc keeps freed memory")
+def test_an_idle_worker_returns_the_memory_of_its_shuffle_buffer():
+    def held(pid):
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return 1024 * int(re.search(r"Anonymous: +(\d+) kB", text)[1])
+
+    pipe = IterableWrapper(range(200)).map(lambda x: np.full(50_000, x)).shuffle(buffer_size=100)
+    with loader(pipe, num_workers=1) as dl:
+        for _ in range(2):
+            iterator = iter(dl)
+            numbers = {int(next(iterator)[0])}
+            (pid,) = dl.reading_service._children.pids
+            full = held(pid)
+            assert len(numbers | {int(array[0]) for array in iterator}) == 200
+            wait_for(lambda full=full, pid=pid: time.sleep(0.05) or held(pid) < full - (30 << 20))
 
 
 @pytest.mark.parametrize("ended", [True, False])

@@ -10,6 +10,7 @@ page with an inherited object, so the kernel would copy the page.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import os
@@ -47,8 +48,9 @@ MAIN = 0
 #: The size in bytes of the largest block to which glibc's allocator adapts (`M_MMAP_THRESHOLD` in mallopt(3)), minus
 #: the block's header.
 _LARGEST_LEARNT = (32 << 20) - (64 << 10)
-#: Seconds between two attempts to free unused shared memory while no command arrives.
-IDLE = 1.0
+#: The number of seconds without a command after which a child returns freed memory. If it returned the memory sooner,
+#: the page faults of the next epoch would take a noticeable part of the time.
+LONG_IDLE = 5
 
 
 @dataclass
@@ -209,17 +211,20 @@ class ChildLoop:
         gc.unfreeze()  # so that the interpreter finalizes user objects in reference cycles at exit
 
     def next_command(self) -> tuple[Any, ...]:
-        while (command := self.command_within()) is None:
-            pass
-        return command
+        """Waits for a command, and meanwhile returns unused memory to the system."""
+        idle_seconds = 0
+        while True:
+            looks_again = self.sender.tidy() or idle_seconds < LONG_IDLE
+            command = self.command_within(1.0 if looks_again else None)
+            if command is not None:
+                return command
+            idle_seconds += 1
+            if idle_seconds == LONG_IDLE:
+                _return_freed_memory()
 
-    def command_within(self, seconds: float | None = None) -> tuple[Any, ...] | None:
-        """Waits for a command, and returns None if none arrives within `seconds`.
-
-        If `seconds` is None, unused shared memory is freed first, and the limit is `IDLE` seconds if more memory may
-        become unused, else infinite.
-        """
-        return self.commands.receive(0, seconds or (IDLE if self.sender.tidy() else None))  # type: ignore[no-any-return]
+    def command_within(self, seconds: float | None) -> tuple[Any, ...] | None:
+        """Waits for a command, and returns None if none arrives within `seconds`."""
+        return self.commands.receive(0, seconds)  # type: ignore[no-any-return]
 
 
 def raise_failure(_peer: int, description: Any) -> NoReturn:
@@ -241,6 +246,17 @@ def _keep_freed_memory() -> None:
     remain in effect.
     """
     bytes(_LARGEST_LEARNT)
+
+
+def _return_freed_memory() -> None:
+    """Returns the memory that glibc has kept (see `_keep_freed_memory`).
+
+    After an epoch with a `shuffle` buffer of 400 MB, an idle child holds 17 MB instead of 446 MB.
+    """
+    with contextlib.suppress(ImportError, OSError, AttributeError):  # other C libraries lack the function
+        import ctypes  # importing the module earlier would delay the first item
+
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _keep_memory_of_tensors() -> None:
