@@ -55,8 +55,6 @@ class Numbers:
 
 
 class Passing(IterDataPipe[Any]):
-    """A pipe of the user without a state."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 
@@ -119,7 +117,6 @@ def loader(form: str, workers: int, state: Any = None) -> DataLoader2[Any]:
 
 
 def with_states(made: DataLoader2[Any]) -> tuple[list[Any], list[Any]]:
-    """Returns the items of an epoch, and the states after each item."""
     items, states = [], []
     with made:
         for item in made:
@@ -371,8 +368,6 @@ class EpochCounter(IterDataPipe[Any]):
 
 
 class SavedCounter(EpochCounter):
-    """An `EpochCounter` with a state."""
-
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch}
 
@@ -411,8 +406,6 @@ def test_the_attributes_of_a_users_pipe_stay_between_epochs(form: str) -> None:
 
 
 class ReusingCounter(EpochCounter):
-    """Overwrites the array of the previous item."""
-
     def __iter__(self) -> Iterator[Any]:
         array = numpy.zeros(1)
         for (item, _), epoch in super().__iter__():
@@ -421,8 +414,6 @@ class ReusingCounter(EpochCounter):
 
 
 class PositionCounter(EpochCounter):
-    """Yields the positions of the items, too."""
-
     def __iter__(self) -> Iterator[Any]:
         for position, (item, epoch) in enumerate(super().__iter__()):
             yield item, epoch, position
@@ -540,7 +531,7 @@ def reused() -> Any:
 @pytest.mark.parametrize("form", ["filter and shuffle", "uneven shards", "batch", "two filters", "reused"])
 def test_a_state_after_ctrl_c_in_the_common_part_is_exact(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FORMS, "reused", reused)
-    monkeypatch.setattr(common_parts, "MOST_WAITING", 3)  # some shards change to replicas of their own
+    monkeypatch.setattr(common_parts, "MOST_WAITING", 3)  # some shards switch to copies of their own
     whole = epochs_of(loader(form, 0))
     with loader(form, 0) as made, interrupted_at(-1) as executed:
         list(made)
@@ -550,7 +541,7 @@ def test_a_state_after_ctrl_c_in_the_common_part_is_exact(form: str, monkeypatch
             got: list[Any] = []
             reading = iter(made)
             with interrupted_at(moment) as reached:
-                got.extend(reading)  # `extend` loops in C, so Ctrl-C loses no item
+                got.extend(reading)  # Ctrl-C loses no item, because `extend` loops in C.
             presses += reached[0] == moment + 1 and len(got) < len(whole[0])
             assert got == whole[0][: len(got)]
             state = saved(made)
@@ -559,7 +550,7 @@ def test_a_state_after_ctrl_c_in_the_common_part_is_exact(form: str, monkeypatch
             more = [*islice(reading, 2)]
             assert len({*map(repr, got + more)}) == len(got + more), moment
             state, rest = saved(made), [*reading]
-            if rest:  # the item that was interrupted may be lost, but no other item
+            if rest:  # Ctrl-C may lose the item that it interrupts, but no other item.
                 assert epochs_of(loader(form, 0, state)) == [rest, whole[1]], moment
     assert presses > 15
 

@@ -20,7 +20,6 @@ pytestmark = pytest.mark.alone
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
-#: The default plan of a job.
 ORDINARY = Plan(
     seed=0,
     ranks=3,

@@ -180,7 +180,6 @@ def test_a_forked_child_may_shut_down_the_pipe_that_it_inherited(tmp_path: Path)
         assert job.outcomes() == [(0, 39)] * 2
 
 
-#: The program of each rank. Rank 1 leaves its loop at the fourth item by running the code `going`.
 GOES = """
 class Reported(Exception):
     pass
@@ -268,7 +267,6 @@ class Records(Alone):
 
 
 def _left_loop(group: Records) -> Any:
-    """Returns a pipe whose iterator was dropped after two items."""
     pipe = IterableWrapper(range(50)).fullsync(20, process_group=group)
     for _, item in zip(range(2), pipe, strict=False):
         assert item < 2
@@ -319,7 +317,7 @@ def test_a_rank_informs_the_others_how_its_loop_ended(goes: Callable[[Any], None
     group = Records()
     pipe = _left_loop(group)
     goes(pipe)
-    pipe.shutdown()  # the pipe sends no vote after its shutdown
+    pipe.shutdown()  # A pipe sends no vote after its shutdown.
     assert _last_vote(group) == vote
 
 

@@ -64,8 +64,6 @@ def opened(path: str) -> tuple[str, Any]:
 
 
 class CountedText:
-    """The recipe for reopening a `CountedFile` as text."""
-
     def open(self) -> io.TextIOWrapper:
         return io.TextIOWrapper(CountedFile(), newline="")
 
@@ -113,7 +111,6 @@ LOADERS: dict[str, Callable[[int], Any]] = {
 
 
 def reads_to_resume(make: Callable[[], Any], at: int) -> int:
-    """Returns the number of reads that a new loader needs to yield the item after a position."""
     loader = make()
     iterator = iter(loader)
     given = next(islice(iterator, at - 1, None))
@@ -125,7 +122,7 @@ def reads_to_resume(make: Callable[[], Any], at: int) -> int:
     before = reads.value
     item = next(iter(later))
     assert item >= given, "positions were not restored"
-    end(later)  # otherwise, a worker of this loader might still read items during the next count
+    end(later)  # A worker of this loader might otherwise still read items during the next count.
     return int(reads.value) - before
 
 
@@ -143,4 +140,4 @@ def test_reads_to_resume_do_not_grow_with_the_position(
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # takes a snapshot after each item
     monkeypatch.setattr(_cadence, "_DEAR", 1e9)  # makes a StatefulDataLoader take a snapshot after each item, too
     near, far = (reads_to_resume(lambda: LOADERS[name](workers), at) for at in (NEAR, FAR))
-    assert 0 < far <= near + 3600  # a file is read in blocks, and workers read items ahead
+    assert 0 < far <= near + 3600  # Files are read in blocks, and workers read items ahead.

@@ -228,8 +228,6 @@ def drawn_by_its_own_seed(dispatched: bool) -> Pipe:
 
 
 class ReadsAtOnce(Passing):
-    """A pipe that reads the first item of its source in `__iter__`."""
-
     def __iter__(self) -> Iterator[int]:
         source = iter(self.source)
         first = [next(source)]
@@ -290,7 +288,7 @@ def test_states_resume_exactly_although_the_main_process_reads_ahead(
 def test_workers_end_an_epoch_whose_last_items_the_main_process_had_read_ahead(
     dispatched: bool, tmp_path: Path
 ) -> None:
-    def on_disk(pipe: Pipe) -> Pipe:  # reads all items ahead
+    def on_disk(pipe: Pipe) -> Pipe:
         pipe = pipe.on_disk_cache(lambda item: str(tmp_path / str(item)), extra_check_fn=lambda path: False)
         pipe = pipe.map(lambda item: (str(tmp_path / str(item)), str(item).encode())).end_caching()
         return pipe.map(lambda path: int(Path(path).read_text()))
@@ -342,7 +340,7 @@ def test_the_end_of_a_resumed_epoch_that_needs_no_more_items_is_the_workers_end_
     with loader_of(build()) as loader:
         iterator = iter(loader)
         assert [next(iterator) for _ in range(11)] == expected[0][:11]
-        time.sleep(0.1)  # during the sleep, a thread reads the last item, but not the end of the epoch
+        time.sleep(0.1)  # During the sleep, a thread reads the last item, but does not reach the end of the epoch.
         state = loader.state_dict()
     with loader_of(build(), state=state) as loader:
         assert next(iter(loader)) == expected[0][11]

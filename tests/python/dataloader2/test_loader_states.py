@@ -29,8 +29,6 @@ class Stateless(ReadingServiceInterface):
 
 
 class Checkpointed(Stateless, CheckpointableReadingServiceInterface):
-    """A reading service that records the states from which it is restored."""
-
     restored: ClassVar[list[bytes]] = []
 
     def checkpoint(self):
@@ -214,8 +212,6 @@ else:
 
 
 class Held:
-    """Events with which the first item after `begins` blocks its thread until `go_on`."""
-
     begins, entered, go_on, has_left = (threading.Event() for _ in range(4))
 
 
@@ -233,7 +229,7 @@ def held_once(item: int) -> int:
 )
 def test_a_thread_ends_before_another_state_is_loaded(service: Any) -> None:
     def loader() -> DataLoader2[Any]:
-        pipe = IterableWrapper(range(40)).map(held_once).enumerate()  # `enumerate` stores the number of yielded items
+        pipe = IterableWrapper(range(40)).map(held_once).enumerate()
         return DataLoader2(pipe if service else pipe.prefetch(3), reading_service=copy.copy(service))
 
     head, state = stopped(loader(), 5)

@@ -51,7 +51,6 @@ class Augmented:
 
 
 def endless() -> Iterator[int]:
-    """Yields numbers endlessly in a random order."""
     dice, number, buffer = random.Random(), 0, list(range(1, 100))
     while True:
         place = dice.randrange(len(buffer))
@@ -145,7 +144,7 @@ def test_a_worker_that_continues_from_a_snapshot_samples_nothing(often: None) ->
     pipe = IterableWrapper(Counting(40)).shuffle().sharding_filter().cycle(2).map(is_sampled)
     head, state = stopped(loading(pipe), 41)
     assert all(head)
-    rest, following = resumed(loading(pipe), state, 2, strict=False)  # a strict loader would refuse the new items
+    rest, following = resumed(loading(pipe), state, 2, strict=False)  # A strict loader would refuse the changed items.
     assert not any(rest)
     assert all(following)
 

@@ -83,7 +83,7 @@ def test_a_state_contains_the_epoch_in_which_it_was_saved() -> None:
     pipe = IterableWrapper(epochs)
     items = iter(pipe)
     begun = [next(items) for _ in range(4)]
-    epochs.set_epoch(4)  # the epoch has begun, so the new number applies to the next epoch
+    epochs.set_epoch(4)  # The epoch has already begun, so the new number applies to the next epoch.
     other = IterableWrapper(Epochs())
     load_state(other, save_state(pipe))
     assert begun + list(other) == order_of(3)
@@ -91,7 +91,6 @@ def test_a_state_contains_the_epoch_in_which_it_was_saved() -> None:
 
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns imitations of the dataset classes of some libraries."""
     data = pytest.importorskip("torch").utils.data
 
     class Splitting(data.IterableDataset):  # type: ignore[misc, name-defined]

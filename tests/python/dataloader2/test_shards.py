@@ -164,8 +164,6 @@ def test_random_numbers_of_functions_belong_to_the_shard(form: str, monkeypatch:
 
 
 class WhoAmI(Passing):
-    """A pipe that yields the number of its worker, according to torch."""
-
     def __iter__(self) -> Iterator[Any]:
         import torch.utils.data
 
@@ -234,7 +232,6 @@ def test_a_worker_that_runs_several_shards_is_replaced_with_all_of_them(often: N
 
 
 def even() -> Any:
-    """Returns a source that yields the same number of items on each rank and in each worker."""
     return IterableWrapper(range(48)).shuffle().sharding_filter()
 
 
@@ -283,7 +280,7 @@ def test_states_of_all_ranks_resume_with_another_number_of_ranks(form: str, old:
     (ranks, workers), count = old, 2
     whole = [got for got, _ in of_ranks(form, ranks, workers, None)]
     states = {rank: state for rank, (_, state) in enumerate(of_ranks(form, ranks, workers, count))}
-    # The remaining items of each shard. The shards are ordered by worker, and then by rank.
+    # The shards are ordered by worker, and then by rank.
     left = [[*got[worker::workers][len(range(worker, count, workers)) :]] for worker in range(workers) for got in whole]
     turn = count % workers * ranks
     expected = []
@@ -384,7 +381,7 @@ def test_a_thread_that_reads_ahead_while_a_state_is_saved_does_not_take_the_shar
     position = WorkerOutput.position
 
     def later(self: WorkerOutput, delivered: int) -> Any:
-        time.sleep(0.1)  # if the thread were not paused, it would take an item during this sleep
+        time.sleep(0.1)  # Without a pause, the thread would take an item during this sleep.
         return position(self, delivered)
 
     monkeypatch.setattr(WorkerOutput, "position", later)
@@ -474,7 +471,7 @@ def test_threads_that_read_shards_in_one_process_leave_none_of_a_shard_s_globals
         pipe = IterableWrapper(range(4)).sharding_filter().map(note)
         return DataLoader2(pipe, splits=3 if name == "first" else 4)
 
-    def overlap() -> None:  # the wait is limited, because correct threads never run at once
+    def overlap() -> None:
         second_is_in_its_shard.set()
         first_is_done.wait(0.3)
 
@@ -497,7 +494,6 @@ def until(is_over: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def reading_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Any]]:
-    """Returns a function that returns the running iterations of the `prefetch` pipes of this process's shards."""
     programs: list[GraphProgram] = []
     prepare = GraphProgram.prepare
 
@@ -517,7 +513,6 @@ def test_threads_draw_no_numbers_while_the_state_of_another_shard_is_saved(
     save, is_saving = exchanging.save_generators, threading.Event()
 
     def draw(item: int) -> tuple[int, float]:
-        """Draws a number once the main thread saves random generators, or waits for this thread."""
         queues = [data.queue for data in reading_ahead() if threading.current_thread() in data.threads]
         until(lambda: is_saving.is_set() or any(queue.held or queue.is_awaited for queue in queues))
         return item, random.random()

@@ -16,7 +16,6 @@ from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 
 POSITIONS = 2, 5, 9, 15
-#: The positions of the states that the tests save with each number of workers.
 BY_WORKERS = {0: POSITIONS, 1: (5,), 2: (9,)}
 
 
@@ -94,7 +93,7 @@ def test_a_sampler_without_a_length_in_an_unseeded_order_is_refused(workers: int
     for items in BY_WORKERS[workers]:
         state, rest = state_and_rest(pipe(3), workers, items)
         assert resumed(pipe(3), workers, state) == rest
-        if workers < 2:  # with several workers, different orders cause another error
+        if workers < 2:  # With several workers, different orders raise another error.
             state, rest = state_and_rest(pipe(None), workers, items)
             with pytest.raises(RuntimeError, match="does not repeat itself"):
                 resumed(pipe(None), workers, state)

@@ -44,8 +44,6 @@ def seeded_multiplexer(count: int = 4) -> Any:
 
 
 class Lines:
-    """Goes back to its first line, and counts an epoch, when an iteration ends."""
-
     def __init__(self) -> None:
         self.position = self.epoch = 0
 

@@ -36,7 +36,7 @@ def test_changing_items_in_place_does_not_reach_the_next_epoch(items: Any) -> No
         item.append(0)
     assert list(pipe) == [[1], [2]]
     numbers = [1]
-    for number in IterableWrapper(numbers):  # reads a copy of the list
+    for number in IterableWrapper(numbers):
         numbers.append(number)
     assert numbers == [1, 1]
     assert next(iter(IterableWrapper(items, deepcopy=False))) is items[0]
@@ -152,8 +152,6 @@ def test_the_length_of_a_header_over_an_unsized_pipe_is_its_limit_with_a_warning
 
 
 class StartsOver(IterDataPipe[int]):
-    """A pipe that is its own iterator, and continues after its end."""
-
     def __init__(self) -> None:
         self.last = 0
 

@@ -151,7 +151,7 @@ def test_a_producer_may_fill_and_yield_one_array_again_and_again(loopback):
 
     kept = []
     for received in loopback.send(items()):
-        received += 100  # this write must change only the consumer's array
+        received += 100  # Writing to the loaned array must change only the consumer's array.
         kept.append(received)
     assert [float(array[0, 0]) for array in kept] == [100, 101, 102, 103, 104]
 

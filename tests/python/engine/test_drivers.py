@@ -24,7 +24,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarn
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
-#: The command lines of the drivers.
 RUNS = [
     "lives --calm --runs 4",
     "lives --calm --runs 1 --seed 101 --start-methods spawn",

@@ -19,7 +19,6 @@ from waiting import compute
 
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")]
 
-#: The loader's timeout: seconds after which a process counts as hung.
 SOON = 0.3
 
 

@@ -193,8 +193,6 @@ def test_a_lambda_may_use_modules_and_names_that_are_imported_lazily(method: str
 
 
 class Lazy:
-    """Imitates the object that Python 3.15 creates for a lazily imported name."""
-
     def __init__(self, content: Any) -> None:
         self.content = content
 

@@ -315,6 +315,6 @@ def test_alarms_of_the_program_are_not_changed():
     with handling(on_alarm, signal.SIGALRM):
         signal.setitimer(signal.ITIMER_REAL, 100)
         with loader(IterableWrapper([0]).map(alarms), 1) as served:
-            assert list(served) == [(False, True, (0.0, 0.0))]  # workers must not have the handler of the main process
+            assert list(served) == [(False, True, (0.0, 0.0))]  # workers must not have the main process's handler
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)

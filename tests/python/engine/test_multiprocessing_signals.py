@@ -275,7 +275,7 @@ def test_an_exception_of_a_handler_while_workers_start_is_raised_and_leaves_noth
                 caught += 1
             assert (timer.rung, caught) == (1, 1), f"the handler raised {timer.rung} times, {caught} arrived"
         gc.collect()
-        wait_for(lambda: not children(), 20)  # a thread may delete the loader later
+        wait_for(lambda: not children(), 20)  # A thread may delete the loader later.
 
 
 class Raises:

@@ -64,8 +64,6 @@ class Node(Iterator[Any]):
 
 
 class Loader(Iterator[Any]):
-    """Reads a StatefulDataLoader that pins the batches of its worker."""
-
     def __init__(self, loader: Any, state: Any) -> None:
         self.loader = loader
         if state is not None:

@@ -127,7 +127,7 @@ def test_a_file_that_only_the_dispatching_process_reads_causes_no_warning(reads,
     calls = itertools.count()
 
     def read(x):
-        row(file, next(calls) % COUNT)  # the file position differs from epoch to epoch
+        row(file, next(calls) % COUNT)  # The file position differs from epoch to epoch.
         return x
 
     functions = {"dispatched": (read, abs), "mapped": (abs, read)}[reads]

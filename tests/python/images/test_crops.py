@@ -52,7 +52,7 @@ def test_area_ratio_and_position_are_distributed_as_in_torchvision(make: Callabl
         ratios.append((math.log(width / height) - math.log(0.5)) / math.log(4))
         across.append(left / (side - width))
         down.append(top / (side - height))
-    bound = 1.95 / math.sqrt(count)  # only one in a thousand seeds exceeds the bound
+    bound = 1.95 / math.sqrt(count)  # Only one seed in a thousand exceeds the bound.
     for values in (areas, ratios, across, down):
         assert distance(values) < bound
     pairs = np.corrcoef([areas, ratios, across, down])

@@ -249,7 +249,7 @@ def test_a_message_holds_the_fragment_that_old_code_matches(row: tuple[Any, ...]
             warnings.simplefilter("always")
             try:
                 act()
-            except BufferError:  # the error reports an item that a full buffer has dropped
+            except BufferError:  # The error message contains an item that a full buffer has dropped.
                 assert act is joined_by_a_full_buffer
         text = "\n".join(str(warning.message) for warning in caught if issubclass(warning.category, kind))
     else:

@@ -167,7 +167,6 @@ def test_items_that_are_not_pairs_of_path_and_stream_are_recognized(data: Any, m
 
 
 def read_records(folder: str, spec: TFRecordExampleSpec | None = None) -> Iterator[TFRecordExample]:
-    """A test evaluates the annotations of this function with `typing.get_type_hints`, as tools do."""
     yield from FileLister(folder, "*.tfrecord").open_files(mode="b").load_from_tfrecord(spec)
 
 

@@ -21,8 +21,6 @@ WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "per
 
 
 class CallsBack(PythonShuffled):
-    """Calls a function after it has drawn an order."""
-
     called: Callable[[], object] = staticmethod(lambda: None)
 
     def __iter__(self) -> Iterator[int]:
@@ -53,7 +51,6 @@ def read(batches: Any) -> list[Any]:
 
 
 def begun(made: Any, states: list[Any], before: str) -> Any:
-    """Returns a loader whose next epoch is the one after `before`."""
     if before == "an epoch":
         read(made)
     elif before == "a break":

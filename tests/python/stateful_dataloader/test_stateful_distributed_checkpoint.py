@@ -25,7 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is")
 
 @pytest.fixture(scope="module")
 def dcp() -> Any:
-    """Imports the module late, because its 47 MB would slow down each fork of earlier tests."""
     return importlib.import_module("torch.distributed.checkpoint")
 
 
@@ -128,7 +127,7 @@ def test_the_keys_of_a_state_are_the_same_before_inside_and_after_an_epoch(kind:
         return StatefulDataLoader(num_workers=workers, **KINDS[kind]())
 
     keys = [set(dcp._nested_dict.flatten_state_dict(reached(make, moment)[0].state_dict())[0]) for moment in MOMENTS]
-    if kind == "its own iterator":  # before the iteration begins, the loader cannot know that the dataset has a state
+    if kind == "its own iterator":  # The loader learns only from an iterator that the dataset has a state.
         keys = keys[1:]
     assert all(one == keys[0] for one in keys)
     [ours] = [key for key in keys[0] if "_torchdata_rs" in key]

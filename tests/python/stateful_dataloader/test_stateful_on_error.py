@@ -370,7 +370,7 @@ class Through(Steps):
 
 
 class Made(Steps):
-    """An iterable dataset with an `__iter__` that returns a generator, but is not a generator function."""
+    """`__iter__` returns a generator, but is not itself a generator function."""
 
     def __iter__(self) -> Iterator[int]:
         return (Some()[number] for number in range(self.length))

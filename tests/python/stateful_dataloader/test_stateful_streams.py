@@ -98,7 +98,7 @@ def test_an_error_of_an_ended_stream_that_loads_its_state_is_raised(options: Any
 
 
 def test_a_long_abandoned_epoch_is_not_read_again_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cadence, "_DEAR", math.inf)  # otherwise, a busy machine would send states less often
+    monkeypatch.setattr(_cadence, "_DEAR", math.inf)  # busy machines send states less often
 
     class Counted(EpochAtEnd):
         read = 0

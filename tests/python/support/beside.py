@@ -70,7 +70,6 @@ def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
 
 
 def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool = False) -> str:
-    """Returns a description of the first difference between epochs, or an empty text if the epochs are equal."""
     if len(found) != len(expected):
         return f"{len(found)} epochs for {len(expected)}"
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):

@@ -18,8 +18,7 @@ COLLATES = {"StatefulDataLoader": "pad", "DataLoader2": "Mapper(pad)"}
 
 @dataclass
 class Cause:
-    """Times are milliseconds per batch, and sizes are bytes. `computes` is processor time divided by work time, and
-    `stands` is processor wait time divided by processor time."""
+    """Times are in milliseconds per batch, and sizes are in bytes."""
 
     kind: str
     culprit: str | None = None

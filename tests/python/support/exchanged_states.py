@@ -66,7 +66,6 @@ def loaders(names: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def plain(items: Any) -> list[Any]:
-    """Converts items to values that any version of Python can unpickle."""
     return [item.tolist() if hasattr(item, "tolist") else list(item) for item in items]
 
 

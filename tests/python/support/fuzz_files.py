@@ -101,7 +101,6 @@ class Inputs:
 
 
 def plan_of(number: int, options: argparse.Namespace) -> Inputs:
-    """The command line selects targets by parts of their names."""
     parts = options.targets.split(",")
     chosen = {name: one for name, one in targets().items() if any(part in name for part in parts)}
     return Inputs(range(10 * number, 10 * number + 10), chosen)

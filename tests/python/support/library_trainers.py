@@ -113,7 +113,7 @@ def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None,
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
-        ignore_data_skip=True,  # the Trainer must not skip batches, because the loader resumes
+        ignore_data_skip=True,  # The Trainer must not skip batches, because the loader already resumes.
     )
     trainer = WithLoader(model=model, args=arguments, train_dataset=Samples(), callbacks=[Stop()] if stop else [])
     if resumes:

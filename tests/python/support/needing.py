@@ -19,7 +19,6 @@ class _SkippedModule(pytest.Module):
 
 
 def skips_without_torch(module_path: Path, parent: Any) -> pytest.Module | None:
-    """A folder's `conftest.py` imports this hook of pytest."""
     if find_spec("torch") is None and "without_torch" not in module_path.name:
         return _SkippedModule.from_parent(parent, path=module_path)
     return None

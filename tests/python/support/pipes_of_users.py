@@ -37,8 +37,6 @@ class TupleState(IterDataPipe):
 
 
 class FirstFour(IterDataPipe):
-    """Goes back to its first item when an iteration begins."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
         self.taken = self.start = 0

@@ -35,7 +35,7 @@ class Presser:
         self._process.stdin.write(b"\n")  # type: ignore[union-attr]
 
     def end(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the process has already exited
+        with contextlib.suppress(BrokenPipeError):  # The process has already exited.
             self._process.stdin.write(b"q")  # type: ignore[union-attr]  # closing is no use: workers hold it, too
         self._process.wait(120)
         self._process.stdin.close()  # type: ignore[union-attr]
@@ -57,7 +57,6 @@ def interrupts_raise() -> Iterator[None]:
 
 
 def await_held_back() -> None:
-    """A finalizer may delay the KeyboardInterrupt."""
     wait_for(lambda: all(thread.name != "torchdata-interrupt" for thread in threading.enumerate()))
 
 
@@ -72,7 +71,7 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
             try:
                 presser.again()
                 handler.armed = True
-                got.extend(iterator)  # `extend` loops in C, so Ctrl-C loses no item
+                got.extend(iterator)  # Ctrl-C loses no item, because `extend` loops in C.
                 handler.armed = False  # if an earlier signal interrupts this line, the loop runs once more and ends
                 break
             except KeyboardInterrupt:

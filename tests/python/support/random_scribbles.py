@@ -163,7 +163,6 @@ class _LookingError(Exception):
 
 
 def _look(opened):
-    """Observes a loader in its own program and from another process."""
     try:
         if isinstance(opened.loader, DataLoader2):
             str(opened.loader.stats())

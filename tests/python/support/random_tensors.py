@@ -120,7 +120,6 @@ def described(tensor):
 
 
 def strides_on_arrival(tensor):
-    """Returns the strides of a received tensor that shares no memory with other tensors."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0 or last < tensor.numel():
         return tensor.stride()
@@ -145,7 +144,6 @@ def write_everywhere(draw, tensors):
 
 
 def flattened(tensor):
-    """Returns the tensor itself if it has no flat view."""
     return tensor.view(-1) if tensor.is_contiguous() else tensor
 
 

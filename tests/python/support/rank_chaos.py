@@ -419,7 +419,7 @@ def with_torch(_options: argparse.Namespace) -> Iterator[None]:
     import torchdata.dataloader2
     import torchdata.datapipes.iter  # noqa: F401
 
-    gc.freeze()  # garbage collection at exit would make each rank copy all imported objects
+    gc.freeze()  # Garbage collection at exit would make each rank copy all imported objects.
     yield
 
 

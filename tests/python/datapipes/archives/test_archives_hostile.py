@@ -51,9 +51,6 @@ each_kind = pytest.mark.parametrize("kind", KINDS)
 ERRORS = (tarfile.ReadError, zipfile.BadZipFile)
 
 
-# ---------------------------------------------------------------------------------------------------------------- names
-
-
 @each_kind
 @pytest.mark.parametrize("name", ["../x", "a/b/../../../x", "..", "/../x", "."])
 def test_a_name_that_leaves_the_archive_is_refused(tmp_path, kind, name):
@@ -124,9 +121,6 @@ def test_devices_and_pipes_are_left_out(tmp_path):
             info.type, info.linkname = kind, "/etc/passwd"
             archive.addfile(info)
     assert list(loaded(path)) == []
-
-
-# --------------------------------------------------------------------------------------------------------------- damage
 
 
 @pytest.mark.parametrize("mode", ["r:*", "r|*", "r:gz", "r|gz"])
@@ -261,9 +255,6 @@ def test_a_file_that_fails_while_it_is_read_raises_an_error_that_names_pipe_and_
         assert "Loader" in notes or "Decompressor" in notes
 
 
-# ---------------------------------------------------------------------------------------------------------------- bombs
-
-
 def test_a_decompression_bomb_in_a_stream_that_reads_ahead_is_refused(small_bombs, tmp_path):
     path = tmp_path / "bomb.tar.gz"
     write(path, {"bomb": bytes(4 << 20)}, "tar.gz")
@@ -308,8 +299,6 @@ def test_sparse_members_are_restored_at_every_position(tmp_path, style, flag):
     check_restore(lambda: loaded(path).shuffle(buffer_size=2).set_seed(1), seeded=True)
 
 
-# --------------------------------------------------------------------------------------------------------------- memory
-
 GROWTH = """
 import resource, sys
 from torchdata.datapipes.iter import FileOpener
@@ -340,7 +329,6 @@ def growth(path, load, chunk, small):
 
 
 def sparse_tar(path, size):
-    """Writes a tar archive with a first member that needs no disk space, because its content is a hole in the file."""
     with open(path, "wb") as file:
         info = tarfile.TarInfo("large")
         info.size = size
@@ -352,9 +340,6 @@ def sparse_tar(path, size):
 
 
 def sparse_zip(path, size):
-    """Writes a zip archive with an uncompressed first member. The file is sparse, so the large member uses no disk
-    space.
-    """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         info = zipfile.ZipInfo("large")
         info.file_size = info.compress_size = size

@@ -277,6 +277,6 @@ def test_a_pipe_continues_after_an_item_that_its_source_has_skipped(row: Row) ->
     pipe = seed(row.build(lambda: IterableWrapper(items).map(whole), **row.example).on_error("skip"), 1)
     other = seed(row.build(lambda: IterableWrapper(good(*items)), **row.example), 1)
     found, expected = ([repr(item) for item in one] for one in (pipe, other))
-    if row.name == "map_pipe_shuffle":  # the order depends on all indices, including indices of skipped items
+    if row.name == "map_pipe_shuffle":  # The order depends on all indices, including the indices of skipped items.
         found.sort(), expected.sort()
     assert found == expected

@@ -28,7 +28,6 @@ UPSTREAM_BUCKETS: list[tuple[dict[str, Any], list[list[int]]]] = [
 
 WORDS = ["aa", "b", "cc", "d", "ee", "f", "gg", "hhh"]
 
-#: Batches that torchdata 0.9.0 creates from WORDS.
 UPSTREAM_TOKENS: list[tuple[dict[str, Any], list[list[str]]]] = [
     ({"buffer_size": 5}, [["b", "d", "f", "cc"], ["gg", "ee"], ["aa", "hhh"]]),
     ({"buffer_size": 3, "include_padding": True}, [["b", "d"], ["cc", "f"], ["ee", "aa"], ["gg"], ["hhh"]]),

@@ -35,7 +35,6 @@ ROWS = [{"number": number, "name": f"row {number}"} for number in range(5)]
 
 @pytest.fixture(autouse=True)
 def _offline(tmp_path, monkeypatch):
-    """Prevents the library `datasets` from using the network and the user's cache, and from showing progress bars."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", tmp_path / "cache" / "downloads")

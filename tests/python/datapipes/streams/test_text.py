@@ -20,8 +20,6 @@ MIXED = ["one\r\ntwo\n\nthrяe\r四\r\r\nfive\n\r", "", "五\n", "no newline", "
 
 
 class TextRecipe:
-    """The recipe of a text file."""
-
     def __init__(self, path, **options):
         self.path, self.options = path, options
 
@@ -80,7 +78,7 @@ def test_lines_of_bytes_are_decoded_on_demand():
 
 def test_with_errors_ignore_bytes_are_left_out_with_one_warning(monkeypatch):
     monkeypatch.setattr(text, "_told", False)
-    for _ in range(2):  # if warnings raise errors, the warning is raised each time
+    for _ in range(2):  # With the filter "error", Python raises the warning each time.
         with pytest.raises(UserWarning, match="left out"):
             list(blobs(b"a\xffb\n").parse_csv())
     monkeypatch.setattr(text, "_told", False)
@@ -124,11 +122,11 @@ def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path, encoding, mode):
 def test_a_file_with_only_a_byte_order_mark_has_no_rows():
     assert list(blobs(b"\xef\xbb\xbf").parse_csv()) == []
     assert list(blobs(b"\xef\xbb\xbf").readlines(decode=True)) == []
-    assert list(blobs(b"\xef\xbb\xbfa\n").readlines(return_path=False)) == [b"\xef\xbb\xbfa"]  # bytes are not decoded
+    assert list(blobs(b"\xef\xbb\xbfa\n").readlines(return_path=False)) == [b"\xef\xbb\xbfa"]
 
 
 def test_lines_of_utf_16_are_cut_where_their_text_ends():
-    odd = "\u0a0a\u0d0aone\n\u010a two\n"  # the encoded characters contain the byte of a newline
+    odd = "\u0a0a\u0d0aone\n\u010a two\n"  # In this encoding, some characters contain the byte of a newline.
     for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32"):
         files = blobs(odd.encode(encoding))
         lines = files.readlines(decode=True, encoding=encoding, return_path=False, strip_newline=False)

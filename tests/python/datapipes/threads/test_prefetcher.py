@@ -95,7 +95,7 @@ def test_a_state_that_one_thread_takes_is_not_spoilt_by_another_that_resumes() -
     with pipe.standing_still():
         items = pipe.state_dict()["items"]
         pipe.pause()
-        pipe.resume()  # `resume` ends only the second pause, not the first one
+        pipe.resume()  # `resume` ends only the second pause, and the first pause continues.
         assert next(iterator) == items.pop(0)
         assert pipe.state_dict()["items"] == items, "the thread stands still"
     assert list(iterator) == list(range(2, 100))
@@ -130,8 +130,6 @@ def test_pausing_waits_for_the_current_item_until_a_timeout(monkeypatch: pytest.
 
 
 class Worded(Exception):
-    """An exception class with a constructor that passes different arguments to its base class."""
-
     def __init__(self, word: str, *, number: int) -> None:
         super().__init__(f"{word} {number}")
         self.number = number
@@ -168,8 +166,6 @@ def test_a_buffered_error_is_part_of_the_state_whatever_its_constructor_takes(er
 
 
 class Seekable(IterDataPipe[int]):
-    """A pipe that counts from 0, and that takes 20 ms to load a state."""
-
     def __init__(self) -> None:
         self.position = 0
 
@@ -275,10 +271,10 @@ def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_cha
     pipe = with_state(build(30, size), saved)
     load_generators(generators)
     assert first + list(pipe) == whole
-    for count, drop in [(0, 6), (3, 6), (300, 100)]:  # with these sources, the replay ends early or drops more items
+    for count, drop in [(0, 6), (3, 6), (300, 100)]:  # The replay from the new source ends early or drops more items.
         other = copy.deepcopy(saved)
         other["pipes"][-1]["drop"] = drop
-        other["checksums"] = None  # the changed state no longer matches its checksums
+        other["checksums"] = None  # The test changes the state, so the checksums no longer match.
         pipe = with_state(build(count, size), other, strict=False)
         assert len(list(pipe)) < 2 * count + 1
 

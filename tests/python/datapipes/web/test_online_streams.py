@@ -86,8 +86,7 @@ def test_a_copy_requests_nothing_before_it_is_read_and_then_only_the_rest(web):
 
 NEW_CONTENTS = {"longer": CONTENT + b"more", "shorter": CONTENT[:50], "other": b"y" * len(CONTENT)}
 
-#: Changes of a file that the server's headers reveal. If the server sends no validator, only a change of the size is
-#: noticed.
+#: The servers' headers reveal these changes. A server without validators reveals only a change of the size.
 CHANGES = [
     (kind, ranges, change)
     for kind, ranges in (("strong", "yes"), ("strong", "no"), ("weak", "yes"), ("date", "no"), ("none", "yes"))

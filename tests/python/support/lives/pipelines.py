@@ -30,7 +30,6 @@ ENDS = (Exception, SystemExit)
 
 
 def is_planned(error: BaseException) -> bool:
-    """Returns whether a failing function has raised the exception or called `sys.exit`."""
     if isinstance(error, SystemExit):
         return error.code == EXIT_CODE
     return isinstance(error, (Bad, Odd)) or "a function of the pipeline called sys.exit()" in str(error)
@@ -79,7 +78,6 @@ def large(item: Any) -> Any:
 
 
 def mixed(item: Any) -> Any:
-    """The kind, size and contents of the result depend only on `item`."""
     number = number_of(item)
     size = 1 + int(2.0 ** (number % 1700 / 100))
     match number % 7:
@@ -123,7 +121,6 @@ def broken(item: Any) -> Any:
 
 
 def torn(item: Any) -> Iterator[Any]:
-    """For some items, an error is raised before the last value."""
     for number in range(number_of(item) % 4):
         yield broken((item, number))
 

@@ -159,7 +159,6 @@ class Life:
         self._choose_skipped()
 
     def _choose_skipped(self) -> None:
-        """Adds functions that fail at some items, and steps that skip these items in this or a later process."""
         dice = random.Random(f"skipped {self.seed}")
         if "failing" in [*self.before, *self.behind] or dice.random() > 0.25:
             return
@@ -181,7 +180,6 @@ class Life:
                 self._choose_common_part(dice)
 
     def _choose_common_part(self, dice: random.Random) -> None:
-        """Chooses steps whose pipes before the sharding filter can serve all shards of a process."""
         self.shard, self.threads, self.lasts = "filter", False, False
         unsuited = {"prefetch", "threads", *LASTING}
         self.before = [dice.choice(["filter", "flatmap", "skewed"]), *(s for s in self.before if s not in unsuited)]

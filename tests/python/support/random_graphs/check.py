@@ -48,7 +48,7 @@ class Plain:
         # interrupted.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
-        with standing_still(walk(self.pipe)):  # paused threads draw no random numbers
+        with standing_still(walk(self.pipe)):  # Paused threads draw no random numbers.
             return pickle.dumps((save_state(self.pipe), save_generators()))
 
     def load(self, saved: bytes) -> None:
@@ -75,7 +75,6 @@ def start(number: int) -> None:
 
 
 def whole(graph: Graph, reader: type[Plain] = Plain) -> list[list[Any]]:
-    """The result includes one additional epoch."""
     runs = []
     for _ in range(2):
         start(graph.number)
@@ -135,11 +134,11 @@ def go_on(
 ) -> None:
     rest = [] if ended else expected[epoch]
     for link, count in enumerate(chain):
-        start(graph.number)  # some pipes read their sources during construction to determine a length
+        start(graph.number)  # To determine a length, some pipes read their sources during construction.
         run = reader(graph)
         start(17)
         if len(chain) > 1 and link % 2:  # loads the state into a graph that was read before
-            with suppress(Exception):  # the graph may fail with other random numbers, but can still load a state
+            with suppress(Exception):  # With other random numbers, the graph may fail, but can still load a state.
                 list(islice(run.items(), 2))
         run.load(saved)
         if link + 1 < len(chain):
@@ -171,7 +170,6 @@ def _same(found: list[Any], expected: list[Any], what: str) -> None:
 def positions(
     graph: Graph, expected: list[list[Any]], most: int, dice: random.Random
 ) -> list[tuple[int, int, list[int]]]:
-    """Returns (epoch, position, further positions) for calls of `check`."""
     ways = [(epoch, position) for epoch in range(graph.epochs) for position in range(-1, len(expected[epoch]) + 2)]
     if len(ways) > most:
         ways = dice.sample(ways, most)

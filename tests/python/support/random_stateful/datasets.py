@@ -16,7 +16,6 @@ DRAWS = ("torch", "numpy", "random", "all")
 
 
 def drawn(kind: str) -> float:
-    """Returns a random number from a global generator, or the sum of one number from each for "all"."""
     total = 0.0
     if kind in ("torch", "all"):
         total += float(torch.rand(()))
@@ -63,7 +62,6 @@ class Indexed(Slow, Dataset[Any]):
         self.check(number)
 
     def check(self, number: float) -> None:
-        """Datasets named "Noisy" draw random numbers before raising an error."""
         if number in self.broken:
             if "Noisy" in type(self).__name__:
                 drawn(self.draws)
@@ -86,8 +84,6 @@ class AtOnce(Indexed):
 
 
 class Counting(Indexed):
-    """The count of reads is part of each sample, and is the dataset's state."""
-
     reads = 0
 
     def __getitem__(self, index: int) -> Any:
@@ -140,7 +136,7 @@ class OwnNoiseKept(OwnNoise):
 
 
 class Shared(Slow):
-    """Workers have shards of different sizes, so they end at different times."""
+    """Each worker has a shard of a different size, so workers end at different times."""
 
     size: int
     broken: frozenset[int] = frozenset()
@@ -208,8 +204,6 @@ class ItsOwnIterator(Shared, streams.ItsOwnIterator):
 
 
 class PlainSteps(Shared, streams.Plain):
-    """The iterator continues after an error."""
-
     def __iter__(self) -> Iterator[Any]:
         return map(self.item, self.shard())
 

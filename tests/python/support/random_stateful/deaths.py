@@ -24,8 +24,7 @@ MOST = 2
 
 
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
-#: Seconds after which a worker counts as hung. On a busy machine, the loader may also kill slow workers, which must not
-#: change the results.
+#: On a busy machine, the loader may also kill slow workers, which must not change the results.
 HANGS_AFTER = 0.8
 
 
@@ -47,7 +46,7 @@ class Deaths:
     def may_come(self, loader: Any, epoch: int) -> None:
         iterator = loader._iterator
         if loader.num_workers == 0 or self._stopped or self.way is not None:
-            return  # a further exit could be the third one at the same batch
+            return  # A further exit could be the third exit at the same batch.
         for worker in range(loader.num_workers):
             key, most = (worker, MOST) if self._in_all else ((worker, epoch), 1)
             if self._tally.get(key, 0) >= most or self._dice.random() >= self._each:
