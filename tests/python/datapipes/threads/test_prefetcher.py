@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from one_rank import Alone
-from random_graphs.check import start
 from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept, unpinned
-from resuming import check_graph_resumes, stood, with_state
+from resuming import check_graph_resumes, start, stood, with_state
 from thread_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
 from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes._pipe.state.halting import beginning_unread
@@ -253,8 +252,6 @@ def test_a_replay_repeats_random_draws_that_a_thread_made_ahead_of_a_state(build
 
 @pytest.mark.parametrize("size", [1, 50])
 def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_changed(size: int) -> None:
-    """The thread replays all items that it had read before the state was saved, even if the queue is now smaller."""
-
     def build(count: int, size: int) -> Any:
         return UnstatedTwice(IterableWrapper(range(count))).map(drawn).prefetch(size).filter(is_odd)
 

@@ -9,8 +9,9 @@ from lives import run
 from lives.pipelines import Differs
 from lives.plans import Life, only_read
 from random_graphs.check import more as graph_options
-from random_graphs.check import start, with_torch
+from random_graphs.check import with_torch
 from random_graphs.loaders import Loader
+from resuming import start
 
 
 class GraphLife(Life):

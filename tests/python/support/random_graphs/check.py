@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import pickle
 import random
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +14,7 @@ from drivers.frame import Driver, Skipped
 from pipes_table import seed
 from random_graphs.elsewhere import elsewhere
 from random_graphs.graphs import Graph
+from resuming import start
 from torchdata.dataloader2.graph.settings import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes._pipe.graph.traversal import walk
@@ -65,13 +65,6 @@ class Plain:
         for pipe in reversed(walk(self.pipe)):
             if hasattr(type(pipe), "shutdown"):
                 pipe.shutdown()
-
-
-def start(number: int) -> None:
-    random.seed(number)
-    for name, setter in (("numpy", lambda module: module.random.seed), ("torch", lambda module: module.manual_seed)):
-        if name in sys.modules:
-            setter(sys.modules[name])(number)
 
 
 def whole(graph: Graph, reader: type[Plain] = Plain) -> list[list[Any]]:
