@@ -20,8 +20,8 @@ def draw(item):
     import numpy.random
     return item, late, float(numpy.random.random())
 
-def loader(pipe, workers=1, seed=5):
-    service = MultiProcessingReadingService(workers, "spawn") if workers else InProcessReadingService()
+def loader(pipe, workers=1, seed=5, method="forkserver"):
+    service = MultiProcessingReadingService(workers, method) if workers else InProcessReadingService()
     made = DataLoader2(pipe, reading_service=service)
     made.seed(seed)
     return made
@@ -155,7 +155,7 @@ def is_same_seed(item):
     return late, torch.utils.data.get_worker_info().seed == torch.initial_seed()
 
 if __name__ == "__main__":
-    with loader(IterableWrapper(range(2)).map(is_same_seed)) as made:
+    with loader(IterableWrapper(range(2)).map(is_same_seed), method="spawn") as made:
         print(list(made), list(made), "torch" in sys.modules, sep=";")
 """
 

@@ -216,8 +216,9 @@ def test_a_chain_of_loaders_resumes_a_users_pipe_without_reset(pipe: Any, name: 
     check_chains(lambda: PIPES[name](pipe(SIZE)), [0], [4], [SIZE, 0], [SIZE + 2, 1], [SIZE + 4, 3])
 
 
-@pytest.mark.parametrize("name", PIPES_IN_WORKERS)
-@pytest.mark.parametrize("pipe", PIPES_WITH_STATES)
+@pytest.mark.parametrize(
+    ("pipe", "name"), [*zip(PIPES_WITH_STATES * 2, itertools.cycle(PIPES_IN_WORKERS), strict=False)]
+)
 def test_a_chain_of_loaders_with_workers_resumes_a_users_pipe_without_reset(pipe: Any, name: str) -> None:
     check_chains(lambda: PIPES_IN_WORKERS[name](pipe(SIZE)), [SIZE, 0])
 

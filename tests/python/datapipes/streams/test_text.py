@@ -17,6 +17,7 @@ TABLE = 'key,item\r\na,"1\r\n2"\r\n\r\nb,é\r\nc,3,extra\r\nd\r\n'
 
 #: Contents of files with all kinds of line ends, characters of several bytes, and no newline at the end.
 MIXED = ["one\r\ntwo\n\nthrяe\r四\r\r\nfive\n\r", "", "五\n", "no newline", "\n" * 3, "a\rb\rc\r\nd\n" * 3]
+SKIPPING = {"skip_lines": 2, "strip_newline": False}
 
 
 class TextRecipe:
@@ -142,8 +143,10 @@ def test_a_strict_decoding_error_names_path_and_line(make):
 
 
 @pytest.mark.parametrize("newline", [None, "", "\n", "\r", "\r\n"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "shift_jis", "iso2022_jp"])
-@pytest.mark.parametrize("options", [{}, {"skip_lines": 2, "strip_newline": False}])
+@pytest.mark.parametrize(
+    ("encoding", "options"),
+    [("utf-8", {}), ("utf-16", SKIPPING), ("shift_jis", {}), ("iso2022_jp", SKIPPING), ("utf-8", SKIPPING)],
+)
 def test_each_line_of_a_text_file_is_restored(tmp_path, newline, encoding, options):
     for number, content in enumerate(MIXED):
         (tmp_path / f"{number}.txt").write_bytes(content.encode(encoding))
@@ -154,7 +157,7 @@ def test_each_line_of_a_text_file_is_restored(tmp_path, newline, encoding, optio
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "shift_jis"])
-@pytest.mark.parametrize("options", [{}, {"skip_lines": 2, "strip_newline": False}])
+@pytest.mark.parametrize("options", [{}, SKIPPING])
 def test_each_line_of_bytes_is_restored(tmp_path, encoding, options):
     for number, content in enumerate(MIXED):
         (tmp_path / f"{number}.txt").write_bytes(content.encode(encoding))
