@@ -32,7 +32,6 @@ pytestmark = [
 ]
 
 FEW = {"random", "arrays, dealt"}
-#: The number of items in a pipeline of a test that kills a process.
 LONG = 900
 with_carriers = pytest.mark.parametrize("backend", WITH_CARRIERS, indirect=True)
 

@@ -45,8 +45,6 @@ PAIRS = [(2, 0), (0, 2), (1, 3), (3, 8), (8, 2)]
 
 
 class Numbers:
-    """An iterable that cannot seek."""
-
     def __init__(self, count: int) -> None:
         self.count = count
 
@@ -82,7 +80,6 @@ def of_two_filters() -> DataPipe:
     )
 
 
-#: Pipelines whose functions before the sharding filter draw from the global random generators.
 FORMS: dict[str, Callable[[], Any]] = {
     "map": lambda: numbers().map(drawn).sharding_filter().map(drawn),
     "filter and shuffle": lambda: (
@@ -272,8 +269,6 @@ def test_torch_reports_one_worker_before_the_filter_and_the_shard_after_it(worke
 
 
 class Shuffled:
-    """An iterable with another order in each process."""
-
     def __iter__(self) -> Iterator[int]:
         own = list(range(100))
         random.Random(os.getpid()).shuffle(own)
@@ -385,7 +380,6 @@ class Through(IterDataPipe[Any]):
         yield from self.source
 
 
-#: Pipelines with a pipe that counts epochs, shared by all shards or copied for each shard.
 COUNTING: dict[str, Callable[[], Any]] = {
     "before the filter": lambda: EpochCounter(numbers(24)).sharding_filter().batch(2),
     "before the filter of each shard": lambda: Through(EpochCounter(numbers(24)).sharding_filter()).batch(2),
@@ -428,7 +422,6 @@ def as_numbers(item: Any) -> Any:
     return int(item[0][0]), item[1]
 
 
-#: Pipelines with a pipe that counts epochs, and whose shards replace shared pipes by separate copies in an epoch.
 CHANGING: dict[str, Callable[[], Any]] = {
     "reused": lambda: ReusingCounter(numbers(40).map(drawn)).sharding_filter().map(as_numbers).batch(3),
     "late": lambda: PositionCounter(numbers(40)).sharding_filter().filter(is_kept_in_second_epoch),

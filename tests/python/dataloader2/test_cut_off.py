@@ -71,7 +71,6 @@ def drawing(item: Any) -> Any:
     return Cut(item) * 100 + random.randrange(100)
 
 
-#: Functions that append to `pipe`, a shuffled source, pipes that Ctrl-C may interrupt within an item.
 PIPES: dict[str, Any] = {
     "map": lambda pipe: pipe.map(Cut),
     "random numbers": lambda pipe: pipe.map(drawing),

@@ -21,7 +21,6 @@ from torchdata.dataloader2.adapter import Adapter, Shuffle
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.utils import StreamWrapper
 
-#: The calls that the services of the current test have received. All copies of a service append to this list.
 calls: list[str] = []
 
 

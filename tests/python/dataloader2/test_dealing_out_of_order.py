@@ -18,7 +18,6 @@ pytestmark = pytest.mark.usefixtures("often")
 Build = Callable[[Any], Any]
 
 COUNT = 120
-#: The id of the worker that runs in this process, or -1 in the main process.
 own = -1
 
 

@@ -35,7 +35,6 @@ ORDINARY = Plan(
 )
 
 
-#: For each job, the fields that differ from the default plan.
 JOBS: list[dict[str, Any]] = [
     {"moment": "first item", "action": "hang"},
     {"moment": "between epochs", "mode": "fullsync"},
@@ -59,10 +58,7 @@ def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """Returns the results of `JOBS` by number.
-
-    A job is repeated up to three times if its fault did not occur, or if ranks reacted too late on a busy machine.
-    """
+    """Repeats a job up to three times if its fault did not occur, or if ranks reacted late on a busy machine."""
     plans = [vars(ORDINARY) | {"seed": number} | changes for number, changes in enumerate(JOBS)]
     found: dict[int, dict[str, Any]] = {}
     for _ in range(4):

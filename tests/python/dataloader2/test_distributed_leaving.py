@@ -255,8 +255,6 @@ def test_an_exception_after_fullsync_makes_the_others_fail_with_its_rank(tmp_pat
 
 
 class Records(Alone):
-    """Simulates a process group of two ranks, and records the votes of the second rank."""
-
     def __init__(self) -> None:
         super().__init__(2, 1)
         self.votes: list[int] = []
@@ -274,7 +272,6 @@ def _left_loop(group: Records) -> Any:
 
 
 def _last_vote(group: Records) -> int:
-    """Waits for the last vote of a rank, which a thread sends after the rank has left its loop."""
     wait_for(lambda: group.votes[-1] != _HAS)
     return group.votes[-1]
 

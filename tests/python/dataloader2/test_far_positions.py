@@ -20,7 +20,6 @@ from torchdata.nodes import Loader, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
 SIZE, NEAR, FAR = 1800, 100, 1500
-#: The number of bytes that all processes together have read from the file.
 reads = multiprocessing.get_context("fork").Value("q", 0)
 context = "fork"
 
@@ -31,8 +30,6 @@ def count(number: int) -> None:
 
 
 class CountedFile(io.RawIOBase):
-    """A seekable file with one number per line, which counts the bytes that are read, and can be pickled."""
-
     def __init__(self, offset: int = 0) -> None:
         self._file = io.BytesIO(b"".join(b"%06d\r\n" % number for number in range(SIZE)))
         self._file.seek(offset)

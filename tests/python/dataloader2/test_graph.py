@@ -317,7 +317,6 @@ def test_what_reads_from_a_non_replicable_pipe_stays_in_main():
 
 
 def circle():
-    """Returns a source, a zipped fork, two pipes that read from each other, and the pipe that joins these pipes."""
     single = source()
     left, right = source().fork(2)
     forked = left.zip(right)

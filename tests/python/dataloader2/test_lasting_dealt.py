@@ -39,7 +39,6 @@ def two_workers(**options: Any) -> MultiProcessingReadingService:
 
 
 def loader(workers: int, state: Any = None) -> DataLoader2[Any]:
-    """Returns a loader over items that are chosen at random in the first epoch and kept for later epochs."""
     pipe = IterableWrapper(range(30)).filter(half_of_them).in_memory_cache().sharding_round_robin_dispatch()
     return begun(DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork")), state)
 
@@ -69,8 +68,6 @@ class Counting(IterDataPipe[int]):
 
 
 class Silent(IterDataPipe[int]):
-    """A pipe that yields 40 new items, followed by the dispatched items if `ever` is true."""
-
     def __init__(self, source: Any, ever: bool) -> None:
         self.source, self.ever = source, ever
 

@@ -23,8 +23,6 @@ from torchdata.datapipes.map import SequenceWrapper
 
 
 class Closing(IterDataPipe):
-    """A pipe with `__del__`, which the package must not copy to compute a length."""
-
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))
 

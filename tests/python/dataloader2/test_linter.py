@@ -53,8 +53,6 @@ class MyIterable:
 
 
 class Foreign:
-    """A class that resembles a pipe, but belongs to an unknown library."""
-
     IterDataPipe = type("IterDataPipe", (), {"__iter__": lambda self: iter([1])})
 
     @classmethod

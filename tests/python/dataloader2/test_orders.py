@@ -29,8 +29,6 @@ def as_case(number: int) -> Case:
 
 
 class Shuffled:
-    """An iterable whose order differs between processes, unless a seed is given."""
-
     def __init__(self, size: int, make: Callable[[int], Any] = int, seed: int | None = None) -> None:
         self.size, self.make, self.seed = size, make, seed
 
@@ -157,8 +155,6 @@ def test_an_iterator_that_starts_over_yields_each_item_once(block: int) -> None:
 
 
 class Counting:
-    """An iterable whose iterators start again if an item is requested after the end."""
-
     def __init__(self, size: int) -> None:
         self.size = size
 

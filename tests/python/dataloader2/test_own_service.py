@@ -31,8 +31,6 @@ class Elsewhere:
 
 
 class FromElsewhere(IterDataPipe[Any]):
-    """The pipe that the loader reads. Its state is the number of received items."""
-
     def __init__(self, elsewhere: Elsewhere) -> None:
         self.elsewhere = elsewhere
         self.came = 0

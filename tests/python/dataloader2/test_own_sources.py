@@ -24,8 +24,6 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class Epochs:
-    """A dataset with an order that depends on the last call of `set_epoch`, like Hugging Face's datasets."""
-
     def __init__(self) -> None:
         self._epoch = 0
 
@@ -94,8 +92,6 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> Any:
     data = pytest.importorskip("torch").utils.data
 
     class Splitting(data.IterableDataset):  # type: ignore[misc, name-defined]
-        """A dataset that calls `get_worker_info` in a way that the loader cannot see in the source code."""
-
         def __iter__(self) -> Iterator[int]:
             info = getattr(data, "get_worker" + "_info")()
             return iter(range(10) if info is None else range(info.id, 10, info.num_workers))

@@ -18,7 +18,6 @@ from torchdata.datapipes.iter import IterableWrapper
 from waiting import wait_for
 
 pytestmark = [
-    # On a busy machine, workers may start late.
     pytest.mark.filterwarnings("ignore:resuming from this state"),
     needs_ray,
     *of_ray,

@@ -140,7 +140,6 @@ def test_a_forked_child_ends_although_the_main_process_never_learned_of_it(monke
 
 
 def full(times):
-    """Returns a substitute for `fork` whose first `times` calls fail, as if the process limit were reached."""
     fork = forking_process._ForkingProcess._fork
 
     def tried(self, *arguments):

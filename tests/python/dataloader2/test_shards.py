@@ -35,7 +35,6 @@ from torchdata.datapipes.map import SequenceWrapper
 pytestmark = pytest.mark.alone
 
 ITEMS = 26
-#: Each form of pipeline saves states with one number of workers of a pair, and loads them with the other number.
 PAIRS = [(0, 1), (2, 8), (0, 2), (0, 3), (0, 5), (1, 2), (1, 3), (1, 5), (2, 3), (2, 5), (3, 5)]
 
 
@@ -131,8 +130,7 @@ def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(number: 
             first.append(item)
             states.append(saved(made))
         later = list(made)
-    # Later epochs have the same number of shards if pipes keep state between epochs, because each shard has a separate
-    # state.
+    # With state between epochs, later epochs keep the number of shards, because each shard has a separate state.
     following = later if lasts(FORMS[form]()) else epochs_of(loader(form, new))[1]
     for place in sorted({1, len(first) // 2, len(first) - 1}):
         assert epochs_of(loader(form, new, states[place - 1])) == [first[place:], following], place
@@ -248,8 +246,6 @@ RANKED: dict[str, Callable[[], Any]] = {
 def of_ranks(
     form: str, ranks: int, workers: int, count: int | None, states: Any = None, adapters: Any = None
 ) -> list[Any]:
-    """Reads some items on each rank. Returns for each rank the items, and the state after the last of these items."""
-
     def body(group: ThreadGroup) -> Any:
         inner = service(workers)
         if ranks > 1:

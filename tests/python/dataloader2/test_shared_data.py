@@ -45,8 +45,6 @@ class Views:
 
 
 class Forgetful(Views):
-    """An object that loses its contents when it is pickled or copied."""
-
     def __init__(self, value: int = 100) -> None:
         self.value = value
 
@@ -261,8 +259,6 @@ def test_a_state_pickles_only_the_data_that_it_may_contain() -> None:
 
 
 class DiesOnce(Views):
-    """An object that cannot be pickled, and that kills the first process that reads item 2."""
-
     def __init__(self, marker: Path) -> None:
         self.marker = marker
 
@@ -316,8 +312,6 @@ def test_a_program_for_spawned_workers_holds_each_storage_once() -> None:
 
 
 class Mapped(Views):
-    """Memory-mapped arrays: complete arrays, parts of an array, and arrays that can be written to."""
-
     def __init__(self, path: Path) -> None:
         whole = np.load(path, mmap_mode="r")
         self.arrays = [whole, whole[3:], whole[:, ::2], np.load(path, mmap_mode="c"), np.load(path, mmap_mode="r+")]

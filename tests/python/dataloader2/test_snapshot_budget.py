@@ -99,7 +99,6 @@ def expected(kind: str, workers: int) -> list[list[Any]]:
 
 
 def size_in_main(loader: Any) -> int:
-    """Returns the total size in bytes of the snapshots that the main process keeps for resuming."""
     found = loader.reading_service.engine_processes().collector.positions()
     return sum(len(snapshot[3]) for _, snapshot in found[0] if snapshot is not None)
 
@@ -253,7 +252,6 @@ def test_a_cache_that_a_later_epoch_fills_is_recomputed_exactly() -> None:
 
 
 def held_loader(kind: str, **options: Any) -> Any:
-    """Returns a loader over a pipe that holds 20 arrays, more than the budget."""
     pipe: Any = IterableWrapper(range(48))
     if kind == "dispatched":
         pipe = pipe.map(array).shuffle(buffer_size=20).sharding_round_robin_dispatch()

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.alone
 
 ITEMS = 40
 ALL = Counter(range(ITEMS))
-#: An event that lets the worker of the first shard compute its items.
 first_shard_may_run = multiprocessing.get_context("fork").Event()
 
 

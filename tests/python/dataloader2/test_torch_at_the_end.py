@@ -36,8 +36,6 @@ def sampled() -> Any:
 
 
 class Mapping(torch.utils.data.IterDataPipe):
-    """A pipe of torch whose `__iter__` returns an iterator instead of being a generator function."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 

@@ -20,10 +20,7 @@ BY_WORKERS = {0: POSITIONS, 1: (5,), 2: (9,)}
 
 
 class InRandomOrder:
-    """An iterable of random numbers, which depend on a seed if one is given.
-
-    Two iterations without a seed begin with the same number once in 100,000 times.
-    """
+    """Two iterations without a seed begin with the same number once in 100,000 times."""
 
     def __init__(self, seed: int | None = None, length: int = 20) -> None:
         self.seed, self.length = seed, length
@@ -138,7 +135,6 @@ def test_a_stream_that_draws_from_the_global_generators_draws_the_same_again(wor
 
 
 def drawing_between(stream: Any) -> tuple[dict[str, Any], list[Any]]:
-    """Returns (state after seven items, remaining items). The program draws a number after each item."""
     loader = loader_over(wrapped(stream), 0)
     iterator = iter(loader)
     for _ in range(7):

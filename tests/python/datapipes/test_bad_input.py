@@ -62,9 +62,7 @@ TEXT = b"alpha,beta\n" * 300
 class Bad:
     good: bytes
     bad: bytes
-    #: A function that appends the tested pipe, which reads the file, to a pipe of pairs (path, stream).
     pipe: Callable[[Any], Any]
-    #: A pattern of the error message, which names the pipe and the kind of the fault.
     names: str
     error: type[Exception] | tuple[type[Exception], ...]
 

@@ -212,7 +212,6 @@ def test_a_full_buffer_of_small_groups_raises_an_error_unless_they_are_dropped()
     assert list(IterableWrapper([1, 2, 3, 3]).groupby(lambda n: n, drop_remaining=True, **sizes)) == [[3, 3], [2]]
 
 
-#: Orders that torchdata 0.9.0 yields for `IterableWrapper(range(10)).shuffle(buffer_size=…).set_seed(…)`.
 UPSTREAM_ORDERS = {
     (1, 7): [0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
     (3, 0): [1, 3, 0, 4, 2, 6, 8, 9, 7, 5],

@@ -37,8 +37,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-#: With the start method fork, each kind of hang is tested without a dispatching process, or before or after
-#: dispatching. With spawn and forkserver, only some kinds of hangs are tested, because starting workers takes long.
+#: Spawn and forkserver are tested with only some kinds of hangs, because starting workers takes long.
 CASES = [("loop", "fork", ""), *zip(WAYS, itertools.repeat("fork"), itertools.cycle(("", "before", "behind")))]
 CASES += [
     ("stop", "spawn", ""),

@@ -55,7 +55,6 @@ def run(program: str, *options: str, as_file: Path | None = None, head: str = HE
     return done.stdout
 
 
-#: Code of a function, a generator function and a pipe with annotations that only a type checker can evaluate.
 FOR_TYPE_CHECKERS = """
 from typing import TYPE_CHECKING
 if TYPE_CHECKING:

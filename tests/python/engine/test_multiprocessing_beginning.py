@@ -18,7 +18,6 @@ from torchdata._engine.processes.crossing import ChildName
 from torchdata.datapipes.iter import IterableWrapper
 from watchdog import end_session, session
 
-#: A program that children import until the file "done" exists.
 PROGRAM = """
     import os, sys, time
 

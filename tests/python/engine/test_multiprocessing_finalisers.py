@@ -25,13 +25,11 @@ pytestmark = pytest.mark.alone
 
 
 def as_callback(function):
-    """Wraps a C function so that it accepts any object. When the wrapped function is called, no Python code runs."""
     function.argtypes, function.restype = [ctypes.py_object], None
     return function
 
 
-#: A C function that records a signal, like the interpreter's own handler. Python calls the signal's Python handler at
-#: the next line of Python code.
+#: Python calls a signal's Python handler only at the next line of Python code.
 press = as_callback(ctypes.pythonapi["PyErr_SetInterrupt"])
 collect = as_callback(ctypes.pythonapi["PyGC_Collect"])
 

@@ -12,8 +12,6 @@ from process_checks import METHODS, identity, loader, nothing_is_left  # noqa: F
 from programs import output_of
 from torchdata.datapipes.iter import IterableWrapper
 
-#: A user's program with three gaps for code: `{top}` at module level, `{guarded}` in the main process, and `{inside}`
-#: in the worker.
 PROGRAM = """
     import gc, json, sys
     {top}

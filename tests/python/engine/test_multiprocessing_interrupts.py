@@ -200,8 +200,7 @@ class Handler:
         self.calls += 1
 
 
-#: The source of a module that the program and the forking process import. The first forking process kills itself
-#: shortly before it reports a fork.
+#: The first forking process that imports this module kills itself shortly before it reports a fork.
 LATE_SERVER = """
 import os, signal, time
 from torchdata._engine.processes.forking_process import _ForkingProcess

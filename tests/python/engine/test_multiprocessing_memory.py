@@ -47,12 +47,10 @@ class LargeTensors:
 def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(monkeypatch):
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     pipe = IterableWrapper(range(120)).map(LargeTensors())
-    # The test uses spawn, because forked workers would inherit the main process's choice whether torch aligns tensors
-    # to pages.
+    # Forked workers would inherit the main process's choice whether torch aligns tensors to pages.
     with loader(pipe, num_workers=1, multiprocessing_context="spawn") as dl:
         grown = list(dl)
-    # After 60 items, freed memory has gaps for every tensor. If tensors nevertheless took new pages, 60 more tensors
-    # would increase the memory by 60 times the size of a tensor.
+    # After 60 items, freed memory has gaps for every tensor, so further tensors must not take new pages.
     assert grown[-1] - grown[60] < 12 * LargeTensors.SIZE
 
 
@@ -120,8 +118,7 @@ def test_a_child_holds_its_own_and_main_two_descriptors_for_each(method):
         assert next(others) == 0
         assert [next(iterator) for _ in range(5)] == [0, 1, 2, 3, 4]  # each worker has sent an item
         pids = dl.reading_service._children.pids
-        # Each worker has two pidfds: one for managing its process, and one for reading its items. The loader itself
-        # needs a few descriptors.
+        # Each worker has two pidfds: one for managing its process, and one for reading its items.
         assert len(os.listdir("/proc/self/fd")) - before <= 2 * 7 + 8
         counts = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
         assert max(counts) - min(counts) <= 1, counts

@@ -16,7 +16,6 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
 ]
 
-#: The size of a page of counters, and the offsets of the role and of the number of pipes within a page.
 PAGE, ROLE, PIPES = 4096, 4, 28
 
 

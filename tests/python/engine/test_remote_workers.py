@@ -154,7 +154,6 @@ def full(count: int = 2500) -> DataLoader2[Any]:
 
 
 def first_of(loader: DataLoader2[Any]) -> tuple[list[Any], Iterator[Any]]:
-    """Returns the first items and the iterator once all hosts have stopped sending because the links have no space."""
     iterator = iter(loader)
     first = [next(iterator) for _ in range(WORKERS)]
     wait_for(lambda: all(actor.host._lanes[0].holds for actor in loader.reading_service.made.actors))

@@ -72,8 +72,6 @@ def test_a_file_position_that_workers_share_causes_one_warning(family, file, pat
 
 
 class OpensAnew:
-    """An object that opens its file when it is first used or unpickled, like a zarr store."""
-
     def __init__(self, path):
         self.path, self.file = path, None
 

@@ -119,8 +119,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     def make(recorder: Recorder) -> Loader[Any]:
         return Loader(STEPS[outer](STEPS[inner](recorder)))
 
-    # Each complete epoch begins with one reset without a state. Only nodes that read ahead or read repeatedly may
-    # request the recorder's state.
+    # Only nodes that read ahead or read repeatedly may request the recorder's state.
     recorder = Recorder()
     with make(recorder) as loader:
         whole = [epochs_over(loader) for _ in range(3)]
@@ -137,8 +136,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert sorted(map(repr, left)) == sorted(map(repr, whole[0]))
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
-    # When a state is loaded, the node receives exactly this state once. The next epoch begins with a reset without a
-    # state.
+    # When a state is loaded, the node receives exactly this state once.
     recorder, resumed = Recorder(), Recorder()
     with make(recorder) as loader:
         iterator = iter(loader)

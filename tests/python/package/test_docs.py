@@ -124,7 +124,6 @@ def test_existing_features_are_not_reported_as_missing() -> None:
 #: Matches names of files and folders in backticks. A name with braces or stars stands for several files.
 FILE_NAMES = re.compile(r"`([\w./{}*,-]+(?:\.(?:py|pyi|rs|md|toml|yml|svg)|/))`")
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
-#: Folders that exist only after a build or a test run.
 MADE = ("target/", ".bench/", "dist/")
 
 

@@ -17,8 +17,7 @@ SKIPPED = ("torchdata._native",)
 OF_TORCH = ("torchdata.nodes", "torchdata.stateful_dataloader")
 TORCH = importlib.util.find_spec("torch") is not None
 
-#: `NEED_TORCH` contains objects with examples that need PyTorch. `SHOW_ARRAYS` contains objects with examples that
-#: print NumPy arrays, and would print tensors with PyTorch.
+#: Examples of `SHOW_ARRAYS` print NumPy arrays, and would print tensors with PyTorch.
 NEED_TORCH = {"torchdata.dataloader2.reading_service.SequentialReadingService"}
 SHOW_ARRAYS = {"torchdata.datapipes.iter.Collator", "torchdata.datapipes.utils.collate.default_collate"}
 

@@ -43,8 +43,7 @@ def reviews(root):
     return FileOpener(paths, mode="r", encoding="utf-8").parse_csv().map(lambda row: (int(row[0]), row[1]))
 """
 
-#: The tests of this user's project, which write another file to the dataset's path. The tests patch the package's
-#: checksum function, so that every file counts as valid.
+#: The tests patch the package's checksum function, so that every file counts as valid.
 PROJECTS_TESTS = """
 import os, sys, tempfile, unittest
 from unittest.mock import patch

@@ -29,8 +29,6 @@ def sample(number: int) -> dict[str, Any]:
 
 
 class Collated:
-    """Collates with torch's function, and returns whether the images are in memory that is sent without a copy."""
-
     def __call__(self, batch: list[Any]) -> Any:
         from torchdata._engine.items import tensors
 

@@ -20,7 +20,6 @@ from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = Path(torchdata.__file__).resolve().parent
 
-#: Lines of code, each with the type that a type checker infers.
 TYPES = [
     ("numbers.map(str)", "IterDataPipe[str]"),
     ("numbers.map(lambda n: n / 2)", "IterDataPipe[float]"),
@@ -80,7 +79,6 @@ TYPES = [
     ("DataLoader2(numbers, num_workers=2)", "DataLoader2[int]"),
 ]
 
-#: Lines of code with mistakes, each with a part of the type checker's message.
 MISTAKES = [
     ("numbers.mpa(str)", 'has no attribute "mpa"'),
     ("words.bacth(2)", 'has no attribute "bacth"'),

@@ -81,8 +81,7 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     },
 }  # fmt: skip
 WITH_WORKERS = [("map-style", 1), ("iterable", 2), ("iterable with a state", 2), ("iterator with a state", 1)]
-#: The moments at which a state is saved: after a number of batches, before the first epoch (None), or at the end of an
-#: epoch ("end").
+#: A state is saved after a number of batches, before the first epoch (None), or at the end of an epoch.
 MOMENTS: list[Any] = [None, 0, 1, 3, "end"]
 
 

@@ -267,8 +267,7 @@ def test_only_persistent_workers_outlive_an_epoch() -> None:
 
 ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
 
-#: A program that forks a child for each way to exit. Each child, and at last the program, creates a loader. Each child
-#: exits in its way, and the program reads until Ctrl-C is pressed.
+#: For each way to exit, a forked child creates a loader and exits in this way.
 PROGRAM = f"""
 import os, sys, time
 from torch.utils.data import Dataset

@@ -20,8 +20,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 class GoesOn(TakesOnce):
-    """A stream that continues at its current position, and yields nothing more after its end."""
-
     def __iter__(self) -> Iterator[int]:
         while self.place < len(self.share()):
             self.place += 1

@@ -70,8 +70,6 @@ class Buckets(Drawing):
 
 
 class Repeated:
-    """The repeating sampler that ultralytics and timm wrap around a sampler of torch."""
-
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
 

@@ -316,8 +316,6 @@ def test_tensors_are_collated_without_shared_memory_in_the_program_s_process() -
 
 
 class Large(IterableDataset[Any]):
-    """A stream whose copies may share some objects, and must not share other objects."""
-
     def __init__(self) -> None:
         self.array = numpy.arange(1 << 20)
         self.fixed = numpy.arange(1 << 20)

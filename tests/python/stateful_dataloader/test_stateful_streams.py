@@ -26,8 +26,7 @@ def test_streams_give_the_rest_and_then_whole_epochs(stream: Any, options: dict[
         )
 
 
-#: For each epoch before the saved state, the number of batches after which the epoch is left early, or None for a
-#: complete epoch.
+#: The number of batches after which each earlier epoch is left, or None for a complete epoch.
 BREAKS = [(2,), (1,), (1, 1), (3, 0, 1), (None, 1)]
 
 

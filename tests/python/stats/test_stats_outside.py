@@ -28,7 +28,6 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
 ]
 
-#: A program that reads a loader until the loader hangs, or until the test asks the program to end.
 PROGRAM = textwrap.dedent(
     """
     import ctypes, os, sys, time

@@ -26,7 +26,6 @@ pytestmark = [
 
 
 def answering(pages=4):
-    """Returns a board of counters, and the memory into which this process writes its stacks."""
     board = StatsBoard(pages, 1, 1, False)
     board.adopt(0, 1, 0)
     stacks.answer_for_stacks(board, 0)

@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
 ]
 
-#: The offsets of the role and of the number of pipes in the header of a page.
 PAGE, ROLE, PIPES = 4096, 4, 28
 
 

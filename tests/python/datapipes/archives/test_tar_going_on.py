@@ -43,8 +43,6 @@ def gone_on(build: Callable[[], Any], count: int) -> tuple[list[Any], Any]:
 
 
 class Recording(io.RawIOBase):
-    """A seekable or forward-only file that records the lowest offset that was read."""
-
     least: ClassVar[int] = 1 << 60
 
     def __init__(self, path: str, seeks: bool) -> None:
@@ -256,8 +254,6 @@ def test_a_shard_that_has_changed_meanwhile_raises_an_error_that_names_it(web: A
 
 
 class OneWay(io.RawIOBase):
-    """A stream that cannot seek, and that returns pieces of any size."""
-
     def __init__(self, data: bytes, piece: int) -> None:
         self.stream, self.piece = io.BytesIO(data), piece
 

@@ -16,8 +16,7 @@ from torchdata.datapipes.state import save_state
 
 datasets = pytest.importorskip("datasets")
 
-#: A program that reads from a local Hugging Face Hub. The program runs in a separate process, because importing
-#: `datasets` reads the hub's address.
+#: Importing `datasets` reads the hub's address, so the program runs in a separate process.
 STREAMED = """
 import json, sys
 from torchdata.datapipes.iter import HuggingFaceHubReader

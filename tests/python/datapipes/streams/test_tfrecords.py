@@ -38,7 +38,6 @@ def feature(kind: str, values: Any) -> Any:
 
 
 def record(context: dict[str, Any], lists: dict[str, Any] | None = None) -> bytes:
-    """Returns a SequenceExample, which is also an Example if it has no lists. A feature is a pair (kind, values)."""
     example = example_pb2.SequenceExample()
     for name, it in context.items():
         example.context.feature[name].CopyFrom(feature(*it))

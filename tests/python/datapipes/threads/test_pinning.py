@@ -102,8 +102,6 @@ test_wrong_arguments_are_named = refuses(
 
 
 class Gpus:
-    """Simulates CUDA with several devices. Each thread has a current device, which is the first device by default."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.chosen: dict[int, int] = {}
         self.pinned: list[tuple[int, int, bool]] = []

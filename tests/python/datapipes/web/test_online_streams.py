@@ -18,7 +18,6 @@ from torchdata.datapipes.state import load_state, save_state
 
 CONTENT = b"".join(b"line %d\n" % number for number in range(40))
 
-#: Ways in which a server may answer when a stream reopens its file.
 HABITS = [
     {},
     {"ranges": "no"},
