@@ -21,7 +21,6 @@ class Verdict:
     category: str
     words: str
     wrong: str = ""
-    #: The reason why the program's correct result is unknown, or an empty text.
     unknowable: str = ""
     known: dict[str, Any] = field(default_factory=dict)
     unlike: str | None = None

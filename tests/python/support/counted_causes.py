@@ -132,8 +132,6 @@ def stats_of(cause: Cause, door: Door) -> LoaderStats:
 
 
 class _Epoch:
-    """The slowest process determines the duration of an epoch (times in nanoseconds)."""
-
     def __init__(self, cause: Cause) -> None:
         count = max(1, cause.workers)
         factors = cause.factors or (1.0,) * count

@@ -31,14 +31,11 @@ from types import TracebackType
 from typing import Any
 
 SUPPORT = Path(__file__).resolve().parent
-#: Each test process runs `sitecustomize.py` of this folder at its start.
 LEAN = str(SUPPORT / "lean")
-#: The tutorial quotes the demo in this folder.
 EXAMPLES = str(SUPPORT.parents[2] / "examples")
 
 
 def python_path() -> str:
-    """The path contains the folder of the tested package, and `LEAN`."""
     package = importlib.util.find_spec("torchdata")
     assert package is not None
     assert package.origin is not None
@@ -115,7 +112,6 @@ def with_torch() -> FreshProcesses:
 
 @functools.cache
 def without_torch() -> FreshProcesses:
-    """Returns the server for programs that must not find torch imported."""
     server = FreshProcesses("numpy", "torchdata.dataloader2", "torchdata.datapipes.iter", limit=250.0)
     atexit.register(server.__exit__, None, None, None)
     return server

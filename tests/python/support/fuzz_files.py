@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from drivers.frame import Driver
 
-#: Modules with a dict `TARGETS`, if they can be imported.
 MODULES = ("fuzz_archives", "fuzz_states")
 
 LONGEST = 20

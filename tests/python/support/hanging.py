@@ -98,8 +98,6 @@ def kill_only_hung(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 class ClockOfHangs:
-    """The clock advances only while at least one process hangs."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.seconds, self.read_at = folder, 0.0, time.monotonic()
 

@@ -103,7 +103,6 @@ def started_children():
 
 
 def state(pid):
-    """Returns the letter that `ps` shows, or X for a process that does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -125,7 +125,6 @@ def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None,
 
 
 def lightning(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """The library's Trainer loads the loaders' states only in the middle of an epoch."""
     from lightning import LightningModule, Trainer
 
     loader = loader_of(workers)

@@ -8,7 +8,6 @@ import pytest
 
 
 def needs(package: str, reason: str) -> None:
-    """A call at the top of a file skips the whole file."""
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed: {reason}", allow_module_level=True)
 

@@ -57,8 +57,6 @@ class FirstFour(IterDataPipe):
 
 
 class Cutting(IterDataPipe):
-    """Replaces its own source while it runs, like samplers of graph libraries."""
-
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
 

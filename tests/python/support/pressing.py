@@ -86,11 +86,8 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
 
 
 class AtCall:
-    """A profiler that calls `act` at the call with this number.
-
-    CPython runs signal handlers only when a Python function begins, when a function of C returns, and when a loop is
-    repeated.
-    """
+    """CPython runs signal handlers only when a function of Python begins, a function of C returns, or a loop
+    repeats."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -118,8 +115,8 @@ def read_until_call(iterator: Iterator[Any], number: int) -> list[Any] | None:
 
 
 def check_each_call(build: Callable[[], Any], step: int = 1) -> int:
-    """Interrupts a loader at each `step`-th call in an epoch, and checks the loop that continues, the next epoch, and
-    the loader's state after the interruption. Returns the number of interruptions."""
+    """Interrupts a loader at each `step`-th call in an epoch, and checks that no item is lost. Returns the number of
+    interruptions."""
     with build() as made:
         epochs = [[*map(repr, made)] for _ in range(2)]
     number = 0
@@ -140,8 +137,6 @@ def check_each_call(build: Callable[[], Any], step: int = 1) -> int:
 
 
 class SavingAtCall(AtCall):
-    """Saves a loader's state at call `number`, like a signal handler."""
-
     def __init__(self, loader: Any, number: int) -> None:
         super().__init__(number)
         self.loader, self.state = loader, None

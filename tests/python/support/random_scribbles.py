@@ -27,7 +27,6 @@ from waiting import wait_for
 
 COUNT = 30
 TIMEOUT = 0.5
-#: The bytes of a link before its large buffers, with default sizes.
 _BEFORE_BLOCKS = 4096 + (256 << 10) + 8 * 4096
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-s \S+ \S+ \S+\s+/memfd:torchdata(\S*)")
 _TARGETS = ("links", "bells", "counters", "stacks", "any")

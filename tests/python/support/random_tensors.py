@@ -152,8 +152,6 @@ def holders(draw, tensor):
 
 
 class Loaned:
-    """Refers to the memory of a tensor through a DLPack capsule, as another library would."""
-
     def __init__(self, tensor):
         self.capsule = torch.utils.dlpack.to_dlpack(tensor)
 

@@ -30,8 +30,7 @@ from typing import Any, NoReturn
 from drivers.frame import Driver, Leaves
 from watchdog import session
 
-#: Seconds after the timeout in which all surviving ranks must have raised an error. The documented limit is 1.5
-#: seconds, and the remaining time allows for busy machines.
+#: Surviving ranks must raise an error within this time after the timeout. The documented limit is 1.5 s.
 GRACE = 3.0
 
 EXIT_GRACE = 30.0
@@ -296,8 +295,8 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
             if plan.action == "stop and go on soon" and now > struck + plan.timeout / 4:
                 victim.signal(signal.SIGCONT)
                 resumed = now
-            # CPython before 3.14 aborts if a thread returns from torch during interpreter exit, so the victim waits for
-            # the other ranks.
+            # CPython before 3.14 aborts if a thread returns from torch during exit, so the victim waits for other
+            # ranks.
             others_gone = all(rank.exit is not None for rank in ranks if rank is not victim)
             late = struck + 2 * plan.timeout + (1 if others_gone else 12)
             if plan.action == "stop and go on late" and now > late:
@@ -392,7 +391,6 @@ def check(plan: Plan) -> int:
     return len(lines)
 
 
-#: The id of this process, if a plan has forked it (see `begin`).
 _ranks: set[int] = set()
 
 

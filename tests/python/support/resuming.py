@@ -101,8 +101,6 @@ def stood(pipe: Any) -> bytes:
 
 
 def check_graph_resumes(make: Callable[[], Any], end: Callable[[Any], Any] = lambda _: None) -> None:
-    """The graph is resumed at every position of two epochs. `end` ends the threads of a graph that is not read any
-    more."""
     start(5)
     pipe = make()
     epochs = [list(pipe) for _ in range(3)]

@@ -65,7 +65,6 @@ class Outcome:
     output: str = ""
 
 
-#: The descriptor to which the process of a plan writes its results.
 _speech: list[int] = []
 
 

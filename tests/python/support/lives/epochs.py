@@ -9,9 +9,7 @@ from lives.pipelines import ENDS, Differs, difference, is_planned, key
 
 class Epoch(list[Any]):
     fails = False
-    #: The number of items after which a loop leaves the epoch, or None.
     until: int | None = None
-    #: The items that each worker must send, if the loader has no defined order.
     shares: list[list[Any]] | None = None
 
     @property

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from lives.run import Run
 
 Event = Callable[["Run"], None]
-#: Each event with its relative frequency, and the condition under which it is possible.
 EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
 

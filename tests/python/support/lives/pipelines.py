@@ -71,7 +71,6 @@ def slow(item: Any) -> Any:
 
 
 def large(item: Any) -> Any:
-    """The array is large enough to be sent in a block of shared memory, and identifies the item."""
     array = np.full(3000, len(repr(item)), dtype=np.int64)
     array[0] = sum(map(ord, repr(item)))
     return array
@@ -99,8 +98,6 @@ def mixed(item: Any) -> Any:
 
 
 class Failing:
-    """Raises an error, or makes its process exit, at some items while the file `flag` exists."""
-
     def __init__(self, flag: str, kind: str) -> None:
         self.flag, self.kind = flag, kind
 

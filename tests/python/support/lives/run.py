@@ -68,7 +68,6 @@ class Run:
         self.dice = random.Random(f"run {life.seed}")
         self.did: list[str] = []
         self.deaths = Counter[int]()
-        #: Each entry contains the epoch, the state, and the items that were received in this epoch before the state.
         self.aside: list[tuple[int, dict[str, Any], list[Any]]] = []
         self.epoch = 0
         self.given: list[Any] = []

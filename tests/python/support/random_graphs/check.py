@@ -44,8 +44,7 @@ class Plain:
         return self.iterator  # type: ignore[no-any-return]
 
     def save(self) -> bytes:
-        # In some graphs, the iterator is deleted before saving, unless a disk cache that reads ahead would be
-        # interrupted.
+        # Deleting the iterator before saving would interrupt a disk cache that reads ahead.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
         with standing_still(walk(self.pipe)):  # Paused threads draw no random numbers.
@@ -54,8 +53,7 @@ class Plain:
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        # Global random generators are not restored for a graph that was seeded as a whole and whose functions draw no
-        # numbers.
+        # A graph that was seeded as a whole, and whose functions draw no numbers, needs no global random generators.
         if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
             load_generators(generators)
 

@@ -28,14 +28,12 @@ class Graph:
         self.flavour = dice.choice(["plain", "plain", "global", "threads"])
         #: Threads draw random numbers in an order that depends on timing, so graphs with threads are always seeded.
         self.is_seeded = self.flavour == "threads" or dice.random() < 0.6
-        #: "pipes" seeds each random pipe, "graph" the whole graph before each epoch, and "once" only before the first
-        #: epoch.
+        #: "pipes" seeds each random pipe, "graph" the graph before each epoch, and "once" only before the first epoch.
         self.seeding = random.Random(f"seeding {self.number}").choice(["pipes", "graph", "graph", "once"])
         self.epochs = dice.choice([1, 2, 2, 3])
         self.depth = dice.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 8])
         self.reads_ahead = random.Random(f"ahead {self.number}").random() < 0.4
         self.names: list[str] = []
-        #: `_changes` maps the numbers of some pipes to functions that replace these pipes.
         self._grown_pipes = 0
         self._changes: dict[int, Callable[[Any], Any]] = {}
 

@@ -140,7 +140,6 @@ THREADED: dict[str, Callable[[Dice, Pipe], Pipe]] = {
     "threadpool": lambda dice, pipe: pipe.threadpool_map(small, scheduled_tasks=3, max_workers=2),
 }
 
-#: Names of pipes that read in threads, and of endless pipes.
 _THREADED_ROWS = {row.name for row in ROWS if "prefetch" in row.name or "threadpool" in row.name or "ahead" in row.name}
 _ENDLESS = {"cycle_for_ever"}
 

@@ -43,7 +43,6 @@ class Graph:
         self.common, self.bare, self.threads = common, bare, threads
         self.words: list[str] = []
         self.kinds: set[str] = set()
-        #: Whether the items of a source depend on how often the source has been iterated.
         self.counts = False
 
     @property
@@ -52,7 +51,6 @@ class Graph:
 
     @property
     def tells_reading_ahead(self) -> bool:
-        """Returns whether the items depend on how far threads had read ahead when the previous epoch was left."""
         return (self.counts and bool(self.kinds & {"several sources", "cycled"})) or {
             "weighted",
             "cycled",

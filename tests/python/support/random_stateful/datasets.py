@@ -31,7 +31,6 @@ class Slow:
     #: Whether some items are always late, which changes the order in loaders without a fixed order.
     uneven = False
     _chance: random.Random | None = None
-    #: A sample number, and a function that is called before this sample is read.
     hanging: tuple[int, Callable[[], None]] | None = None
 
     def pause(self, number: float) -> None:
@@ -112,8 +111,6 @@ class NoisyCounting(Counting):
 
 
 class OwnNoise(Indexed):
-    """The dataset's own random generator is not part of its state."""
-
     def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
         self.own = random.Random(5)
@@ -124,8 +121,6 @@ class OwnNoise(Indexed):
 
 
 class OwnNoiseKept(OwnNoise):
-    """The random generator is part of the state."""
-
     def state_dict(self) -> dict[str, Any]:
         version, words, gauss = self.own.getstate()
         return {"own": [version, list(words), gauss]}
@@ -164,8 +159,6 @@ class Plain(Shared, streams.Plain):
 
 
 class PlainEpochs(Shared, streams.Plain):
-    """The stream has no state, and shuffles by the number of the epoch."""
-
     epoch = 0
 
     def __iter__(self) -> Iterator[Any]:

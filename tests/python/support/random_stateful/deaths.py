@@ -29,11 +29,8 @@ HANGS_AFTER = 0.8
 
 
 class Deaths:
-    """Kills or suspends workers before a batch is requested, or shortly afterwards in a thread."""
-
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
-        #: Whether each worker exits at most `MOST` times in total, instead of once per epoch.
         self._in_all = self._dice.random() < 0.5
         self._each = self._dice.choice([0.05, 0.2, 0.5])
         self._tally: dict[Any, int] = {}

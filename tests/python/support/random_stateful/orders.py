@@ -71,8 +71,6 @@ class Epochs(PythonShuffled):
 
 
 class Places(Sampler[Any]):
-    """The state at the end of an epoch is that of the beginning of the next epoch."""
-
     def __init__(self, length: int, batch: int | None = None) -> None:
         self.length, self.batch, self.done, self.epoch = length, batch, 0, 0
 

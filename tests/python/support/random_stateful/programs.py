@@ -38,26 +38,21 @@ class Program:
     later_workers: int
     generator: bool
     options: dict[str, Any] = field(default_factory=dict)
-    #: The indices at which the dataset raises, and which the loader skips.
     broken: tuple[int, ...] = ()
     later_batch: int | None = None
     #: Whether all runs set the "same" seed, the resumed run "another" seed, or no run a seed ("none").
     seeds: str = "same"
-    #: How many random numbers the program draws before it creates its loader, in each training step, and after each
-    #: epoch.
+    #: How many random numbers the program draws before its loader, in each training step, and after each epoch.
     draws_before: int = 0
     draws_in_step: int = 0
     draws_behind_epoch: int = 0
-    #: How many more random numbers the resumed run draws before and after it loads its state.
     draws_more: int = 0
     seeds_epochs: bool = False
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The epoch and the moment of the state: "before" the iterator, after a number of batches, after the "last" batch,
-    #: or after the "end".
+    #: The epoch, and "before" the iterator, a number of batches, after the "last" batch, or after the "end".
     stop_epoch: int = 0
     stop_at: int | str = 0
     peeks: tuple[int, ...] = ()
-    #: The format of the stored state: "json", "torch" or "pickle".
     way: str = "torch"
     #: Whether another process loads the state, and saves a new state, from which the last process resumes.
     relayed: bool = False
