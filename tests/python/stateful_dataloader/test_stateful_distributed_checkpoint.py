@@ -82,7 +82,7 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
 }  # fmt: skip
 WITH_WORKERS = [("map-style", 1), ("iterable", 2), ("iterable with a state", 2), ("iterator with a state", 1)]
 #: A state is saved after a number of batches, before the first epoch (None), or at the end of an epoch.
-MOMENTS: list[Any] = [None, 0, 1, 3, "end"]
+MOMENTS: list[Any] = [None, 0, 2, "end"]
 
 
 def reached(make: Callable[[], Any], moment: Any) -> tuple[Any, Any]:
