@@ -6,7 +6,6 @@ import random
 import signal
 import sys
 import tarfile
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -36,7 +35,7 @@ from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes.iter import FileOpener, IterableWrapper, IterDataPipe, Multiplexer, Zipper
 from torchdata.datapipes.map import SequenceWrapper
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore")]
 
 SPLITS = 6
 NUMBERS = (0, 1, 2, 3, 5, 8)
@@ -100,13 +99,6 @@ FORMS: dict[str, Callable[[], Any]] = {
         numbers().map(drawn).sharding_filter().bucketbatch(batch_size=2, batch_num=2, bucket_num=1).map(drawn)
     ),
 }
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def loader(form: str, workers: int, state: Any = None) -> DataLoader2[Any]:
@@ -486,14 +478,8 @@ def test_the_shards_of_a_loaded_state_last_for_one_epoch(form: str) -> None:
 
 @contextmanager
 def interrupted_at(moment: int) -> Iterator[list[int]]:
-    """Context in which a signal handler raises KeyboardInterrupt before an instruction of `common_parts`.
-
-    Args:
-        moment: the number of instructions that precede the interruption.
-
-    Yields:
-        a list with the number of instructions that were executed.
-    """
+    """A signal handler raises KeyboardInterrupt before instruction `moment` of `common_parts`. Yields a list with the
+    number of executed instructions."""
     executed, files = [0], (common_parts.__file__, reused_objects.__file__)
 
     def trace(frame: Any, event: str, _arg: Any) -> Any:

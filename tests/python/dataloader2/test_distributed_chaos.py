@@ -1,8 +1,4 @@
-"""A job ends in time if any rank, including rank 0 with the job's store, is killed, stopped or hangs at any moment.
-
-Every rank that did not fail must receive all items or raise an error that names the failed rank. `rank_chaos.py` checks
-these rules.
-"""
+"""A job ends in time if any rank, including rank 0 with the job's store, is killed, stopped or hangs at any moment."""
 
 import json
 import subprocess

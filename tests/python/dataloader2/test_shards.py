@@ -32,7 +32,7 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Multiplexer,
 from torchdata.datapipes.iter.threads.prefetching import pipes_with_threads
 from torchdata.datapipes.map import SequenceWrapper
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore")]
 
 ITEMS = 26
 PAIRS = [(0, 1), (2, 8), (0, 2), (0, 3), (0, 5), (1, 2), (1, 3), (1, 5), (2, 3), (2, 5), (3, 5)]
@@ -103,13 +103,6 @@ FORMS: dict[str, Callable[[], Any]] = {
     "a user's pipe with a state": lambda: Counting(source()),
     "nothing is divided": lambda: IterableWrapper(range(7)).map(drawn),
 }
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def service(workers: int) -> Any:

@@ -2,10 +2,9 @@
 
     python -m drivers scribbles --seconds 1800 --runs 5000     # in tests/python/support
 
-In each run, one process (a worker, the dispatching process or the main process) writes random bytes once or at several
-items. The process writes into the rings, the wake-up words, the counters or the memory for stacks. The blocks of arrays
-are not changed, because they contain user data without a checksum. In any case, the received items must be a prefix of
-the correct items, and `stats`, `diagnose`, `shutdown` and object deletion must not raise.
+In each run, one process writes random bytes into the rings, the wake-up words, the counters or the memory for stacks,
+but not into arrays, which have no checksum. The received items must be a prefix of the correct items, and `stats`,
+`diagnose`, `shutdown` and object deletion must not raise.
 """
 
 import ctypes

@@ -4,8 +4,7 @@
 
 A job has 2 to 4 ranks that run a few short epochs. The seed of a job determines how the ranks run, which rank fails,
 and how and when it fails. Rank 0 may host torch's key-value store of the job, as in programs that are started without
-torchrun. Ranks are forked from a process that has imported torch, and exit like ordinary interpreters. The function
-`judge` contains the rules that jobs must follow."""
+torchrun. The function `judge` contains the rules that jobs must follow."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Malicious, damaged or huge archives and files either cause a clear error, or need constant memory.
-
-No file stays open.
-"""
+"""Malicious, damaged or huge archives cause a clear error or need constant memory, and no file stays open."""
 
 import gc
 import gzip

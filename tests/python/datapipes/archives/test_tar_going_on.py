@@ -1,7 +1,4 @@
-"""A loader that resumes in the middle of a tar archive yields the remaining members, and rereads only a few bytes.
-
-Readers of streams that cannot seek return the same members as `tarfile`.
-"""
+"""A loader that resumes inside a tar archive yields the remaining members, and rereads only a few bytes."""
 
 import gzip
 import io

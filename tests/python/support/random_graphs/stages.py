@@ -1,7 +1,5 @@
-"""Provides the parts of random graphs: sources, pipes over one source, and pipes over several sources.
-
-Every stage reads and yields ints below 21. No graph combines `GLOBAL` and `THREADED` stages, because threads would draw
-from the global generators in varying order."""
+"""Provides the parts of random graphs, which read and yield ints below 21: sources, pipes over one source, and pipes
+over several sources."""
 
 import os
 import random
