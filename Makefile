@@ -191,10 +191,11 @@ else
 endif
 
 # Tests of processes mostly wait, so three files of them run side by side; some watch the clock, so the others give way.
-# glibc puts the heap of `test-alone` into huge pages, because thousands of forks copy the heap's page table.
+# glibc puts the heap into huge pages, because thousands of forks copy the heap's page table.
 .PHONY: test-alone test-ray test-beside
+test-alone test-beside: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
 test-alone: setup
-	GLIBC_TUNABLES=glibc.malloc.hugetlb=1 $(PYTEST)/alone.xml -n 3 --dist loadfile -m alone
+	$(PYTEST)/alone.xml -n 3 --dist loadfile -m alone
 test-beside: setup
 	nice -n 10 $(PYTEST)/beside.xml -n 3 -m 'not alone and not ray'
 test-ray: setup

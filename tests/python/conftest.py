@@ -43,10 +43,7 @@ ALONE = (
 
 
 def pytest_configure() -> None:
-    """Lets Ctrl-C interrupt the processes of tests, because a shell makes background processes ignore SIGINT.
-
-    Also disables the warning about long epochs, because any epoch may be long on a busy machine.
-    """
+    """Lets Ctrl-C interrupt tests that a shell runs in the background, and disables the warning about long epochs."""
     os.environ["TORCHDATA_WAIT_WARNING"] = "0"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)

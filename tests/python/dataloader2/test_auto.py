@@ -20,7 +20,6 @@ def auto(pipe: Any, **options: Any) -> DataLoader2[Any]:
 
 
 def batches() -> Any:
-    """Returns a pipeline with an item order that depends on the number of workers."""
     return IterableWrapper(range(90)).shuffle().sharding_filter().shuffle().batch(4)
 
 

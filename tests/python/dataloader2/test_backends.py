@@ -31,9 +31,7 @@ pytestmark = [
     *of_ray,
 ]
 
-#: The names of the pipelines that slow backends run.
 FEW = {"random", "arrays, dealt"}
-#: The number of items in a pipeline of a test that kills a process.
 LONG = 900
 with_carriers = pytest.mark.parametrize("backend", WITH_CARRIERS, indirect=True)
 
@@ -53,7 +51,6 @@ def backend(request: pytest.FixtureRequest) -> Spawned:
 
 @pytest.fixture(autouse=True)
 def clean(request: pytest.FixtureRequest, backend: Spawned) -> None:
-    """Checks that a test leaves nothing behind except the cluster's own processes."""
     if not backend.is_slow:
         request.getfixturevalue("hosts_have_ended")
 
@@ -69,7 +66,6 @@ def epochs(make: Any, service: Any, count: int = 2) -> list[list[Any]]:
 
 @functools.cache
 def of_forked_workers(make: Any, count: int = 2) -> list[list[Any]]:
-    """Returns the items that a loader with forked workers yields, which every backend must yield, too."""
     return epochs(make, local(), count)
 
 

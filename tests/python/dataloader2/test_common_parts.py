@@ -6,7 +6,6 @@ import random
 import signal
 import sys
 import tarfile
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -36,7 +35,7 @@ from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes.iter import FileOpener, IterableWrapper, IterDataPipe, Multiplexer, Zipper
 from torchdata.datapipes.map import SequenceWrapper
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore")]
 
 SPLITS = 6
 NUMBERS = (0, 1, 2, 3, 5, 8)
@@ -45,8 +44,6 @@ PAIRS = [(2, 0), (0, 2), (1, 3), (3, 8), (8, 2)]
 
 
 class Numbers:
-    """An iterable that cannot seek."""
-
     def __init__(self, count: int) -> None:
         self.count = count
 
@@ -55,8 +52,6 @@ class Numbers:
 
 
 class Passing(IterDataPipe[Any]):
-    """A pipe of the user without a state."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 
@@ -84,7 +79,6 @@ def of_two_filters() -> DataPipe:
     )
 
 
-#: Pipelines whose functions before the sharding filter draw from the global random generators.
 FORMS: dict[str, Callable[[], Any]] = {
     "map": lambda: numbers().map(drawn).sharding_filter().map(drawn),
     "filter and shuffle": lambda: (
@@ -107,19 +101,11 @@ FORMS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def loader(form: str, workers: int, state: Any = None) -> DataLoader2[Any]:
     return begun(DataLoader2(FORMS[form](), num_workers=workers, splits=SPLITS), state)
 
 
 def with_states(made: DataLoader2[Any]) -> tuple[list[Any], list[Any]]:
-    """Returns the items of an epoch, and the states after each item."""
     items, states = [], []
     with made:
         for item in made:
@@ -275,8 +261,6 @@ def test_torch_reports_one_worker_before_the_filter_and_the_shard_after_it(worke
 
 
 class Shuffled:
-    """An iterable with another order in each process."""
-
     def __iter__(self) -> Iterator[int]:
         own = list(range(100))
         random.Random(os.getpid()).shuffle(own)
@@ -371,8 +355,6 @@ class EpochCounter(IterDataPipe[Any]):
 
 
 class SavedCounter(EpochCounter):
-    """An `EpochCounter` with a state."""
-
     def state_dict(self) -> dict[str, int]:
         return {"epoch": self.epoch}
 
@@ -390,7 +372,6 @@ class Through(IterDataPipe[Any]):
         yield from self.source
 
 
-#: Pipelines with a pipe that counts epochs, shared by all shards or copied for each shard.
 COUNTING: dict[str, Callable[[], Any]] = {
     "before the filter": lambda: EpochCounter(numbers(24)).sharding_filter().batch(2),
     "before the filter of each shard": lambda: Through(EpochCounter(numbers(24)).sharding_filter()).batch(2),
@@ -411,8 +392,6 @@ def test_the_attributes_of_a_users_pipe_stay_between_epochs(form: str) -> None:
 
 
 class ReusingCounter(EpochCounter):
-    """Overwrites the array of the previous item."""
-
     def __iter__(self) -> Iterator[Any]:
         array = numpy.zeros(1)
         for (item, _), epoch in super().__iter__():
@@ -421,8 +400,6 @@ class ReusingCounter(EpochCounter):
 
 
 class PositionCounter(EpochCounter):
-    """Yields the positions of the items, too."""
-
     def __iter__(self) -> Iterator[Any]:
         for position, (item, epoch) in enumerate(super().__iter__()):
             yield item, epoch, position
@@ -437,7 +414,6 @@ def as_numbers(item: Any) -> Any:
     return int(item[0][0]), item[1]
 
 
-#: Pipelines with a pipe that counts epochs, and whose shards replace shared pipes by separate copies in an epoch.
 CHANGING: dict[str, Callable[[], Any]] = {
     "reused": lambda: ReusingCounter(numbers(40).map(drawn)).sharding_filter().map(as_numbers).batch(3),
     "late": lambda: PositionCounter(numbers(40)).sharding_filter().filter(is_kept_in_second_epoch),
@@ -502,14 +478,8 @@ def test_the_shards_of_a_loaded_state_last_for_one_epoch(form: str) -> None:
 
 @contextmanager
 def interrupted_at(moment: int) -> Iterator[list[int]]:
-    """Context in which a signal handler raises KeyboardInterrupt before an instruction of `common_parts`.
-
-    Args:
-        moment: the number of instructions that precede the interruption.
-
-    Yields:
-        a list with the number of instructions that were executed.
-    """
+    """A signal handler raises KeyboardInterrupt before instruction `moment` of `common_parts`. Yields a list with the
+    number of executed instructions."""
     executed, files = [0], (common_parts.__file__, reused_objects.__file__)
 
     def trace(frame: Any, event: str, _arg: Any) -> Any:
@@ -540,7 +510,7 @@ def reused() -> Any:
 @pytest.mark.parametrize("form", ["filter and shuffle", "uneven shards", "batch", "two filters", "reused"])
 def test_a_state_after_ctrl_c_in_the_common_part_is_exact(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(FORMS, "reused", reused)
-    monkeypatch.setattr(common_parts, "MOST_WAITING", 3)  # some shards change to replicas of their own
+    monkeypatch.setattr(common_parts, "MOST_WAITING", 3)  # some shards switch to copies of their own
     whole = epochs_of(loader(form, 0))
     with loader(form, 0) as made, interrupted_at(-1) as executed:
         list(made)
@@ -550,7 +520,7 @@ def test_a_state_after_ctrl_c_in_the_common_part_is_exact(form: str, monkeypatch
             got: list[Any] = []
             reading = iter(made)
             with interrupted_at(moment) as reached:
-                got.extend(reading)  # `extend` loops in C, so Ctrl-C loses no item
+                got.extend(reading)  # Ctrl-C loses no item, because `extend` loops in C.
             presses += reached[0] == moment + 1 and len(got) < len(whole[0])
             assert got == whole[0][: len(got)]
             state = saved(made)
@@ -559,7 +529,7 @@ def test_a_state_after_ctrl_c_in_the_common_part_is_exact(form: str, monkeypatch
             more = [*islice(reading, 2)]
             assert len({*map(repr, got + more)}) == len(got + more), moment
             state, rest = saved(made), [*reading]
-            if rest:  # the item that was interrupted may be lost, but no other item
+            if rest:  # Ctrl-C may lose the item that it interrupts, but no other item.
                 assert epochs_of(loader(form, 0, state)) == [rest, whole[1]], moment
     assert presses > 15
 

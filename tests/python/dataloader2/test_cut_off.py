@@ -20,8 +20,6 @@ pytestmark = pytest.mark.alone
 
 
 class Cut:
-    """A function that raises an exception once, when its argument is `at`."""
-
     at: Any = None
     kind: type[BaseException] = KeyboardInterrupt
 
@@ -50,8 +48,6 @@ class Generated(Passing):
 
 
 class Halting(Passing):
-    """A pipe that raises KeyboardInterrupt when some of its iterations begin."""
-
     cuts: list[int] = []  # noqa: RUF012 - all copies share the list
 
     def __iter__(self) -> Any:
@@ -75,7 +71,6 @@ def drawing(item: Any) -> Any:
     return Cut(item) * 100 + random.randrange(100)
 
 
-#: Functions that append to `pipe`, a shuffled source, pipes that Ctrl-C may interrupt within an item.
 PIPES: dict[str, Any] = {
     "map": lambda pipe: pipe.map(Cut),
     "random numbers": lambda pipe: pipe.map(drawing),
@@ -212,7 +207,7 @@ def test_a_second_ctrl_c_while_a_loader_returns_to_its_position_loses_no_item() 
             reading = iter(made)
             got = read_until_cut(reading, 30)
             assert got
-            for earlier in [8] * cuts:  # this item is computed again before the interrupted item
+            for earlier in [8] * cuts:  # A worker computes this item again before it computes the interrupted item.
                 assert read_until_cut(reading, earlier) == []
                 state = saved(made)
                 assert epochs_of(loader("batch", "in process", state), 1) == [whole[len(got) :]]

@@ -36,7 +36,6 @@ few = settings(max_examples=30)
 
 
 def damaged(field, part, change):
-    """Returns a copy of `STATE` with a changed field. `part` selects one of the two random generators."""
     whole = STATE[field]
     if isinstance(whole, bytes):
         return {**STATE, field: change(whole)}
@@ -46,7 +45,6 @@ def damaged(field, part, change):
 
 
 def refused(state):
-    """Checks that `from_state` and `load_state_dict` refuse the state, and that the loader stays unchanged."""
     with pytest.raises(ValueError, match=r"state") as caught:
         DataLoader2.from_state(state, services())
     loader = DataLoader2(IterableWrapper([1, 2, 3]))
@@ -77,7 +75,7 @@ def test_truncated_states_are_reported_as_damaged_with_and_without_checksums(fie
     cut = damaged(field, part, lambda whole: whole[: data.draw(st.integers(0, len(whole) - 1))])
     if not summed:
         del cut["checksums"]
-    if not summed and field == "reading_service_state":  # the service checks its state only when it starts
+    if not summed and field == "reading_service_state":  # The service checks its state only when it starts.
         loader = DataLoader2.from_state(cut, services())
         with pytest.raises(ValueError, match="damaged in its field 'reading_service_state'"):
             iter(loader)

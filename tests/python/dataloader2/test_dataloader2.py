@@ -21,13 +21,12 @@ from torchdata.dataloader2.adapter import Adapter, Shuffle
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.utils import StreamWrapper
 
-#: The calls that the services of the current test have received. All copies of a service append to this list.
 calls: list[str] = []
 
 
 @pytest.fixture(autouse=True)
 def no_calls():
-    gc.collect()  # frees loaders of earlier tests, which would otherwise add calls
+    gc.collect()  # Loaders of earlier tests would otherwise add their calls to the list.
     calls.clear()
 
 
@@ -165,7 +164,7 @@ def test_unknown_attributes_are_those_of_the_pipelines_iterator():
     iterator = iter(loader)
     assert isinstance(iterator, DataLoader2Iterator)
     assert next(iterator) == 0
-    assert iterator.gi_frame is not None  # the loader's iterator provides attributes of the pipe's generator
+    assert iterator.gi_frame is not None  # The loader's iterator has the attributes of the pipe's generator.
     with pytest.raises(AttributeError, match="nonsense"):
         iterator.nonsense  # noqa: B018
     loader.shutdown()

@@ -106,8 +106,6 @@ def test_a_generator_function_is_called_again_in_each_epoch(function: Any) -> No
 
 
 class Drawn:
-    """A sampler that draws from Python's random generator, as user-defined samplers often do."""
-
     def __init__(self, count: int, lazy: bool = False) -> None:
         self.count, self.lazy = count, lazy
 

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.usefixtures("often")
 Build = Callable[[Any], Any]
 
 COUNT = 120
-#: The id of the worker that runs in this process, or -1 in the main process.
 own = -1
 
 
@@ -96,7 +95,6 @@ def test_a_state_of_a_later_epoch_of_a_graph_with_lasting_state_resumes_with_the
 
 
 def read(dying: DataLoader2[Any], child: int, kills: tuple[int, ...]) -> list[Any]:
-    """Returns all items of a loader, and kills a child process after the numbers of items in `kills`."""
     got: list[Any] = []
     for item in dying:
         got.append(item)

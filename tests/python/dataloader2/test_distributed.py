@@ -274,7 +274,6 @@ def test_copies_of_the_pipe_talk_through_the_group_that_the_user_brought() -> No
         assert list(loader) == [0, 1, 2]
 
 
-#: A program in which four ranks form meshes, and return the items of two epochs.
 MESHES = """
 def loader_of(mesh, workers):
     pipe = IterableWrapper(range(24)).shuffle().sharding_filter().batch(2)
@@ -301,7 +300,6 @@ def epochs(rank, shape, workers):
 def main(rank):
     return [epochs(rank, shape, workers) for shape, workers in SHAPES]
 """
-#: The sizes of the dimensions, and the number of workers.
 SHAPES = [((4, 1), 0), ((2, 2), 2), ((1, 4), 0)]
 
 

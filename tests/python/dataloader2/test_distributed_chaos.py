@@ -1,8 +1,4 @@
-"""A job ends in time if any rank, including rank 0 with the job's store, is killed, stopped or hangs at any moment.
-
-Every rank that did not fail must receive all items or raise an error that names the failed rank. `rank_chaos.py` checks
-these rules.
-"""
+"""A job ends in time if any rank, including rank 0 with the job's store, is killed, stopped or hangs at any moment."""
 
 import json
 import subprocess
@@ -20,7 +16,6 @@ pytestmark = pytest.mark.alone
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
-#: The default plan of a job.
 ORDINARY = Plan(
     seed=0,
     ranks=3,
@@ -36,7 +31,6 @@ ORDINARY = Plan(
 )
 
 
-#: For each job, the fields that differ from the default plan.
 JOBS: list[dict[str, Any]] = [
     {"moment": "first item", "action": "hang"},
     {"moment": "between epochs", "mode": "fullsync"},
@@ -60,10 +54,7 @@ def run_chaos(folder: Path, *arguments: str) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def jobs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, Any]]:
-    """Returns the results of `JOBS` by number.
-
-    A job is repeated up to three times if its fault did not occur, or if ranks reacted too late on a busy machine.
-    """
+    """Repeats a job up to three times if its fault did not occur, or if ranks reacted late on a busy machine."""
     plans = [vars(ORDINARY) | {"seed": number} | changes for number, changes in enumerate(JOBS)]
     found: dict[int, dict[str, Any]] = {}
     for _ in range(4):

@@ -132,7 +132,7 @@ def test_the_error_names_the_rank_that_arrives_just_too_late(tmp_path: Path) -> 
 
 
 def test_a_rank_that_begins_when_the_others_have_given_up_is_told_why_at_once(tmp_path: Path) -> None:
-    """Rank 0 hosts torch's key-value store, so it keeps running until rank 1 has ended."""
+    """Rank 0 must run until rank 1 has ended, because rank 0 hosts torch's key-value store."""
     body = """
     from torchdata.datapipes.iter.threads import synchronizing
     synchronizing._SHUTDOWN_WAIT = 0.2  # rank 0 does not wait long for rank 1 when it shuts down
@@ -206,7 +206,6 @@ machine.kill()
 machine.wait()
 """
 
-#: The command prefix for a separate network namespace.
 NAMESPACE = ["unshare", "--user", "--map-root-user", "--net"]
 
 

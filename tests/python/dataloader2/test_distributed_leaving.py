@@ -180,7 +180,6 @@ def test_a_forked_child_may_shut_down_the_pipe_that_it_inherited(tmp_path: Path)
         assert job.outcomes() == [(0, 39)] * 2
 
 
-#: The program of each rank. Rank 1 leaves its loop at the fourth item by running the code `going`.
 GOES = """
 class Reported(Exception):
     pass
@@ -256,8 +255,6 @@ def test_an_exception_after_fullsync_makes_the_others_fail_with_its_rank(tmp_pat
 
 
 class Records(Alone):
-    """Simulates a process group of two ranks, and records the votes of the second rank."""
-
     def __init__(self) -> None:
         super().__init__(2, 1)
         self.votes: list[int] = []
@@ -268,7 +265,6 @@ class Records(Alone):
 
 
 def _left_loop(group: Records) -> Any:
-    """Returns a pipe whose iterator was dropped after two items."""
     pipe = IterableWrapper(range(50)).fullsync(20, process_group=group)
     for _, item in zip(range(2), pipe, strict=False):
         assert item < 2
@@ -276,7 +272,6 @@ def _left_loop(group: Records) -> Any:
 
 
 def _last_vote(group: Records) -> int:
-    """Waits for the last vote of a rank, which a thread sends after the rank has left its loop."""
     wait_for(lambda: group.votes[-1] != _HAS)
     return group.votes[-1]
 
@@ -319,7 +314,7 @@ def test_a_rank_informs_the_others_how_its_loop_ended(goes: Callable[[Any], None
     group = Records()
     pipe = _left_loop(group)
     goes(pipe)
-    pipe.shutdown()  # the pipe sends no vote after its shutdown
+    pipe.shutdown()  # A pipe sends no vote after its shutdown.
     assert _last_vote(group) == vote
 
 

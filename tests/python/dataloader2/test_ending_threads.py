@@ -66,7 +66,7 @@ def test_the_wait_for_a_thread_that_does_not_finish_its_item_is_bounded(threads)
         return item
 
     loader = DataLoader2(THREADS[threads](IterableWrapper(range(9)), function))
-    loader._ending.patience = 0.2  # the default is 2 s
+    loader._ending.patience = 0.2
     iterator = iter(loader)
     next(iterator)
     assert is_stuck.wait(120)
@@ -88,7 +88,7 @@ def test_a_loader_may_be_shut_down_by_a_thread_that_reads_ahead_for_it():
 
     with DataLoader2(IterableWrapper(range(5)).map(function).prefetch(1)) as loader:
         made.append(loader)
-        loader._ending.patience = 0.2  # the default is 2 s
+        loader._ending.patience = 0.2
         began = time.monotonic()
         items = []
         with pytest.raises(RuntimeError, match="shut down"):
@@ -100,8 +100,6 @@ def test_a_loader_may_be_shut_down_by_a_thread_that_reads_ahead_for_it():
 
 
 class SlowToEnd(IterDataPipe):
-    """A pipe that waits once after its last item, and creates a file when it begins to wait."""
-
     def __init__(self, source: Any, said: Path) -> None:
         self.source, self.said = source, said
 
@@ -143,7 +141,7 @@ def test_a_thread_of_an_abandoned_epoch_takes_no_seeds_of_the_next_one(service: 
     with loader() as made:
         reading = iter(made)
         got = [next(reading) for _ in range(4)]
-        wait_for(said.exists)  # then the thread is about to begin the second repetition of `cycle`
+        wait_for(said.exists)  # At 10 items, the thread is about to begin the second repetition of `cycle`.
         assert got == expected[0][:4]
         assert [list(made), list(made)] == expected[1:]
 
@@ -157,7 +155,7 @@ def test_a_thread_that_ends_an_epoch_does_not_end_the_next_one(monkeypatch: pyte
             end()
             if not ends.is_set():
                 ends.set()
-                begins.wait(0.5)  # during this wait, no thread may begin an epoch
+                begins.wait(0.5)  # No thread may begin an epoch during this wait.
 
         def begin_and_tell(*arguments: Any) -> None:
             begin(*arguments)

@@ -20,7 +20,6 @@ from torchdata.nodes import Loader, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
 SIZE, NEAR, FAR = 1800, 100, 1500
-#: The number of bytes that all processes together have read from the file.
 reads = multiprocessing.get_context("fork").Value("q", 0)
 context = "fork"
 
@@ -31,8 +30,6 @@ def count(number: int) -> None:
 
 
 class CountedFile(io.RawIOBase):
-    """A seekable file with one number per line, which counts the bytes that are read, and can be pickled."""
-
     def __init__(self, offset: int = 0) -> None:
         self._file = io.BytesIO(b"".join(b"%06d\r\n" % number for number in range(SIZE)))
         self._file.seek(offset)
@@ -64,8 +61,6 @@ def opened(path: str) -> tuple[str, Any]:
 
 
 class CountedText:
-    """The recipe for reopening a `CountedFile` as text."""
-
     def open(self) -> io.TextIOWrapper:
         return io.TextIOWrapper(CountedFile(), newline="")
 
@@ -113,7 +108,6 @@ LOADERS: dict[str, Callable[[int], Any]] = {
 
 
 def reads_to_resume(make: Callable[[], Any], at: int) -> int:
-    """Returns the number of reads that a new loader needs to yield the item after a position."""
     loader = make()
     iterator = iter(loader)
     given = next(islice(iterator, at - 1, None))
@@ -125,7 +119,7 @@ def reads_to_resume(make: Callable[[], Any], at: int) -> int:
     before = reads.value
     item = next(iter(later))
     assert item >= given, "positions were not restored"
-    end(later)  # otherwise, a worker of this loader might still read items during the next count
+    end(later)  # A worker of this loader might otherwise still read items during the next count.
     return int(reads.value) - before
 
 
@@ -143,4 +137,4 @@ def test_reads_to_resume_do_not_grow_with_the_position(
     monkeypatch.setattr(snapshots, "FACTOR", 0.0)  # takes a snapshot after each item
     monkeypatch.setattr(_cadence, "_DEAR", 1e9)  # makes a StatefulDataLoader take a snapshot after each item, too
     near, far = (reads_to_resume(lambda: LOADERS[name](workers), at) for at in (NEAR, FAR))
-    assert 0 < far <= near + 3600  # a file is read in blocks, and workers read items ahead
+    assert 0 < far <= near + 3600  # Files are read in blocks, and workers read items ahead.

@@ -74,7 +74,6 @@ def main(rank):
     return found
 """
 
-#: For each difference between the two ranks, the number of items before the saved state.
 CASES = {"looked at": 5, "replayed on one": 5, "held behind": 6, "workers": 5}
 
 

@@ -55,8 +55,6 @@ class NotReplicable(Reader):
 
 
 class Counter:
-    """A seed generator that returns consecutive seeds."""
-
     def __init__(self) -> None:
         self.shared = 0
         self.own = 1000
@@ -125,7 +123,7 @@ def test_pipes_can_be_inserted_replaced_and_removed_anywhere():
     assert list(end) == [[0, 1, 2], [3, 4, 5]]
     last, new = start.map(str), start.map(hex)
     assert replace_dp(traverse_dps(last), last, new) == traverse_dps(new)
-    around = last.batch(2)  # the new pipe reads from the pipe that it replaces
+    around = last.batch(2)
     assert replace_dp(traverse_dps(last), last, around) == traverse_dps(around)
     assert list(around) == [["0", "1"], ["2", "3"], ["4", "5"]]
 
@@ -319,7 +317,6 @@ def test_what_reads_from_a_non_replicable_pipe_stays_in_main():
 
 
 def circle():
-    """Returns a source, a zipped fork, two pipes that read from each other, and the pipe that joins these pipes."""
     single = source()
     left, right = source().fork(2)
     forked = left.zip(right)

@@ -16,7 +16,6 @@ def shard(size: int) -> list[int]:
 
 
 def shards(*sizes: int) -> Any:
-    """Returns a pipeline over shards of the given sizes, which are distributed among the workers."""
     return IterableWrapper(sizes).sharding_filter().flatmap(shard)
 
 

@@ -39,7 +39,6 @@ def two_workers(**options: Any) -> MultiProcessingReadingService:
 
 
 def loader(workers: int, state: Any = None) -> DataLoader2[Any]:
-    """Returns a loader over items that are chosen at random in the first epoch and kept for later epochs."""
     pipe = IterableWrapper(range(30)).filter(half_of_them).in_memory_cache().sharding_round_robin_dispatch()
     return begun(DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, "fork")), state)
 
@@ -50,8 +49,6 @@ def test_states_of_later_epochs_contain_a_cache_before_the_dispatch(workers: int
 
 
 class Counting(IterDataPipe[int]):
-    """A pipe that counts its epochs, and sleeps before the first item of each epoch."""
-
     def __init__(self, source: Any, seconds: float) -> None:
         self.source, self.seconds, self.epochs = source, seconds, 0
 
@@ -71,8 +68,6 @@ class Counting(IterDataPipe[int]):
 
 
 class Silent(IterDataPipe[int]):
-    """A pipe that yields 40 new items, followed by the dispatched items if `ever` is true."""
-
     def __init__(self, source: Any, ever: bool) -> None:
         self.source, self.ever = source, ever
 
@@ -105,8 +100,6 @@ def test_workers_that_read_dispatched_items_late_or_never_do_not_delay_a_state(e
 
 
 class BeginsOtherwise(Counting):
-    """A pipe that calls a function at the beginning of its second epoch, instead of reading its source."""
-
     def __init__(self, source: Any, second: Callable[[], Iterator[int]]) -> None:
         super().__init__(source, 0.0)
         self.second = second
@@ -133,8 +126,6 @@ def test_an_epoch_without_items_ends_although_its_snapshot_is_awaited(second: Ca
 
 
 class SlowToBegin(IterDataPipe[int]):
-    """A pipe that sleeps in `__iter__`, except in the first epoch."""
-
     def __init__(self, source: Any, seconds: float) -> None:
         self.source, self.seconds, self.epochs = source, seconds, 0
 
@@ -145,7 +136,6 @@ class SlowToBegin(IterDataPipe[int]):
 
 
 def slow_loader(seconds: float, dispatched: bool, **options: Any) -> DataLoader2[Any]:
-    """Returns a loader over different items in each epoch."""
     drawn: Any = SampleMultiplexer({IterableWrapper(range(8)): 1, IterableWrapper(range(8, 16)): 1}, seed=3)
     if dispatched:
         pipe = SlowToBegin(drawn, seconds).sharding_round_robin_dispatch()
@@ -169,7 +159,7 @@ def test_a_state_is_exact_even_if_an_epoch_takes_long_to_begin(dispatched: bool)
 def test_an_epoch_that_does_not_begin_times_out_like_an_item(
     dispatched: bool, waits: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutdown, "ASKED", 0.1)  # the sleeping worker does not end by itself
+    monkeypatch.setattr(shutdown, "ASKED", 0.1)
     with slow_loader(1000.0, dispatched, timeout=1.0, stall_warning=0.3) as loader:
         iterator = iter(loader)
         wait_for(lambda: sum(worker.items for worker in loader.stats().workers) == 16)
@@ -240,8 +230,6 @@ class CountingItsEnds(IterDataPipe[int]):
 
 
 class HeldBack(Passing):
-    """A pipe without a state, which reads all items of its source before it yields them."""
-
     def __iter__(self) -> Iterator[int]:
         return iter(list(self.source))
 

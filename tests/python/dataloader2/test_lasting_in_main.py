@@ -122,8 +122,6 @@ def test_lasting_state_is_kept_with_another_number_of_workers_in_the_next_epoch(
 
 
 class CountsEpochs(ByHand):
-    """A pipe that opens its source in `__iter__`, before its first item is requested."""
-
     def __iter__(self) -> Iterator[int]:
         return map(self.epoch.__add__, self.source_datapipe)
 
@@ -144,7 +142,6 @@ def test_a_state_after_an_error_begins_the_next_epoch(kind: Any) -> None:
         assert [until_nine(loader), until_nine(loader)] == expected
 
 
-#: Pipelines whose last pipe keeps a state between epochs in the workers, and their readers in the main process.
 IN_WORKERS: dict[str, Build] = {
     "cache in workers": lambda: IterableWrapper(range(12)).shuffle().sharding_filter().in_memory_cache().batch(2),
     "user's pipe in workers": lambda: ByHand(IterableWrapper(range(12)).shuffle()).sharding_filter(),
@@ -153,14 +150,19 @@ IN_WORKERS: dict[str, Build] = {
 }
 
 
-@pytest.mark.parametrize("build", (PIPES | IN_WORKERS).values(), ids=PIPES | IN_WORKERS)
-def test_a_state_between_epochs_moves_between_workers_and_the_main_process(build: Build) -> None:
+MOVES = [(0, 1), (0, 3), (None, 2), (1, 0), (1, None)]
+
+
+@pytest.mark.parametrize(("number", "name"), [*enumerate(PIPES | IN_WORKERS)])
+def test_a_state_between_epochs_moves_between_workers_and_the_main_process(number: int, name: str) -> None:
+    build = (PIPES | IN_WORKERS)[name]
+
     def loader(workers: int | None, state: Any = None) -> DataLoader2[Any]:
         if workers is None:
             return begun(DataLoader2(build(), reading_service=InProcessReadingService()), state)
         return begun(DataLoader2(build(), num_workers=workers), state)
 
-    for old, new in ((0, 1), (0, 3), (None, 2), (1, 0), (1, None)):
+    for old, new in MOVES[number % 2 :: 2]:
         with loader(old) as made:
             list(made)
             state = saved(made)
@@ -169,8 +171,6 @@ def test_a_state_between_epochs_moves_between_workers_and_the_main_process(build
 
 
 class Undeclared(IterDataPipe[Any]):
-    """A pipe without a state, which counts epochs and items in attributes, and draws from a generator of its own."""
-
     def __init__(self, source: Any) -> None:
         self.source, self.epoch, self.items, self.generator = source, 0, 0, random.Random(5)
 
@@ -222,14 +222,11 @@ def shared_out(pipe: Pipe, dispatched: bool) -> Pipe:
 
 
 def drawn_by_its_own_seed(dispatched: bool) -> Pipe:
-    """Returns a pipeline whose items come in a new order in each epoch. `pin_memory` runs in the main process."""
     pipe = SampleMultiplexer({IterableWrapper(range(6)): 1, IterableWrapper(range(6, 12)): 1}, seed=3)
     return shared_out(pipe, dispatched).pin_memory(pin_memory_fn=unpinned)
 
 
 class ReadsAtOnce(Passing):
-    """A pipe that reads the first item of its source in `__iter__`."""
-
     def __iter__(self) -> Iterator[int]:
         source = iter(self.source)
         first = [next(source)]
@@ -250,7 +247,6 @@ def three_passes(dispatched: bool) -> Pipe:
 
 
 def parts_of_a_split(dispatched: bool) -> Pipe:
-    """Returns a pipeline whose main process reads the items of the workers three times in each epoch."""
     pipe = drawn_by_its_own_seed(dispatched)
     first, *others = pipe.random_split({"a": 1, "b": 1, "c": 1}, total_length=12, seed=1)
     return first.concat(*others).map(plus_one)
@@ -261,7 +257,6 @@ def reads_at_once(dispatched: bool) -> Pipe:
 
 
 def slow_passes(dispatched: bool) -> Pipe:
-    """Returns a pipeline in which a thread of the main process reads the items of the workers three times."""
     pipe: Pipe = SampleMultiplexer({IterableWrapper(range(3)): 1, IterableWrapper(range(3, 6)): 1}, seed=3)
     pipe = shared_out(BeginsSlowly(pipe), True) if dispatched else BeginsSlowly(shared_out(pipe, False))
     pipe = pipe.pin_memory(pin_memory_fn=unpinned)
@@ -290,7 +285,7 @@ def test_states_resume_exactly_although_the_main_process_reads_ahead(
 def test_workers_end_an_epoch_whose_last_items_the_main_process_had_read_ahead(
     dispatched: bool, tmp_path: Path
 ) -> None:
-    def on_disk(pipe: Pipe) -> Pipe:  # reads all items ahead
+    def on_disk(pipe: Pipe) -> Pipe:
         pipe = pipe.on_disk_cache(lambda item: str(tmp_path / str(item)), extra_check_fn=lambda path: False)
         pipe = pipe.map(lambda item: (str(tmp_path / str(item)), str(item).encode())).end_caching()
         return pipe.map(lambda path: int(Path(path).read_text()))
@@ -342,7 +337,7 @@ def test_the_end_of_a_resumed_epoch_that_needs_no_more_items_is_the_workers_end_
     with loader_of(build()) as loader:
         iterator = iter(loader)
         assert [next(iterator) for _ in range(11)] == expected[0][:11]
-        time.sleep(0.1)  # during the sleep, a thread reads the last item, but not the end of the epoch
+        time.sleep(0.1)  # During the sleep, a thread reads the last item, but does not reach the end of the epoch.
         state = loader.state_dict()
     with loader_of(build(), state=state) as loader:
         assert next(iter(loader)) == expected[0][11]

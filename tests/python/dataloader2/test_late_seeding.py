@@ -20,8 +20,8 @@ def draw(item):
     import numpy.random
     return item, late, float(numpy.random.random())
 
-def loader(pipe, workers=1, seed=5):
-    service = MultiProcessingReadingService(workers, "spawn") if workers else InProcessReadingService()
+def loader(pipe, workers=1, seed=5, method="forkserver"):
+    service = MultiProcessingReadingService(workers, method) if workers else InProcessReadingService()
     made = DataLoader2(pipe, reading_service=service)
     made.seed(seed)
     return made
@@ -92,7 +92,7 @@ if __name__ == "__main__":
 
 
 def printed(*command: str) -> str:
-    if command[0] == "-c":  # without freezing, the interpreter visits all objects of torch at exit
+    if command[0] == "-c":  # Without freezing, the interpreter would visit all objects of torch at exit.
         command = ("-c", command[1] + "\nimport gc; gc.freeze()\n")
     done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=250, check=False)
     assert done.returncode == 0, done.stderr
@@ -108,7 +108,7 @@ def test_runs_repeat_and_resume_exactly_even_if_a_function_imports_numpy_within_
     assert first == again
     assert first != other
     assert first[0] != first[1]
-    assert [late for _, late, _ in first[0]] == [True, False, False, False]  # the first call imported the library
+    assert [late for _, late, _ in first[0]] == [True, False, False, False]
     assert loaded_in_main == "False"
     assert resumed == ["True"] * 3
 
@@ -155,7 +155,7 @@ def is_same_seed(item):
     return late, torch.utils.data.get_worker_info().seed == torch.initial_seed()
 
 if __name__ == "__main__":
-    with loader(IterableWrapper(range(2)).map(is_same_seed)) as made:
+    with loader(IterableWrapper(range(2)).map(is_same_seed), method="spawn") as made:
         print(list(made), list(made), "torch" in sys.modules, sep=";")
 """
 

@@ -23,8 +23,6 @@ from torchdata.datapipes.map import SequenceWrapper
 
 
 class Closing(IterDataPipe):
-    """A pipe with `__del__`, which the package must not copy to compute a length."""
-
     def __iter__(self) -> Iterator[int]:
         return iter(range(3))
 
@@ -85,7 +83,7 @@ def test_the_length_is_the_number_of_items(source: str, count: int, steps: list[
             continue  # loaders refuse a second branch after the step "in main"
         pipe = STEPS[step](pipe, number)
     with warnings.catch_warnings(), loader(pipe, workers) as loading:
-        warnings.simplefilter("ignore")  # the linter's warning about sources that are deliberately not sharded
+        warnings.simplefilter("ignore")
         before = len(loading)
         assert loading.reading_service._children is None, "`len` starts no process"
         items = sum(1 for _ in loading)

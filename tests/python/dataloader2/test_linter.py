@@ -29,8 +29,6 @@ def dispatched(pipe: Any) -> Any:
 
 
 class Mine(IterDataPipe):
-    """A user-defined pipe, which might distribute its items among the workers."""
-
     def __init__(self, *datapipes: Any) -> None:
         self.datapipes = datapipes
 
@@ -55,8 +53,6 @@ class MyIterable:
 
 
 class Foreign:
-    """A class that resembles a pipe, but belongs to an unknown library."""
-
     IterDataPipe = type("IterDataPipe", (), {"__iter__": lambda self: iter([1])})
 
     @classmethod
@@ -224,7 +220,6 @@ def joined(groups):
 
 
 def exact_mix(letters, mixed_in):
-    """Returns a pipe that alternates three items of the first letter and one item of the second letter."""
     return mixed_in(IterableWrapper(letters[0] * 24).shuffle(), IterableWrapper(letters[1] * 8).shuffle())
 
 

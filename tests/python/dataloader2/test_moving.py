@@ -35,8 +35,6 @@ def shuffled(items: int = UNITS) -> Any:
 
 
 class Tuples(IterDataPipe[tuple[int, ...]]):
-    """A user-defined pipe that yields tuples of several items."""
-
     iteration_state = ()
 
     def __init__(self, source: Any, size: int) -> None:
@@ -75,7 +73,7 @@ def test_a_state_moves_from_workers_to_none_and_back_in_the_same_order(kind: str
     state = None
     services = [in_main(), MultiProcessingReadingService(2), in_main(), MultiProcessingReadingService(3), in_main()]
     for number, (each, ago) in enumerate(zip(services, [0, 2, 1, 0, 0], strict=True)):
-        random.seed(number)  # the items must not depend on the program's generators
+        random.seed(number)  # The items must not depend on the program's random generators.
         with loader(pipe(), each, state, block) as made:
             if not number:
                 assert list(made) == whole[0]

@@ -29,8 +29,6 @@ def as_case(number: int) -> Case:
 
 
 class Shuffled:
-    """An iterable whose order differs between processes, unless a seed is given."""
-
     def __init__(self, size: int, make: Callable[[int], Any] = int, seed: int | None = None) -> None:
         self.size, self.make, self.seed = size, make, seed
 
@@ -51,7 +49,6 @@ class Augmented:
 
 
 def endless() -> Iterator[int]:
-    """Yields numbers endlessly in a random order."""
     dice, number, buffer = random.Random(), 0, list(range(1, 100))
     while True:
         place = dice.randrange(len(buffer))
@@ -145,7 +142,7 @@ def test_a_worker_that_continues_from_a_snapshot_samples_nothing(often: None) ->
     pipe = IterableWrapper(Counting(40)).shuffle().sharding_filter().cycle(2).map(is_sampled)
     head, state = stopped(loading(pipe), 41)
     assert all(head)
-    rest, following = resumed(loading(pipe), state, 2, strict=False)  # a strict loader would refuse the new items
+    rest, following = resumed(loading(pipe), state, 2, strict=False)  # A strict loader would refuse the changed items.
     assert not any(rest)
     assert all(following)
 
@@ -158,8 +155,6 @@ def test_an_iterator_that_starts_over_yields_each_item_once(block: int) -> None:
 
 
 class Counting:
-    """An iterable whose iterators start again if an item is requested after the end."""
-
     def __init__(self, size: int) -> None:
         self.size = size
 

@@ -26,15 +26,11 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 
 
 class Elsewhere:
-    """Hides a graph from the loader, like a process on another machine."""
-
     def __init__(self, graph: Any) -> None:
         self.graph, self.is_paused = graph, False
 
 
 class FromElsewhere(IterDataPipe[Any]):
-    """The pipe that the loader reads. Its state is the number of received items."""
-
     def __init__(self, elsewhere: Elsewhere) -> None:
         self.elsewhere = elsewhere
         self.came = 0
@@ -153,7 +149,7 @@ def test_a_service_learns_whether_pipes_are_timed_and_which_shards_a_resumed_epo
             told.append((full_stats, None if shards is None else len(shards), ranks()))
 
         def __deepcopy__(self, memo: dict[int, Any]) -> Told:
-            return self  # the test must also see the calls of copies
+            return self
 
     for workers in (None, 0, 3):
         with DataLoader2(shuffled(), reading_service=Told(), stats="full") as loader:
@@ -197,8 +193,6 @@ def test_an_own_service_works_after_a_distributed_service_with_length_state_and_
 
 
 class _Plain:
-    """A reading service with the methods of torchdata 0.9 and without a base class."""
-
     def __init__(self) -> None:
         self.calls: list[str] = []
 

@@ -24,8 +24,6 @@ from torchdata.datapipes.state import load_state, save_state
 
 
 class Epochs:
-    """A dataset with an order that depends on the last call of `set_epoch`, like Hugging Face's datasets."""
-
     def __init__(self) -> None:
         self._epoch = 0
 
@@ -83,7 +81,7 @@ def test_a_state_contains_the_epoch_in_which_it_was_saved() -> None:
     pipe = IterableWrapper(epochs)
     items = iter(pipe)
     begun = [next(items) for _ in range(4)]
-    epochs.set_epoch(4)  # the epoch has begun, so the new number applies to the next epoch
+    epochs.set_epoch(4)  # The epoch has already begun, so the new number applies to the next epoch.
     other = IterableWrapper(Epochs())
     load_state(other, save_state(pipe))
     assert begun + list(other) == order_of(3)
@@ -91,12 +89,9 @@ def test_a_state_contains_the_epoch_in_which_it_was_saved() -> None:
 
 @pytest.fixture
 def libraries(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns imitations of the dataset classes of some libraries."""
     data = pytest.importorskip("torch").utils.data
 
     class Splitting(data.IterableDataset):  # type: ignore[misc, name-defined]
-        """A dataset that calls `get_worker_info` in a way that the loader cannot see in the source code."""
-
         def __iter__(self) -> Iterator[int]:
             info = getattr(data, "get_worker" + "_info")()
             return iter(range(10) if info is None else range(info.id, 10, info.num_workers))

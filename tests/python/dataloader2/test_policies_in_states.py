@@ -39,7 +39,6 @@ OTHERS = [
 ]
 
 
-#: The numbers of workers of the loader that saves a state, and of the loader that loads it.
 MOVES = [(0, 0), (2, 2), (3, 2), (0, 2)]
 
 
@@ -72,7 +71,7 @@ def test_the_policy_of_a_loader_that_takes_its_pipe_from_the_state_is_compared()
         run.load_state_dict(state)
     for workers in (3, 6):
         [rest] = resumed(DataLoader2(None, ShardingPolicy(), MultiProcessingReadingService(workers)), state)
-        assert len(rest) == 13 - 3 + 3  # each of the four shards has a separate last batch
+        assert len(rest) == 13 - 3 + 3  # Each of the four shards has its own last batch.
 
 
 @pytest.mark.parametrize(("workers", "later"), MOVES)
@@ -81,4 +80,4 @@ def test_a_state_inside_an_epoch_is_refused_by_a_loader_with_another_batch_size(
     with DataLoader2(batched(5), ShardingPolicy(block=4), num_workers=later) as run:
         with pytest.raises(ValueError, match="Batcher, has batch_size=4 in the state and 5 in this loader.*between"):
             run.load_state_dict(state)
-        assert len(next(iter(run))) == 5  # the refused state has not changed the loader
+        assert len(next(iter(run))) == 5

@@ -29,7 +29,6 @@ def test_rank_0_listens_on_loopback_alone_where_the_store_is_there(host):
 
 @pytest.mark.parametrize("towards", ["127.0.0.3", "127.0.1.1", None, "192.0.2.1"])
 def test_rank_0_listens_on_the_address_towards_the_store_or_on_all_if_it_is_unknown(towards, monkeypatch):
-    # The last address does not belong to this machine.
     monkeypatch.setattr(opening, "_addresses_towards", lambda host: [towards] if towards else [])
     is_known = towards == "127.0.0.3"
     if is_known:

@@ -18,7 +18,6 @@ from torchdata.datapipes.iter import IterableWrapper
 from waiting import wait_for
 
 pytestmark = [
-    # On a busy machine, workers may start late.
     pytest.mark.filterwarnings("ignore:resuming from this state"),
     needs_ray,
     *of_ray,
@@ -43,7 +42,7 @@ def test_large_arrays_come_whole_through_a_small_budget() -> None:
         return IterableWrapper(range(12)).sharding_filter().map(lambda x: np.full(400_000, x))
 
     with DataLoader2(make(), reading_service=remote(memory_budget=8 << 20)) as loader:
-        kept = list(loader)  # the items in this list exceed the memory budget
+        kept = list(loader)  # All items of the list together exceed the memory budget.
     assert [(len(one), int(one[0]), bool((one == one[0]).all())) for one in kept] == [
         (400_000, x, True) for x in range(12)
     ]

@@ -23,7 +23,6 @@ PROMPT = {
     "RAY_TRAIN_METRICS_ENABLED": "0",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
 }
-#: A program that starts a cluster, and runs the guide's code.
 PROGRAM = """
 import sys
 sys.path.insert(0, sys.argv[1])

@@ -156,7 +156,7 @@ def test_the_in_process_service_calls_its_functions_and_leaves_global_generators
         noted = loader.reading_service._reset_fn.args[0]
     assert [info for info, _ in noted] == [WorkerInfo(1, 0)] * 2
     assert noted[0][1] != noted[1][1]
-    assert calls == []  # the loader uses a copy of the service
+    assert calls == []
 
 
 def test_the_in_process_service_pauses_from_the_end_and_resumes_from_the_start():
@@ -244,7 +244,7 @@ def test_an_epoch_begins_with_seeded_global_generators_and_pipes():
 
     assert draws(0) == draws(0)
     assert not any(a == b for a, b in zip(draws(0), draws(1), strict=True))
-    assert draws(0, last=2)[2] == draws(1, last=2)[2]  # all workers draw the same order before the filter
+    assert draws(0, last=2)[2] == draws(1, last=2)[2]  # All workers draw the same order before the sharding filter.
     assert draws(0, shared=True) == draws(1, shared=True)
 
 

@@ -33,7 +33,6 @@ pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.* has taken
 
 
 def read(loader, numbers, victim):
-    """Returns the items of an epoch. After each item in `numbers`, a process is killed."""
     got = []
     for number, item in enumerate(loader):
         got.append(item)

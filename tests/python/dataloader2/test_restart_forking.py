@@ -49,7 +49,7 @@ def test_the_error_names_the_worker_and_the_cause_if_the_fork_server_has_exited(
         next(iterator)
         os.kill(forker_of(loader), signal.SIGKILL)
         pid = kill_first(loader)
-        for items in (iterator, loader):  # the next epoch raises the same error
+        for items in (iterator, loader):
             with pytest.raises(WorkerExitedError, match="the forking process has ended: it was killed") as caught:
                 list(items)
             assert isinstance(caught.value.__cause__, OSError)
@@ -89,7 +89,7 @@ def test_every_caller_learns_how_a_child_has_ended_even_if_a_reply_was_lost():
     loader, iterator, got = begun()
     with loader:
         before = kill_first(loader)
-        while pids_of(loader)[0] == before:  # the loop ends when the forking process has forked the replacement
+        while pids_of(loader)[0] == before:
             got.append(next(iterator))
         process = loader.reading_service._children._members.processes[0]
         assert isinstance(process, forker.RemoteChild)
@@ -140,7 +140,6 @@ def test_a_forked_child_ends_although_the_main_process_never_learned_of_it(monke
 
 
 def full(times):
-    """Returns a substitute for `fork` whose first `times` calls fail, as if the process limit were reached."""
     fork = forking_process._ForkingProcess._fork
 
     def tried(self, *arguments):

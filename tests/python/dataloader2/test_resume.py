@@ -312,8 +312,7 @@ def test_a_program_that_is_killed_while_it_saves_resumes_from_its_last_file(tmp_
         process.kill()
         process.wait()
     lines = log.read_text().splitlines()
-    # If the program is killed after it has logged an item but before it has stored the new state, the resumed program
-    # logs the item a second time.
+    # A program that is killed between logging an item and saving its state logs this item twice.
     once = [line for number, line in enumerate(lines) if number == 0 or line != lines[number - 1]]
     with DataLoader2(pipeline(True), reading_service=workers()) as loader:
         loader.seed(7)

@@ -25,8 +25,6 @@ pytestmark = pytest.mark.alone
 
 
 class Blocks:
-    """An iterable over the rows of a block that it overwrites as a whole."""
-
     def __iter__(self) -> Iterator[Any]:
         block = numpy.zeros((8, 2))
         for first in range(0, 80, 8):
@@ -109,7 +107,7 @@ def test_items_of_common_libraries_can_wait(tmp_path: Path) -> None:
     for number, made in enumerate(kinds):
         items = [made(each) for each in range(9)]
         for item in items:
-            getattr(item, "__dict__", None)  # Python makes the dict of some objects when it is requested
+            getattr(item, "__dict__", None)
         assert not examined(items, range(9)), number
         assert examined([items[0], (1, items[0])], range(1)), number
 
@@ -126,7 +124,7 @@ def test_items_that_cannot_be_examined_completely_do_not_wait(monkeypatch: pytes
     assert examined([ctypes.pointer(ctypes.c_int(1))], range(1))
     assert examined([(ctypes.c_int * 2)()], range(1))
     assert not examined([type("Known", (deque,), {})()], range(1))
-    monkeypatch.setattr(reused_objects, "_KNOWN", frozenset())  # like a library that is written in C
+    monkeypatch.setattr(reused_objects, "_KNOWN", frozenset())
     assert examined([type("Unknown", (deque,), {})()], range(1))
     assert not examined([type("Python", (), {})(), Slotted(1)], range(1))
 

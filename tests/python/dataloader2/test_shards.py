@@ -32,10 +32,9 @@ from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Multiplexer,
 from torchdata.datapipes.iter.threads.prefetching import pipes_with_threads
 from torchdata.datapipes.map import SequenceWrapper
 
-pytestmark = pytest.mark.alone
+pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore")]
 
 ITEMS = 26
-#: Each form of pipeline saves states with one number of workers of a pair, and loads them with the other number.
 PAIRS = [(0, 1), (2, 8), (0, 2), (0, 3), (0, 5), (1, 2), (1, 3), (1, 5), (2, 3), (2, 5), (3, 5)]
 
 
@@ -106,13 +105,6 @@ FORMS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
 def service(workers: int) -> Any:
     return MultiProcessingReadingService(workers) if workers else InProcessReadingService()
 
@@ -131,8 +123,7 @@ def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(number: 
             first.append(item)
             states.append(saved(made))
         later = list(made)
-    # Later epochs have the same number of shards if pipes keep state between epochs, because each shard has a separate
-    # state.
+    # With state between epochs, later epochs keep the number of shards, because each shard has a separate state.
     following = later if lasts(FORMS[form]()) else epochs_of(loader(form, new))[1]
     for place in sorted({1, len(first) // 2, len(first) - 1}):
         assert epochs_of(loader(form, new, states[place - 1])) == [first[place:], following], place
@@ -164,8 +155,6 @@ def test_random_numbers_of_functions_belong_to_the_shard(form: str, monkeypatch:
 
 
 class WhoAmI(Passing):
-    """A pipe that yields the number of its worker, according to torch."""
-
     def __iter__(self) -> Iterator[Any]:
         import torch.utils.data
 
@@ -234,7 +223,6 @@ def test_a_worker_that_runs_several_shards_is_replaced_with_all_of_them(often: N
 
 
 def even() -> Any:
-    """Returns a source that yields the same number of items on each rank and in each worker."""
     return IterableWrapper(range(48)).shuffle().sharding_filter()
 
 
@@ -251,8 +239,6 @@ RANKED: dict[str, Callable[[], Any]] = {
 def of_ranks(
     form: str, ranks: int, workers: int, count: int | None, states: Any = None, adapters: Any = None
 ) -> list[Any]:
-    """Reads some items on each rank. Returns for each rank the items, and the state after the last of these items."""
-
     def body(group: ThreadGroup) -> Any:
         inner = service(workers)
         if ranks > 1:
@@ -283,7 +269,7 @@ def test_states_of_all_ranks_resume_with_another_number_of_ranks(form: str, old:
     (ranks, workers), count = old, 2
     whole = [got for got, _ in of_ranks(form, ranks, workers, None)]
     states = {rank: state for rank, (_, state) in enumerate(of_ranks(form, ranks, workers, count))}
-    # The remaining items of each shard. The shards are ordered by worker, and then by rank.
+    # The shards are ordered by worker, and then by rank.
     left = [[*got[worker::workers][len(range(worker, count, workers)) :]] for worker in range(workers) for got in whole]
     turn = count % workers * ranks
     expected = []
@@ -384,7 +370,7 @@ def test_a_thread_that_reads_ahead_while_a_state_is_saved_does_not_take_the_shar
     position = WorkerOutput.position
 
     def later(self: WorkerOutput, delivered: int) -> Any:
-        time.sleep(0.1)  # if the thread were not paused, it would take an item during this sleep
+        time.sleep(0.1)  # Without a pause, the thread would take an item during this sleep.
         return position(self, delivered)
 
     monkeypatch.setattr(WorkerOutput, "position", later)
@@ -474,7 +460,7 @@ def test_threads_that_read_shards_in_one_process_leave_none_of_a_shard_s_globals
         pipe = IterableWrapper(range(4)).sharding_filter().map(note)
         return DataLoader2(pipe, splits=3 if name == "first" else 4)
 
-    def overlap() -> None:  # the wait is limited, because correct threads never run at once
+    def overlap() -> None:
         second_is_in_its_shard.set()
         first_is_done.wait(0.3)
 
@@ -497,7 +483,6 @@ def until(is_over: Callable[[], bool]) -> None:
 
 @pytest.fixture
 def reading_ahead(monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[Any]]:
-    """Returns a function that returns the running iterations of the `prefetch` pipes of this process's shards."""
     programs: list[GraphProgram] = []
     prepare = GraphProgram.prepare
 
@@ -517,7 +502,6 @@ def test_threads_draw_no_numbers_while_the_state_of_another_shard_is_saved(
     save, is_saving = exchanging.save_generators, threading.Event()
 
     def draw(item: int) -> tuple[int, float]:
-        """Draws a number once the main thread saves random generators, or waits for this thread."""
         queues = [data.queue for data in reading_ahead() if threading.current_thread() in data.threads]
         until(lambda: is_saving.is_set() or any(queue.held or queue.is_awaited for queue in queues))
         return item, random.random()

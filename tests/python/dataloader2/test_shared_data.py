@@ -27,8 +27,6 @@ SIZE = 4
 
 
 class Views:
-    """An object with two tensors that have the same storage."""
-
     def __init__(self) -> None:
         self.written = torch.zeros(SIZE)
         self.read = self.written[:]
@@ -47,8 +45,6 @@ class Views:
 
 
 class Forgetful(Views):
-    """An object that loses its contents when it is pickled or copied."""
-
     def __init__(self, value: int = 100) -> None:
         self.value = value
 
@@ -60,8 +56,6 @@ class Forgetful(Views):
 
 
 class Named(np.ndarray):
-    """An array with an attribute that pickling loses."""
-
     value: int | None
 
     def __array_finalize__(self, other: Any) -> None:
@@ -168,8 +162,6 @@ def test_changes_that_a_program_makes_to_its_dataset_reach_the_loader() -> None:
 
 
 class Window(IterDataPipe):
-    """A user-defined pipe that keeps its iteration state in undeclared attributes."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
         self.kept: deque[Any] = deque([0])
@@ -236,9 +228,6 @@ def test_a_large_container_of_a_pipe_is_copied_and_its_members_are_shared() -> N
     assert loader.datapipe.rows[7] is pipe.rows[7]
 
 
-# -- states ------------------------------------------------------------------------------------------------------------
-
-
 def test_states_of_a_loader_over_unpicklable_data_leave_out_its_pipe() -> None:
     one = DataLoader2.from_dataset(HoldsHandles())
     next(iter(one))
@@ -269,12 +258,7 @@ def test_a_state_pickles_only_the_data_that_it_may_contain() -> None:
     assert len(loader.state_dict(with_pipe=True)["serialized_datapipe"]) > 10_000_000
 
 
-# -- workers -----------------------------------------------------------------------------------------------------------
-
-
 class DiesOnce(Views):
-    """An object that cannot be pickled, and that kills the first process that reads item 2."""
-
     def __init__(self, marker: Path) -> None:
         self.marker = marker
 
@@ -395,8 +379,6 @@ def test_a_program_for_spawned_workers_holds_each_storage_once() -> None:
 
 
 class Mapped(Views):
-    """Memory-mapped arrays: complete arrays, parts of an array, and arrays that can be written to."""
-
     def __init__(self, path: Path) -> None:
         whole = np.load(path, mmap_mode="r")
         self.arrays = [whole, whole[3:], whole[:, ::2], np.load(path, mmap_mode="c"), np.load(path, mmap_mode="r+")]
@@ -455,16 +437,11 @@ def test_slices_of_an_arrow_table_reach_spawned_workers_in_one_buffer() -> None:
     assert pyarrow.concat_tables(slices).equals(table)
 
 
-# -- large `bytes` objects ---------------------------------------------------------------------------------------------
-
-
 class Contents(bytes):
     """A subclass of `bytes`."""
 
 
 class Large(Views):
-    """A dataset of large `bytes` objects."""
-
     def __init__(self) -> None:
         self.contents = bytes([1]) * 100_000
         self.found = {self.contents: self.contents}
@@ -476,7 +453,6 @@ class Large(Views):
 
 
 def is_in_file(array: Any) -> bool:
-    """Returns whether the middle of an array lies in a memory-mapped file."""
     middle = array.ctypes.data + array.nbytes // 2
     for line in Path("/proc/self/maps").read_text().splitlines():
         span, _, _, _, inode, *_ = line.split()

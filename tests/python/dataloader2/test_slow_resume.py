@@ -56,8 +56,6 @@ def test_one_warning_names_the_reason_why_a_pipeline_cannot_be_saved_and_resumes
 
 def test_a_pipeline_resumes_from_the_last_moment_at_which_it_could_be_saved() -> None:
     class Later(Unsaveable):
-        """A pipe that raises an error if its state is requested after its twentieth item."""
-
         def __iter__(self) -> Any:
             while self.at < 40:
                 yield self.at

@@ -38,7 +38,6 @@ def array(item: int) -> Any:
 
 
 def drawing(item: Any) -> Any:
-    """Returns a new array that depends on the global random generators."""
     return array(item) + random.random() + np.random.random()
 
 
@@ -88,7 +87,6 @@ def contents(items: Any) -> list[Any]:
 
 
 def snapshot_sizes(state: Any) -> list[int]:
-    """Returns the sizes in bytes of the snapshots in a loader's state."""
     found = [len(state)] if isinstance(state, bytes) else []
     children = state.values() if isinstance(state, dict) else state if isinstance(state, (list, tuple)) else ()
     return found + [size for child in children for size in snapshot_sizes(child)]
@@ -96,13 +94,11 @@ def snapshot_sizes(state: Any) -> list[int]:
 
 @functools.cache
 def expected(kind: str, workers: int) -> list[list[Any]]:
-    """Returns the items of each epoch of an uninterrupted loader without a snapshot budget."""
     with loader_of(kind, workers, None) as loader:
         return [contents(loader) for _ in range(EPOCHS + 1)]
 
 
 def size_in_main(loader: Any) -> int:
-    """Returns the total size in bytes of the snapshots that the main process keeps for resuming."""
     found = loader.reading_service.engine_processes().collector.positions()
     return sum(len(snapshot[3]) for _, snapshot in found[0] if snapshot is not None)
 
@@ -159,7 +155,7 @@ def test_cached_items_that_were_changed_are_part_of_states_which_report_their_si
     with loader_of("changed", 1) as loader:
         list(loader)
         next(iter(loader))
-        assert size_in_main(loader) <= BUDGET  # the cache contains the items of the first epoch
+        assert size_in_main(loader) <= BUDGET
         list(loader)
         iterator = iter(loader)
         next(iterator)
@@ -180,7 +176,6 @@ def test_without_a_budget_states_contain_the_cached_items() -> None:
 
 
 def state_of(kind: str, position: int) -> dict[str, Any]:
-    """Returns a state from inside the second epoch."""
     loader = loader_of(kind, 1)
     list(loader)
     return stopped(loader, position)[1]
@@ -198,7 +193,7 @@ def test_recomputed_items_that_differ_from_the_cached_items_are_an_error_with_a_
 def test_recomputed_arrays_that_differ_from_the_cached_arrays_cause_a_warning(capfd: Any) -> None:
     state = state_of("unrepeatable", 0)
     with warnings.catch_warnings():
-        warnings.simplefilter("always")  # the worker writes its warning to standard error
+        warnings.simplefilter("always")  # The worker writes its warning to standard error.
         warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
         assert len(resumed(loader_of("unrepeatable", 1), state)[0]) == ITEMS
     assert "have other numbers than the cached items" in capfd.readouterr().err
@@ -257,7 +252,6 @@ def test_a_cache_that_a_later_epoch_fills_is_recomputed_exactly() -> None:
 
 
 def held_loader(kind: str, **options: Any) -> Any:
-    """Returns a loader over a pipe that holds 20 arrays, more than the budget."""
     pipe: Any = IterableWrapper(range(48))
     if kind == "dispatched":
         pipe = pipe.map(array).shuffle(buffer_size=20).sharding_round_robin_dispatch()
@@ -292,7 +286,7 @@ def test_states_contain_what_pipes_hold_after_a_state_was_requested(kind: str) -
             loader.state_dict()
         before = numbers(next(iterator) for _ in range(35))
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # the warning about the size was already emitted
+            warnings.simplefilter("error")
             state = loader.state_dict()
     assert max(snapshot_sizes(state)) > BUDGET
     assert [expected[0], *before, *numbers(resumed(held_loader(kind), state)[0])] == expected

@@ -19,7 +19,6 @@ pytestmark = pytest.mark.alone
 
 ITEMS = 40
 ALL = Counter(range(ITEMS))
-#: An event that lets the worker of the first shard compute its items.
 first_shard_may_run = multiprocessing.get_context("fork").Event()
 
 
@@ -28,7 +27,6 @@ def running() -> None:
     first_shard_may_run.set()
 
 
-#: Functions that run once each while an item is computed.
 calls: list[Callable[[], object]] = []
 
 
@@ -54,14 +52,12 @@ def loader(workers: int, state: Any = None, datapipe: Any = None) -> DataLoader2
 
 
 def first(workers: int, count: int, state: Any = None, ago: int = 0) -> tuple[list[Any], Any]:
-    """Returns items, and a state that was saved `ago` items before the last item that was read."""
     with loader(workers, state) as reading:
         got = list(islice(reading, count))
         return got[: count - ago], reading.state_dict(items_ago=ago)
 
 
 def rest_out_of_order(state: Any) -> list[Any]:
-    """Returns the remaining items. The first worker sends no item until the second worker has ended."""
     first_shard_may_run.clear()
     with loader(2, state) as reading:
         iterator = iter(reading)

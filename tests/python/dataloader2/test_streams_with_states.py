@@ -100,7 +100,6 @@ class Reader:
         self.epochs: list[list[Any]] = []
 
     def step(self) -> None:
-        """Performs one step: begins an epoch, reads an item, or reaches the end."""
         if self.iterator is None:
             self.iterator = iter(self.loader)
             self.epochs.append([])
@@ -118,7 +117,6 @@ class Reader:
 
 
 def check_chains(make: Callable[[], Any], *chains: list[int]) -> None:
-    """Compares an uninterrupted run of three epochs with runs in which several loaders resume from each other."""
     whole = Reader(make()).finish(3)
     for stops in chains:
         assert chained(make, stops) == whole, stops
@@ -129,7 +127,7 @@ def chained(make: Callable[[], Any], stops: list[int]) -> list[list[Any]]:
     for steps in [*stops, None]:
         reader = Reader(make())
         if state is not None:
-            if isinstance(reader.loader, Loader):  # by default, a loop after the last item reads the next epoch
+            if isinstance(reader.loader, Loader):  # Without this, a loop after the last item would read the next epoch.
                 reader.loader.restart_on_stop_iteration = not (is_inside and given[-1])
             reader.loader.load_state_dict(state)
         if is_inside:
@@ -218,8 +216,9 @@ def test_a_chain_of_loaders_resumes_a_users_pipe_without_reset(pipe: Any, name: 
     check_chains(lambda: PIPES[name](pipe(SIZE)), [0], [4], [SIZE, 0], [SIZE + 2, 1], [SIZE + 4, 3])
 
 
-@pytest.mark.parametrize("name", PIPES_IN_WORKERS)
-@pytest.mark.parametrize("pipe", PIPES_WITH_STATES)
+@pytest.mark.parametrize(
+    ("pipe", "name"), [*zip(PIPES_WITH_STATES * 2, itertools.cycle(PIPES_IN_WORKERS), strict=False)]
+)
 def test_a_chain_of_loaders_with_workers_resumes_a_users_pipe_without_reset(pipe: Any, name: str) -> None:
     check_chains(lambda: PIPES_IN_WORKERS[name](pipe(SIZE)), [SIZE, 0])
 
@@ -260,11 +259,10 @@ def test_an_epoch_that_is_cut_short_leaves_a_stream_where_the_saved_run_left_it(
 
 @pytest.mark.parametrize(("stream", "name"), [(stream, name) for stream, name in PAIRS if stream is not NeedsArguments])
 def test_items_before_the_position_are_not_read_again(stream: Any, name: str) -> None:
-    assert 0 < reads_to_resume(lambda: MAIN[name](stream(100)), 40) <= 20  # buffers and threads read some items ahead
+    assert 0 < reads_to_resume(lambda: MAIN[name](stream(100)), 40) <= 20
 
 
 def reads_to_resume(make: Callable[[], Any], position: int) -> int:
-    """Returns the number of reads that a new loader needs to yield the item after a position."""
     reader, later = Reader(make()), Reader(make())
     for _ in range(1 + position):
         reader.step()
@@ -274,11 +272,10 @@ def reads_to_resume(make: Callable[[], Any], position: int) -> int:
     in_workers.value = 0
     later.step()
     later.step()
-    end(later.loader)  # otherwise, a worker of this loader might still read items during the next count
+    end(later.loader)  # A worker of this loader might otherwise still read items during the next count.
     return int(reads.since() + in_workers.value)
 
 
-#: The number of items that forked workers have read together.
 in_workers = multiprocessing.get_context("fork").Value("q", 0)
 
 

@@ -36,8 +36,6 @@ def sampled() -> Any:
 
 
 class Mapping(torch.utils.data.IterDataPipe):
-    """A pipe of torch whose `__iter__` returns an iterator instead of being a generator function."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
 
@@ -74,7 +72,6 @@ def start(seed: int) -> None:
 
 
 def restarted(pipe: Any, build: Any) -> Any:
-    """Returns a new pipe at the position of the given pipe, as in a new program with another seed."""
     state, generators = pickle.loads(pickle.dumps((save_state(pipe), save_generators())))
     start(99)
     pipe = build()
@@ -84,7 +81,6 @@ def restarted(pipe: Any, build: Any) -> Any:
 
 
 def after(build: Any, epochs: int) -> Any:
-    """Returns a pipe whose first epochs have been read."""
     start(1)
     pipe = build()
     for _ in range(epochs):
@@ -117,7 +113,7 @@ UNNOTICED = "can be neither saved nor resumed.*state.iterate.*or append a pipe o
 @pytest.mark.parametrize("read", [1, None])
 def test_a_pass_that_began_without_iterate_is_refused_with_the_remedy(build: Any, read: int | None) -> None:
     pipe = build()
-    save_state(pipe)  # no iteration has begun yet
+    save_state(pipe)
     for _ in range(2):
         list(islice(pipe, read))
         with pytest.raises(TypeError, match=UNNOTICED):

@@ -23,7 +23,6 @@ def draws(_=None):
 
 
 def expected(epoch_seeds):
-    """Returns the numbers that the libraries draw after their public functions have seeded them."""
     python_seed, torch_seed, numpy_seed = epoch_seeds
     random.seed(python_seed)
     torch.manual_seed(torch_seed)

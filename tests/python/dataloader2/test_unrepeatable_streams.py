@@ -16,15 +16,11 @@ from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.map import SequenceWrapper
 
 POSITIONS = 2, 5, 9, 15
-#: The positions of the states that the tests save with each number of workers.
 BY_WORKERS = {0: POSITIONS, 1: (5,), 2: (9,)}
 
 
 class InRandomOrder:
-    """An iterable of random numbers, which depend on a seed if one is given.
-
-    Two iterations without a seed begin with the same number once in 100,000 times.
-    """
+    """Two iterations without a seed begin with the same number once in 100,000 times."""
 
     def __init__(self, seed: int | None = None, length: int = 20) -> None:
         self.seed, self.length = seed, length
@@ -94,7 +90,7 @@ def test_a_sampler_without_a_length_in_an_unseeded_order_is_refused(workers: int
     for items in BY_WORKERS[workers]:
         state, rest = state_and_rest(pipe(3), workers, items)
         assert resumed(pipe(3), workers, state) == rest
-        if workers < 2:  # with several workers, different orders cause another error
+        if workers < 2:  # With several workers, different orders raise another error.
             state, rest = state_and_rest(pipe(None), workers, items)
             with pytest.raises(RuntimeError, match="does not repeat itself"):
                 resumed(pipe(None), workers, state)
@@ -139,7 +135,6 @@ def test_a_stream_that_draws_from_the_global_generators_draws_the_same_again(wor
 
 
 def drawing_between(stream: Any) -> tuple[dict[str, Any], list[Any]]:
-    """Returns (state after seven items, remaining items). The program draws a number after each item."""
     loader = loader_over(wrapped(stream), 0)
     iterator = iter(loader)
     for _ in range(7):

@@ -62,9 +62,7 @@ TEXT = b"alpha,beta\n" * 300
 class Bad:
     good: bytes
     bad: bytes
-    #: A function that appends the tested pipe, which reads the file, to a pipe of pairs (path, stream).
     pipe: Callable[[Any], Any]
-    #: A pattern of the error message, which names the pipe and the kind of the fault.
     names: str
     error: type[Exception] | tuple[type[Exception], ...]
 
@@ -174,7 +172,7 @@ def test_a_bad_file_is_named_and_leaves_the_loader_usable_and_no_file_open(kind:
             assert "1-bad" in said(failure.value)
             assert case.names in said(failure.value)
             del failure
-            wait_for(lambda: not open_below(folder), 20)  # workers that read ahead may close files late
+            wait_for(lambda: not open_below(folder), 20)  # Workers that read ahead may close files late.
         (tmp_path / "1-bad").write_bytes(case.good)
         assert sorted(map(str, loader)) == sorted(map(str, whole))
         wait_for(lambda: not open_below(folder), 20)

@@ -18,7 +18,6 @@ class MirrorIterDataPipe(IterDataPipe):
 
 
 def drawn(pipe: Any, **options: Any) -> tuple[dict[str, str], set[tuple[str, str]]]:
-    """Parses a drawing, and returns the color of each title and the arrows between titles."""
     source = to_graph(pipe, **options).source
     found = re.findall(r'^\t\t(\d+) \[label="?(\w+).*? fillcolor="(#\w+)"\]$', source, re.M)
     titles = {key: title for key, title, _ in found}

@@ -76,7 +76,7 @@ def test_a_correct_item_is_not_reported() -> None:
         assert list(IterableWrapper([1]).filter(bool).header(0)) == []
         assert list(IterableWrapper(iter([1])).header(1)) == [1]
         pipe = IterableWrapper(nothing)
-        iter(pipe)  # begins an iteration, and abandons it
+        iter(pipe)  # The loop begins an iteration, and abandons it.
 
     assert told(read) == []
 

@@ -25,7 +25,6 @@ def _generators_are_put_back() -> Any:
 
 @pytest.fixture(params=["memory", "public functions"])
 def way(request: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Returns how generators are copied: as memory, or by public functions if the layout of memory is unknown."""
     monkeypatch.setattr(exchanging, "_known", None)
     if request.param != "memory":
         monkeypatch.setattr(exchanging, "_is_copied", lambda *_: False)
@@ -39,7 +38,7 @@ def seed(number: int) -> None:
 
 
 def draw(times: int = 1) -> list[float]:
-    """Draws uniform numbers, and normal numbers, which generators create in pairs, storing the second number."""
+    """Normal numbers are drawn in pairs, and the generator stores the second number of a pair."""
     drawn: list[float] = []
     for _ in range(times):
         drawn += [random.gauss(0.0, 1.0), random.random(), float(numpy.random.standard_normal()), numpy.random.random()]
@@ -50,7 +49,7 @@ def draw(times: int = 1) -> list[float]:
 def test_shards_that_are_switched_natively_draw_and_seed_as_if_they_were_alone(way: Any) -> None:
     def steps(number: int) -> Any:
         for step in range(300):
-            if step % 50 == number:  # a seed changes the numbers, but not the count of draws
+            if step % 50 == number:  # A seed changes the numbers, but not how many numbers are drawn.
                 seed(step)
             yield draw(step % 3)
             skipping.worker = number

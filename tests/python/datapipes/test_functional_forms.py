@@ -11,7 +11,6 @@ from torchdata.datapipes import functional_datapipe
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
 
-#: The cells of a notebook. The test changes the second cell, and then runs this cell a second time.
 CELLS = """
 import gc, sys
 if sys.argv[1] == "with torch":

@@ -13,9 +13,8 @@ import pytest
 from pipes_of_users import FirstFour
 from pipes_table import seed
 from pipes_table.core import Doubling, plus_one
-from random_graphs.check import start
 from random_graphs.users import ByHand, Declared, OneToOne, Unstated, UnstatedRandom, UnstatedTwice, drawn, is_odd
-from resuming import check_graph_resumes, with_state
+from resuming import check_graph_resumes, start, with_state
 from torchdata._plain_pickles import from_plain, to_plain
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, Mapper, SampleMultiplexer
 from torchdata.datapipes.map import SequenceWrapper
@@ -44,8 +43,6 @@ def seeded_multiplexer(count: int = 4) -> Any:
 
 
 class Lines:
-    """Goes back to its first line, and counts an epoch, when an iteration ends."""
-
     def __init__(self) -> None:
         self.position = self.epoch = 0
 

@@ -36,7 +36,7 @@ def test_changing_items_in_place_does_not_reach_the_next_epoch(items: Any) -> No
         item.append(0)
     assert list(pipe) == [[1], [2]]
     numbers = [1]
-    for number in IterableWrapper(numbers):  # reads a copy of the list
+    for number in IterableWrapper(numbers):
         numbers.append(number)
     assert numbers == [1, 1]
     assert next(iter(IterableWrapper(items, deepcopy=False))) is items[0]
@@ -152,8 +152,6 @@ def test_the_length_of_a_header_over_an_unsized_pipe_is_its_limit_with_a_warning
 
 
 class StartsOver(IterDataPipe[int]):
-    """A pipe that is its own iterator, and continues after its end."""
-
     def __init__(self) -> None:
         self.last = 0
 
@@ -214,7 +212,6 @@ def test_a_full_buffer_of_small_groups_raises_an_error_unless_they_are_dropped()
     assert list(IterableWrapper([1, 2, 3, 3]).groupby(lambda n: n, drop_remaining=True, **sizes)) == [[3, 3], [2]]
 
 
-#: Orders that torchdata 0.9.0 yields for `IterableWrapper(range(10)).shuffle(buffer_size=…).set_seed(…)`.
 UPSTREAM_ORDERS = {
     (1, 7): [0, 1, 2, 3, 4, 5, 6, 7, 8, 9],
     (3, 0): [1, 3, 0, 4, 2, 6, 8, 9, 7, 5],

@@ -65,7 +65,6 @@ def modelled(row: Row, items: list[int] | None = None, **params: Any) -> list[An
 
 
 def positions(pipe: Any) -> Iterator[tuple[list[Any], bytes]]:
-    """Yields the items so far and the pickled state, at each position."""
     head: list[Any] = []
     iterator = iter(pipe)
     yield head, cloudpickle.dumps(save_state(pipe))
@@ -121,7 +120,7 @@ def test_a_pipe_yields_what_its_model_says_from_any_position_for_any_parameters(
     position = data.draw(st.integers(0, len(whole) + 1), label="position")
     pipe = seed(built(row, items, **params), 1)
     iterator = iter(pipe)
-    head = list(itertools.islice(iterator, position))  # the last position is after the end of the iteration
+    head = list(itertools.islice(iterator, position))  # The last position is after the end of the iteration.
     restored = with_state(built(row, items, **params), pickle.loads(cloudpickle.dumps(save_state(pipe))))
     assert head + list(iterator) == head + list(restored) == whole
 
@@ -150,8 +149,6 @@ def test_copies_start_over_and_leave_the_original_alone(row: Row) -> None:
 
 
 class Noting(IterDataPipe):
-    """A pipe that yields ints, and records how much memory Python objects use before some of these ints."""
-
     def __init__(self, count: int, before: list[int]) -> None:
         self.count = count
         self.before = before
@@ -169,7 +166,6 @@ class Noting(IterDataPipe):
 
 
 def held(row: Row, few: int, many: int) -> tuple[int, int]:
-    """Returns how many bytes Python objects use before the source yields item `few`, and after the last item."""
     sources: list[Noting] = []
 
     def source() -> Noting:
@@ -192,9 +188,9 @@ def held(row: Row, few: int, many: int) -> tuple[int, int]:
 @pytest.mark.parametrize("row", [row for row in ROWS if not row.grows], ids=lambda row: row.name)
 def test_memory_does_not_grow_with_the_number_of_items(row: Row) -> None:
     held(row, 20, 50)
-    gc.freeze()  # the garbage collector then skips objects of other tests
+    gc.freeze()  # The garbage collector skips the objects of earlier tests after `freeze`.
     growth = []
-    for few, more in ((250, 500), (1000, 2000), (8000, 3000)):  # some pipes reach their final memory only later
+    for few, more in ((250, 500), (1000, 2000), (8000, 3000)):  # some pipes need their full memory late
         before, after = held(row, few, few + more)
         growth.append((after - (before or held(row, few // 2, few)[1])) / more)
         if growth[-1] < 12:
@@ -227,7 +223,7 @@ def test_two_workers_each_process_their_share(first: int) -> None:
         for _ in range(2):
             loader.seed(1)
             runs.append(list(loader))
-        for _ in itertools.islice(loader, 2 * len(rows)):  # the loop leaves the epoch after the first items
+        for _ in itertools.islice(loader, 2 * len(rows)):  # The loop leaves the epoch after the first items.
             pass
         loader.seed(1)
         runs.append(list(loader))

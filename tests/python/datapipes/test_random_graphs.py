@@ -58,7 +58,7 @@ def test_a_graph_that_has_failed_resumes_from_a_loaded_state() -> None:
     begun = build()
     head = [next(iter(begun))]
     state = save_state(begun)
-    first_key = 1  # with this key, reading the graph raises an IndexError
+    first_key = 1
     pipe = build()
     with pytest.raises(IndexError):
         list(pipe)

@@ -38,8 +38,6 @@ def counted(name: str) -> Callable[..., Any]:
 
 
 class Counted(io.BytesIO):
-    """A file in memory that counts the bytes read, together with its copies."""
-
     read, read1, readinto, readline, __next__ = map(counted, ("read", "read1", "readinto", "readline", "__next__"))
 
 
@@ -62,8 +60,6 @@ LINES = b"".join(b"%d,%s\r\n" % (number, b"x" * 50) for number in range(ITEMS))
 
 
 class CountedText:
-    """The recipe of a text file with the bytes `LINES`, whose reads are counted."""
-
     def __init__(self, newline: str | None) -> None:
         self.newline = newline
 

@@ -14,7 +14,6 @@ class Named(dict):
     """A subclass of dict."""
 
 
-#: Items of kinds that `test_codec_random.py` does not create.
 SPECIAL = {
     "dict subclass": Named(a=1),
     "set": {1, 2, 3},

@@ -92,7 +92,7 @@ def test_times_of_every_unit_cross_without_pickle(loopback, without_pickle, kind
 def test_times_of_the_other_byte_order_arrive(loopback):
     sent = np.arange(3000).astype(">M8[s]")
     received = loopback.one(sent)
-    assert np.datetime_data(received.dtype) == ("s", 1)  # NumPy's pickles do not preserve the byte order of this dtype
+    assert np.datetime_data(received.dtype) == ("s", 1)  # NumPy's pickles do not preserve the byte order of this dtype.
     np.testing.assert_array_equal(received, sent)
 
 

@@ -80,8 +80,7 @@ def kept_pointer(array):
     return array, np.ctypeslib.as_array(pointer, SHAPE), pointer
 
 
-#: For each case, a function that returns two objects with the same memory. The producer sends the first object, and
-#: then writes to the shared memory through the second object.
+#: The producer sends the first object of a pair, and then writes to the shared memory through the second object.
 KEPT = {
     "the array": lambda array: (array, array),
     "a view": lambda array: (array, array[:]),
@@ -151,7 +150,7 @@ def test_a_producer_may_fill_and_yield_one_array_again_and_again(loopback):
 
     kept = []
     for received in loopback.send(items()):
-        received += 100  # this write must change only the consumer's array
+        received += 100  # Writing to the loaned array must change only the consumer's array.
         kept.append(received)
     assert [float(array[0, 0]) for array in kept] == [100, 101, 102, 103, 104]
 
@@ -205,8 +204,7 @@ class TestTensors:
             assert bool((item["x"][0] == number).all())
             assert self.most_blocks(loopback, item["x"][0]) <= 2  # the previous item may still be in use
 
-    # For each case, two functions. The first function returns the part of a tensor that the sender keeps, and the
-    # second function writes to this part after the tensor was sent.
+    # The sender keeps a part of a tensor (first function), and writes to this part later (second function).
     KEPT: ClassVar = {
         "the tensor": (lambda t: t, lambda t: t.fill_(9)),
         "a view": (lambda t: t[3:4], lambda t: t.fill_(9)),

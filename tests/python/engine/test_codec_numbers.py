@@ -57,7 +57,6 @@ MOMENTS = [
 
 
 def told(item):
-    """Returns bytes that depend on types, bits and `datetime.fold`, and on which objects occur several times."""
     return pickle.dumps(item, 5)
 
 

@@ -62,7 +62,7 @@ class Ours:
         self.value = value
 
 
-# Classes for which the tests register pickling functions, which stay registered until the process exits.
+# Registered pickling functions stay registered until the process exits.
 class Registered(Ours):
     pass
 

@@ -155,8 +155,7 @@ class Comparison:
 
     @staticmethod
     def has_identity(value):
-        """Returns whether the identity of a value must be preserved, because the value is mutable, or a long string
-        that would be costly to send twice."""
+        """Mutable values keep their identity, and so do long strings, because sending them twice would be slow."""
         if isinstance(value, (str, bytes)):
             return len(value) >= LONG_STRING
         if isinstance(value, tuple):
@@ -173,7 +172,6 @@ class Comparison:
         assert not np.shares_memory(sent, received)
 
     def check_apart(self):
-        """Checks that no two received arrays share memory, so that each can be modified separately."""
         found = [one for one in self.arrived.values() if isinstance(one, np.ndarray)]
         for number, one in enumerate(found):
             for other in found[:number]:

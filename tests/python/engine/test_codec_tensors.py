@@ -116,7 +116,6 @@ def attributed(tensor):
     return tensor
 
 
-#: Tensors with properties in addition to their elements, each with a function that checks the property.
 MORE = {
     "an attribute": (lambda: attributed(torch.ones(5)), lambda t: t.note == "kept"),
     "a negative": (lambda: torch.full((5,), 1 + 2j).conj().imag, lambda t: t[0].item() == -2),

@@ -100,7 +100,6 @@ def test_a_sparse_tensor_keeps_its_parts_and_is_not_kept_alive(loopback, name):
 
 @pytest.fixture
 def elsewhere():
-    """Sets a default device other than the CPU for new tensors, like scripts for GPUs."""
     torch.set_default_device("meta")
     yield
     torch.set_default_device(None)
@@ -136,8 +135,6 @@ class StorageOf:
 
 
 class Handed:
-    """An object that returns its tensors when it is pickled, and counts how often it is pickled."""
-
     def __init__(self):
         whole = torch.arange(10.0)
         self.tensors, self.times = [whole, whole[2:]], 0

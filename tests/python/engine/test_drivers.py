@@ -24,11 +24,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:on_error has skipped:RuntimeWarn
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
-#: The command lines of the drivers.
 RUNS = [
-    "lives --calm --runs 4",
-    "lives --calm --runs 1 --seed 101 --start-methods spawn",
-    "lives --calm --runs 2 --seed 301 --start-methods remote",
+    "lives --calm --runs 2",
+    "lives --calm --runs 1 --seed 105 --start-methods spawn",
+    "lives --calm --runs 1 --seed 301 --start-methods remote",
     "lives --calm --blows --runs 2",
     "lives --calm --blows --runs 1 --seed 201 --start-methods forkserver",
     "graph-lives --calm --runs 2 --seed 3",

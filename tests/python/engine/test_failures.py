@@ -28,13 +28,12 @@ def raised_elsewhere(error, where="worker process 0"):
     return arrived.value
 
 
-#: Exceptions that a test has created or received.
 _met: list[BaseException] = []
 
 
 @pytest.fixture(autouse=True)
 def _files_of_exceptions_are_closed():
-    """Closes the files of exceptions. From Python 3.14 on, an HTTPError warns if it is deleted with an open file."""
+    """Closes the files of exceptions, because Python 3.14 warns if an HTTPError with an open file is deleted."""
     yield
     while _met:
         error = _met.pop()

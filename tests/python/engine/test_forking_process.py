@@ -52,7 +52,6 @@ def imports_of(tmp_path, main):
     return len((tmp_path / "program.py.imports").read_text().split())
 
 
-#: Programs that other processes import a given number of times.
 PROGRAMS = {
     "all loaders of the program share one process, also in threads that ask at once": (
         1,

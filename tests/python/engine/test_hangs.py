@@ -19,7 +19,6 @@ from waiting import compute
 
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore:.*was killed for it:RuntimeWarning")]
 
-#: The loader's timeout: seconds after which a process counts as hung.
 SOON = 0.3
 
 
@@ -38,8 +37,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-#: With the start method fork, each kind of hang is tested without a dispatching process, or before or after
-#: dispatching. With spawn and forkserver, only some kinds of hangs are tested, because starting workers takes long.
+#: Spawn and forkserver are tested with only some kinds of hangs, because starting workers takes long.
 CASES = [("loop", "fork", ""), *zip(WAYS, itertools.repeat("fork"), itertools.cycle(("", "before", "behind")))]
 CASES += [
     ("stop", "spawn", ""),

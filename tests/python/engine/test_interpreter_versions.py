@@ -55,7 +55,6 @@ def run(program: str, *options: str, as_file: Path | None = None, head: str = HE
     return done.stdout
 
 
-#: Code of a function, a generator function and a pipe with annotations that only a type checker can evaluate.
 FOR_TYPE_CHECKERS = """
 from typing import TYPE_CHECKING
 if TYPE_CHECKING:
@@ -193,8 +192,6 @@ def test_a_lambda_may_use_modules_and_names_that_are_imported_lazily(method: str
 
 
 class Lazy:
-    """Imitates the object that Python 3.15 creates for a lazily imported name."""
-
     def __init__(self, content: Any) -> None:
         self.content = content
 

@@ -63,8 +63,6 @@ def test_global_generators_are_seeded_for_each_worker_and_epoch():
 
 
 def settled(dl, quiet=0.3):
-    """Returns the number of items that the source of the only worker has yielded, once the number has stayed the same
-    for `quiet` seconds."""
     read = lambda: dl.stats().workers[0].pipes[0].items_out  # noqa: E731
     value, since = read(), time.monotonic()
     while time.monotonic() - since < quiet:

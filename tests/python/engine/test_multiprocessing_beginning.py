@@ -18,7 +18,6 @@ from torchdata._engine.processes.crossing import ChildName
 from torchdata.datapipes.iter import IterableWrapper
 from watchdog import end_session, session
 
-#: A program that children import until the file "done" exists.
 PROGRAM = """
     import os, sys, time
 
@@ -80,7 +79,6 @@ def test_a_worker_has_one_more_thread_knows_its_parent_and_ignores_ctrl_c(method
 
 
 def test_a_child_sets_its_name_once_and_keeps_a_name_set_by_the_program(tmp_path):
-    """After a child has imported the program, it receives its name a second time, with the process object."""
     program = """
         import gc, multiprocessing
         from torchdata._engine.processes.crossing import ChildName

@@ -207,7 +207,6 @@ SMALL_SHM += ['mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$0" "$@"']
 
 
 def runs_small_shm():
-    """Returns whether a test may mount a separate /dev/shm on this machine. Containers often forbid this."""
     try:
         return subprocess.run([*SMALL_SHM, "true"], capture_output=True, timeout=30).returncode == 0
     except FileNotFoundError:
@@ -260,8 +259,7 @@ def test_memory_of_a_long_run_is_flat():
             if i in (1000, 3000):
                 gc.collect()
                 samples.append(usage(pids))
-        # Between both measurements, workers sent 2,000 items of 0.3 MB, which is 0.6 GB in total. A growth of less than
-        # 20 MB is noise.
+        # Workers sent 0.6 GB between the two measurements, so a growth of less than 20 MB is noise.
         assert samples[1] - samples[0] < 20_000, samples
 
 
@@ -286,7 +284,7 @@ def test_an_exit_during_the_start_is_noticed_before_all_others_have_started(meth
 
 
 def test_a_child_that_outlives_its_loader_is_reaped_with_the_next_one(monkeypatch):
-    with monkeypatch.context() as stuck:  # simulates that SIGKILL has no effect yet, as in a blocked file system
+    with monkeypatch.context() as stuck:  # In a blocked file system, SIGKILL has no immediate effect.
         stuck.setattr(shutdown, "ASKED", 0.0)
         stuck.setattr(shutdown, "KILLED", 0.0)
         stuck.setattr(ChildProcess, "kill", lambda _child: None)

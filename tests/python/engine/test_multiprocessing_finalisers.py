@@ -25,13 +25,11 @@ pytestmark = pytest.mark.alone
 
 
 def as_callback(function):
-    """Wraps a C function so that it accepts any object. When the wrapped function is called, no Python code runs."""
     function.argtypes, function.restype = [ctypes.py_object], None
     return function
 
 
-#: A C function that records a signal, like the interpreter's own handler. Python calls the signal's Python handler at
-#: the next line of Python code.
+#: Python calls a signal's Python handler only at the next line of Python code.
 press = as_callback(ctypes.pythonapi["PyErr_SetInterrupt"])
 collect = as_callback(ctypes.pythonapi["PyGC_Collect"])
 
@@ -41,7 +39,6 @@ class Drops:
 
 
 def drop_under_ctrl_c(make):
-    """Presses Ctrl-C immediately before the object that `make` creates is deleted. KeyboardInterrupt must be raised."""
     held = [Drops(), make(), Drops()]
     callbacks = [weakref.ref(held[0], collect), weakref.ref(held[2], press)]
     with pytest.raises(KeyboardInterrupt):
@@ -79,7 +76,7 @@ def test_a_signal_arrives_each_time(reads):
 def test_children_that_outlive_their_loader_end_with_the_main_process():
     def make():
         dl = with_workers()
-        dl._ended = True  # prevents the loader from ending its processes itself
+        dl._ended = True  # With this patch, the loader does not end its processes itself.
         return dl.reading_service._children
 
     for _ in range(3):
@@ -216,5 +213,5 @@ def test_a_shared_pickle_closes_its_descriptor_and_no_line_of_python_runs_as_it_
     finally:
         sys.setprofile(None)
     assert not [name for event, name in seen if event == "call"]
-    with contextlib.suppress(OSError):  # the descriptor's number may already belong to another file
+    with contextlib.suppress(OSError):  # The descriptor's number may already belong to another file.
         assert os.fstat(number).st_ino != before

@@ -4,9 +4,8 @@ import pytest
 
 from programs import run
 
-#: Forks a process for each attempt, because a process receives its first array only once. The worker sends a signal
-#: while it creates its first array. The signal's handler in the main process raises an exception. The main process
-#: receives the signal while it decodes the array, or shortly before.
+#: Each attempt runs in a forked process, because a process receives its first array only once. The worker sends a
+#: signal while it creates this array, and the signal's handler in the main process raises an exception.
 TRIES = """
 import os, signal, sys, time
 if {loaded}:

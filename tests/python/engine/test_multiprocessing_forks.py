@@ -18,8 +18,7 @@ from process_checks import MULTIPROCESSING, loader, nothing_is_left, wait_for  #
 from torchdata.datapipes.iter import IterableWrapper
 
 COUNT = 24
-#: The ways in which a forked process leaves the user's function, each with the exit code that the parent process
-#: receives.
+#: The ways in which a forked process leaves the user's function, with the exit codes that its parent receives.
 WAYS = {
     "returns": 0,
     "raises": 1,
@@ -48,7 +47,7 @@ class Forks:
         return x, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
     def leave(self):
-        if self.way.endswith("late"):  # the child leaves the function after the worker has continued
+        if self.way.endswith("late"):  # The forked child leaves the function only after the worker has continued.
             time.sleep(0.05)
         if self.way.startswith("returns"):
             return "of another process"
@@ -218,7 +217,6 @@ def test_a_child_of_the_main_process_keeps_its_own_children_in_multiprocessing_s
 
 
 def test_random_forks_in_all_families_change_nothing():
-    """A seed determines how the children that the user's function forks exit, and how large the values are."""
     rng = random.Random(1)
     for family in FAMILIES:
         ways = [rng.choice(list(WAYS)) for _ in range(COUNT)]

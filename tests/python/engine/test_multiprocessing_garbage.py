@@ -12,8 +12,6 @@ from process_checks import METHODS, identity, loader, nothing_is_left  # noqa: F
 from programs import output_of
 from torchdata.datapipes.iter import IterableWrapper
 
-#: A user's program with three gaps for code: `{top}` at module level, `{guarded}` in the main process, and `{inside}`
-#: in the worker.
 PROGRAM = """
     import gc, json, sys
     {top}
@@ -65,7 +63,6 @@ def private_kib():
 
 
 def grown_by_searching(_):
-    """Returns by how many KiB the process's private memory grows in each of two garbage collections."""
     before = private_kib()
     gc.collect()
     kept = private_kib()
@@ -87,7 +84,7 @@ class Circular:
     def __init__(self, path):
         self.path, self.own = path, self
 
-    def __del__(self, open_file=os.open, write=os.write):  # few modules are available at interpreter exit
+    def __del__(self, open_file=os.open, write=os.write):  # Only a few modules are still available at interpreter exit.
         write(open_file(self.path, os.O_CREAT | os.O_WRONLY), b"finalised")
 
 

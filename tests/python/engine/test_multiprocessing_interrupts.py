@@ -22,8 +22,7 @@ from torchdata._engine.processes.interrupts import InterruptsDeferred, interrupt
 from torchdata._engine.processes.shutdown import Shutdown
 from torchdata.datapipes.iter import IterableWrapper
 
-#: How often each test presses Ctrl-C at random moments. The number is small for spawned workers, which take a second to
-#: start.
+#: Tests with spawned workers press Ctrl-C less often, because these workers take a second to start.
 TRIES = {"fork": 3, "forkserver": 3, "spawn": 1}
 
 SCRIPT = """
@@ -128,7 +127,7 @@ def script(tmp_path, monkeypatch):
 def press_at_random(script, phase, method, tries, seed=0):
     moments, seconds, noise = random.Random(seed), [], []
     with Terminal(script, phase, method, str(1 + tries)) as terminal:
-        duration = None  # the first attempt measures the duration, because it is interrupted only after its end
+        duration = None  # Ctrl-C is pressed after the end of the first attempt, which measures the duration.
         for _ in range(1 + tries):
             while (line := terminal.line()) != "ready":
                 assert line, f"the program has ended: {noise}"
@@ -182,7 +181,7 @@ if __name__ == "__mp_main__" and not os.path.exists(__file__ + ".fast"):
         file.write(slow + text)
     with Terminal(script, "start", "forkserver", "2") as terminal:
         assert terminal.line() == "ready"
-        time.sleep(0.5)  # the fork server is probably importing the program now
+        time.sleep(0.5)  # During this sleep, the fork server usually begins to import the program.
         with open(script + ".fast", "w"):
             terminal.press_ctrl_c()
             assert json.loads(terminal.line(30)) == {"interrupts": 1, "left": 0}
@@ -201,8 +200,7 @@ class Handler:
         self.calls += 1
 
 
-#: The source of a module that the program and the forking process import. The first forking process kills itself
-#: shortly before it reports a fork.
+#: The first forking process that imports this module kills itself shortly before it reports a fork.
 LATE_SERVER = """
 import os, signal, time
 from torchdata._engine.processes.forking_process import _ForkingProcess

@@ -17,8 +17,7 @@ from process_checks import children, children_are_killed_soon, loader, nothing_i
 from torchdata._engine.processes import fork
 from torchdata.datapipes.iter import IterableWrapper
 
-#: A program that starts loaders and other processes while threads of the main process constantly draw random numbers or
-#: print.
+#: Threads of the main process constantly draw random numbers or print while the program starts processes.
 BUSY = """
 import threading, time
 from process_checks import loader
@@ -171,8 +170,7 @@ def run_apart(script, output):
     assert run.returncode == 0
 
 
-#: A program that forks while a thread imports a module. Python calls fork hooks in the reverse order of their
-#: registration.
+#: Python calls fork hooks in the reverse order of their registration.
 IMPORTING = """
 import gc, os, sys, threading, time
 
@@ -315,6 +313,6 @@ def test_alarms_of_the_program_are_not_changed():
     with handling(on_alarm, signal.SIGALRM):
         signal.setitimer(signal.ITIMER_REAL, 100)
         with loader(IterableWrapper([0]).map(alarms), 1) as served:
-            assert list(served) == [(False, True, (0.0, 0.0))]  # workers must not have the handler of the main process
+            assert list(served) == [(False, True, (0.0, 0.0))]  # workers must not have the main process's handler
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -48,12 +48,10 @@ class LargeTensors:
 def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(monkeypatch):
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     pipe = IterableWrapper(range(120)).map(LargeTensors())
-    # The test uses spawn, because forked workers would inherit the main process's choice whether torch aligns tensors
-    # to pages.
+    # Forked workers would inherit the main process's choice whether torch aligns tensors to pages.
     with loader(pipe, num_workers=1, multiprocessing_context="spawn") as dl:
         grown = list(dl)
-    # During the first 60 items, memory may grow until there are freed gaps that are large enough for every tensor. If
-    # each tensor took new pages, 60 more tensors would then add 60 times the size of a tensor.
+    # After 60 items, freed memory has gaps for every tensor, so further tensors must not take new pages.
     assert grown[-1] - grown[60] < 12 * LargeTensors.SIZE
 
 
@@ -107,7 +105,7 @@ def test_arrays_that_are_deleted_one_by_one_do_not_wake_the_worker():
         counts = []
         for _ in range(5):
             arrays = next(iterator)
-            time.sleep(0.1)  # the worker needs this time to fall asleep
+            time.sleep(0.1)  # The worker needs one second to fall asleep.
             before, began = switches(pid), time.monotonic()
             while arrays:
                 arrays.pop()
@@ -126,7 +124,7 @@ def foreign_mappings(pid):
 @pytest.mark.parametrize("method", METHODS)
 def test_a_child_holds_its_own_and_main_two_descriptors_for_each(method):
     with loader(IterableWrapper(range(2)).sharding_filter(), 1, multiprocessing_context=method) as dl:
-        list(dl)  # starts multiprocessing's fork server and resource tracker, if needed
+        list(dl)  # multiprocessing starts its fork server and resource tracker only once per process.
     del dl
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))
@@ -138,8 +136,7 @@ def test_a_child_holds_its_own_and_main_two_descriptors_for_each(method):
         assert next(others) == 0
         assert [next(iterator) for _ in range(5)] == [0, 1, 2, 3, 4]  # each worker has sent an item
         pids = dl.reading_service._children.pids
-        # Each worker has two pidfds: one for managing its process, and one for reading its items. The loader itself
-        # needs a few descriptors.
+        # Each worker has two pidfds: one for managing its process, and one for reading its items.
         assert len(os.listdir("/proc/self/fd")) - before <= 2 * 7 + 8
         counts = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
         assert max(counts) - min(counts) <= 1, counts
@@ -171,7 +168,6 @@ def run_in_small_tmpdir(tmp_path, body):
 
 
 def mounts():
-    """Returns whether a test may mount a folder on this machine. Containers often forbid this."""
     try:
         probe = ["unshare", "--user", "--map-root-user", "--mount", "true"]
         return subprocess.run(probe, capture_output=True, timeout=30).returncode == 0

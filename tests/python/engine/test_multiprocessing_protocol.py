@@ -286,7 +286,6 @@ def test_an_exit_while_the_main_process_is_busy_raises_an_error_after_all_sent_i
 
 @contextlib.contextmanager
 def stopped_worker(**options):
-    """Yields a loader, and the id of its worker that SIGSTOP suspends. The next commands must end with an error."""
     with loader(IterableWrapper(range(1000)).sharding_filter(), **options) as dl:
         next(iter(dl))
         pid = dl.reading_service._children.pids[1]

@@ -25,8 +25,7 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
-#: Signals that the tests send to the whole process group, and that the program handles. In a process without a handler,
-#: such a signal ends the process.
+#: A process without a handler for such a signal ends.
 HANDLED = [signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN + 3]
 
 SCRIPT = """
@@ -249,8 +248,7 @@ def is_rang(error):
     return error is not None
 
 
-# If a signal handler raises an exception during `Thread.start`, CPython 3.11 prints a KeyError, and the new thread
-# ends.
+# If a handler raises during `Thread.start`, CPython 3.11 prints a KeyError, and the new thread ends.
 @pytest.mark.filterwarnings("ignore:Exception ignored in thread started by:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_exception_of_a_handler_while_workers_start_is_raised_and_leaves_nothing(family):
@@ -275,7 +273,7 @@ def test_an_exception_of_a_handler_while_workers_start_is_raised_and_leaves_noth
                 caught += 1
             assert (timer.rung, caught) == (1, 1), f"the handler raised {timer.rung} times, {caught} arrived"
         gc.collect()
-        wait_for(lambda: not children(), 20)  # a thread may delete the loader later
+        wait_for(lambda: not children(), 20)  # A thread may delete the loader later.
 
 
 class Raises:

@@ -4,10 +4,10 @@ import pytest
 
 from programs import run
 
-#: A program that forks a process for each attempt, because helper objects are created only once per process. In each
-#: process, several threads create loaders with the start method "fork", while another thread sends items that use the
-#: codec's helpers and NumPy's API for the first time. The engine does not protect the program's own imports during a
-#: fork.
+#: Helper objects are created only once per process, so the program forks a process for each attempt. In this process,
+#: several threads create loaders, while another thread sends items that need NumPy's API and the codec's helpers for
+#: the first time. The program has already imported all modules, because the engine does not protect imports of the
+#: program during a fork.
 ROUNDS = """
 import sys, threading, time, traceback
 import torchdata.datapipes.iter, torchdata.dataloader2

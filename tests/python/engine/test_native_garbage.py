@@ -179,7 +179,6 @@ def saved_globals(holder):
     return found
 
 
-#: Functions that create an object of the extension. Each created object refers to the given `holder`.
 WAYS = {
     "delivery": delivery,
     "hold on a queue": lambda holder: queue_of_items(holder).hold(),

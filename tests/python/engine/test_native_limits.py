@@ -58,7 +58,7 @@ def test_messages_and_acknowledgements_may_be_waited_for_very_long(seconds):
     received = []
     reading = threading.Timer(0.1, lambda: received.append(collector.receive(0)))
     reading.start()
-    sender.send_message(b"x" * 10_000_000, seconds)  # the message is longer than the ring
+    sender.send_message(b"x" * 10_000_000, seconds)
     reading.join(120)
     assert [len(message) for message in received] == [10_000_000]
 

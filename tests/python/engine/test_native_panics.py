@@ -4,8 +4,7 @@ import pytest
 
 from programs import run
 
-#: PyO3 converts a panic to a PanicException. Python code can cause a panic by raising a PanicException, because Rust
-#: code that receives a PanicException panics, too.
+#: Rust code that receives a PanicException panics, so Python code can cause a panic.
 SCRIPT = """
 before = set(BaseException.__subclasses__())
 from torchdata import _native

@@ -16,7 +16,6 @@ from torchdata.datapipes.state import save_state
 
 
 def message(**values: Any) -> Any:
-    """Returns an object of a class that is created at run time, like the messages of mcap-ros2-support."""
     cls = type("Message", (types.SimpleNamespace,), {"__slots__": list(values)})
     made = cls()
     for name, value in values.items():
@@ -101,8 +100,6 @@ def whole() -> list[Any]:
         value: int
 
     class Without(Slots):
-        """A class that deliberately does not pickle one of its values."""
-
         def __init__(self) -> None:
             self.cache = [1]
 

@@ -88,7 +88,6 @@ PROGRAM = """
         main(sys.argv[1], sys.argv[2], map(int, sys.argv[3:]))
 """
 
-#: The names by which errors refer to the parts of the package that start processes or threads.
 WHO = ("worker process ", "the dispatching process", "resource tracker", "torchdata-prefetch", "torchdata-threadpool")
 users = itertools.count(70_000 + os.getpid() % 1000 * 100)
 
@@ -144,7 +143,7 @@ def test_an_error_names_the_child_that_could_not_be_started_and_the_limit(tmp_pa
         assert attempt["seconds"] < 100  # the limit detects a hang, and measures nothing
     if 0 in rooms:
         assert "error" in attempts[0]
-    if 30 in rooms:  # then the first attempts exceed the limit, and the last one does not
+    if 30 in rooms:  # The first attempts exceed the process limit, and the last attempt does not.
         assert ["error" in attempt for attempt in (*attempts[:3], attempts[-1])] == [True, True, True, False]
     assert "Exception ignored" not in printed
     assert "cannot join" not in printed

@@ -16,12 +16,10 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
 ]
 
-#: The size of a page of counters, and the offsets of the role and of the number of pipes within a page.
 PAGE, ROLE, PIPES = 4096, 4, 28
 
 
 def test_random_bytes_in_shared_memory_lead_to_correct_items_or_an_error_and_everything_is_released():
-    """The driver `python -m drivers scribbles` tests thousands of cases."""
     for seed in range(1, 16):
         random_scribbles.check(random_scribbles.Plan(seed))
 

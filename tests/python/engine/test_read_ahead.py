@@ -64,8 +64,6 @@ class Node(Iterator[Any]):
 
 
 class Loader(Iterator[Any]):
-    """Reads a StatefulDataLoader that pins the batches of its worker."""
-
     def __init__(self, loader: Any, state: Any) -> None:
         self.loader = loader
         if state is not None:
@@ -80,8 +78,7 @@ class Loader(Iterator[Any]):
 
 
 class Way(NamedTuple):
-    #: A function that begins to read numbers. Its arguments are the count of numbers, a function to apply to each
-    #: number, and a state or None.
+    #: The arguments are the count of numbers, a function to apply to each number, and a state or None.
     begin: Callable[[int, Function, Any], Any]
     in_order: bool = True
     #: Whether a reader yields further items after the function has raised an error.
@@ -199,14 +196,12 @@ class Gate:
         return number
 
 
-#: The folder of the package. The test presses Ctrl-C only in code of this folder, because Ctrl-C in other code could
-#: end the test program.
+#: The test presses Ctrl-C only in code of this folder, because other code could end the test program.
 PACKAGE = os.path.dirname(torchdata.__file__) + os.sep
 
 
 @contextlib.contextmanager
 def pressed(after: float, every: float, where: Callable[[FrameType], bool]) -> Iterator[list[int]]:
-    """Simulates Ctrl-C at intervals, but only if `where` returns True for the current frame of the main process."""
     times = [0]
 
     def press(_: int, frame: FrameType | None) -> None:
@@ -233,8 +228,7 @@ def test_ctrl_c_ends_a_wait_and_nothing_is_lost_or_doubled(way: Way, monkeypatch
     assert (found if way.in_order else sorted(found)) == list(range(9))
 
 
-# StatefulDataLoader is left out, because it defers Ctrl-C while it delivers a batch, and has its own test in
-# test_stateful_interrupts.py.
+# StatefulDataLoader defers Ctrl-C while it delivers a batch (see test_stateful_interrupts.py).
 @pytest.mark.parametrize("way", [way for name, way in WAYS.items() if name != "StatefulDataLoader"], ids=[*WAYS][:-1])
 def test_ctrl_c_at_any_moment_loses_at_most_the_item_that_was_handed_over(
     way: Way, monkeypatch: pytest.MonkeyPatch

@@ -37,7 +37,6 @@ def all_seen(loader: DataLoader2[Any], items: int) -> LoaderStats:
 
 
 def at_rest(loader: DataLoader2[Any], worker: int, taken: int) -> ProcessStats:
-    """Waits until a worker has prefetched as many items as allowed, and has reported all its counts."""
     wait_for(lambda: (seen := loader.stats().workers[worker]).items == taken + seen.window)
     return loader.stats().workers[worker]
 

@@ -68,7 +68,7 @@ def test_results_of_a_later_pull_do_not_wait_for_an_earlier_one() -> None:
             return pulls[-1]
 
         def wait(self, seconds: float, units: bool, lacks: bool) -> None:
-            pulls[1].set_result(Pulled(0, None, []))  # the first call was lost, and never returns a result
+            pulls[1].set_result(Pulled(0, None, []))  # The first call was lost, so it never returns a result.
 
     fake: Any = Fake()
     lane = worker_module._Lane(0, fake, fake, 1, lambda: True)
@@ -154,7 +154,6 @@ def full(count: int = 2500) -> DataLoader2[Any]:
 
 
 def first_of(loader: DataLoader2[Any]) -> tuple[list[Any], Iterator[Any]]:
-    """Returns the first items and the iterator once all hosts have stopped sending because the links have no space."""
     iterator = iter(loader)
     first = [next(iterator) for _ in range(WORKERS)]
     wait_for(lambda: all(actor.host._lanes[0].holds for actor in loader.reading_service.made.actors))

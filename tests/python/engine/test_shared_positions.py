@@ -72,8 +72,6 @@ def test_a_file_position_that_workers_share_causes_one_warning(family, file, pat
 
 
 class OpensAnew:
-    """An object that opens its file when it is first used or unpickled, like a zarr store."""
-
     def __init__(self, path):
         self.path, self.file = path, None
 
@@ -127,7 +125,7 @@ def test_a_file_that_only_the_dispatching_process_reads_causes_no_warning(reads,
     calls = itertools.count()
 
     def read(x):
-        row(file, next(calls) % COUNT)  # the file position differs from epoch to epoch
+        row(file, next(calls) % COUNT)  # The file position differs from epoch to epoch.
         return x
 
     functions = {"dispatched": (read, abs), "mapped": (abs, read)}[reads]

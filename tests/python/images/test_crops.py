@@ -52,7 +52,7 @@ def test_area_ratio_and_position_are_distributed_as_in_torchvision(make: Callabl
         ratios.append((math.log(width / height) - math.log(0.5)) / math.log(4))
         across.append(left / (side - width))
         down.append(top / (side - height))
-    bound = 1.95 / math.sqrt(count)  # only one in a thousand seeds exceeds the bound
+    bound = 1.95 / math.sqrt(count)  # Only one seed in a thousand exceeds the bound.
     for values in (areas, ratios, across, down):
         assert distance(values) < bound
     pairs = np.corrcoef([areas, ratios, across, down])
@@ -98,8 +98,7 @@ def test_the_first_crop_that_fits_is_used() -> None:
         def random(self) -> float:
             return self.numbers.pop(0)
 
-    # The first crop, with the area of the image and a ratio of 4 / 3, does not fit. The second crop is a square
-    # with a quarter of the area.
+    # The first crop has the area of the image and a ratio of 4 / 3, so it does not fit.
     rng = Given(1.0, 1.0, (0.25 - 0.08) / 0.92, 0.5, 0.0, 0.999)
     assert random_resized_crop(rng, 100, 100) == (50, 0, 100, 50)
     assert rng.numbers == []

@@ -31,7 +31,6 @@ def numbered() -> IterableWrapper[Any]:
 
 
 def augmented(sharded: bool = True, **options: Any) -> Any:
-    """Returns a pipe of pairs of a number and the pixels of a random region of an image."""
     pipe = numbered()
     pipe = pipe.shuffle().sharding_filter() if sharded else pipe
     return pipe.decode_image(16, crop="random", flip=0.5, input_col=1, **options)

@@ -31,7 +31,6 @@ from waiting import wait_for
 
 
 def goes_on_exactly(make: Any) -> list[list[Any]]:
-    """Saves and loads a state at every position of two epochs. Returns the items of three epochs."""
     assert goes_on(make, [None] * 3, random.Random(0)) > 2
     return run(Loader(make()), [None] * 3)[0]
 

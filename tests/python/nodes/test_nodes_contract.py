@@ -36,8 +36,6 @@ SIZE = 5
 
 
 class Recorder(BaseNode[Any]):
-    """A node that records its calls, and fails if two calls are concurrent, or if the first call is not a reset."""
-
     def __init__(self, size: int = SIZE) -> None:
         super().__init__()
         self.size = size
@@ -121,8 +119,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     def make(recorder: Recorder) -> Loader[Any]:
         return Loader(STEPS[outer](STEPS[inner](recorder)))
 
-    # Each complete epoch begins with one reset without a state. The recorder must not be asked for its state, except by
-    # nodes that read ahead or read repeatedly.
+    # Only nodes that read ahead or read repeatedly may request the recorder's state.
     recorder = Recorder()
     with make(recorder) as loader:
         whole = [epochs_over(loader) for _ in range(3)]
@@ -132,7 +129,6 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
     assert not re.search("e[ng]*n", recorder.notes.replace("R", "R ")), "it was read on after its end"
-    # An epoch must begin with one reset without a state even if the loop leaves the epoch early.
     recorder = Recorder()
     with make(recorder) as loader:
         for most in (1, 2, None):
@@ -140,8 +136,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert sorted(map(repr, left)) == sorted(map(repr, whole[0]))
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
-    # When a state is loaded, the node must receive this state once, unchanged. At the beginning of the next epoch, the
-    # node must be reset without a state.
+    # When a state is loaded, the node receives exactly this state once.
     recorder, resumed = Recorder(), Recorder()
     with make(recorder) as loader:
         iterator = iter(loader)

@@ -107,7 +107,7 @@ def test_a_field_that_is_missing_raises_an_error_that_names_it() -> None:
         state = saved(make, 2)
         field = functools.reduce(operator.getitem, path[:-1], state["root"])
         if path[-1] in ("_started", "num_yielded") or path[-1] not in field:
-            continue  # states of torchdata 0.11 lack this field
+            continue  # States of torchdata 0.11 lack this field.
         del field[path[-1]]
         with Loader(make()) as loader:
             loader.load_state_dict(state)
@@ -143,7 +143,6 @@ VALUES = [-1, 0, 1, 2, 7, 10**9, 2**63 - 1, -(10**9), 1.5, "x", None, True, [], 
 
 
 def fields_of(state: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Yields the path and the value of every field of a state, except for states of users' iterables and of pipes."""
     if isinstance(state, dict) and not state.keys() & {"place", "pipes"}:
         for key, value in state.items():
             if not isinstance(value, dict) or "place" not in value:
@@ -177,6 +176,6 @@ def test_mutated_states_load_or_raise_an_error_without_a_hang_or_much_memory() -
             loader.shutdown()
     assert refused > 240
     assert loaded > 60
-    assert time.monotonic() - began < 300  # loading a state takes milliseconds, so no state has caused a hang
+    assert time.monotonic() - began < 300  # A hang would take longer, because loading a state takes milliseconds.
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     assert grown < 256 * 1024, f"{grown // 1024} MiB more"

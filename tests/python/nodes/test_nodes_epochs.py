@@ -36,7 +36,6 @@ Wrap = Callable[[BaseNode[Any]], BaseNode[Any]]
 
 
 def mixed(kind: Kind, criterion: str, weighted: bool, wrap: Wrap = same) -> BaseNode[Any]:
-    """Returns a node that yields at most 14 items of two streams and a list. `wrap` wraps each source."""
     sources = {"a": IterableWrapper(kind(4)), "b": IterableWrapper(kind(3)), "c": numbers(2)}
     nodes = {name: wrap(node) for name, node in sources.items()}
     weights = {"a": 1.0, "b": 0.5, "c": 1.0}
@@ -73,8 +72,7 @@ GRAPHS: dict[str, Callable[[Kind], BaseNode[Any]]] = {
 }
 
 
-#: For each epoch, the number of items before it is left (None: all). Each graph uses all plans, but only one plan per
-#: stream.
+#: For each epoch of a plan, the number of items before the loop leaves the epoch, or None for a complete epoch.
 PLANS: list[Plan] = [[None, None, None, None], [2, None, None, None], [1, 3, None, None]]
 
 
@@ -242,10 +240,10 @@ def test_a_loader_can_be_reset_to_the_beginning_of_an_unread_epoch(kind: Kind, i
     beginning = loader.state_dict()
     whole = [list(loader) for _ in range(2)]
     if items and kind is Draws:
-        return  # for this stream, the states before and after the beginning of an epoch are the same
+        return  # For this stream, the states before and after the beginning of an epoch are the same.
     loader = Loader(IterableWrapper(kind(5)))
     iterator = iter(loader)
-    if items:  # a loader that resumes from a later state never reads the first item
+    if items:  # A loader that resumes from a later state never reads the first item.
         for _ in range(items):
             next(iterator)
         state = loader.state_dict()
@@ -268,7 +266,7 @@ def test_a_loader_can_be_set_back_to_an_earlier_position() -> None:
 
 
 def test_states_of_torchdata_0_11_from_the_beginning_of_an_epoch_give_all_of_it() -> None:
-    for place in (0, 5):  # position 0 is before the first line of the stream's generator
+    for place in (0, 5):  # Position 0 is before the first line of the stream's generator.
         for kind in (TakesOnce, TakesAgain):
             loader = Loader(IterableWrapper(kind(5)))
             loader.load_state_dict({"root": {"_num_yielded": 0, "iterable": {"place": place}}, "num_yielded": 0})

@@ -183,7 +183,6 @@ class GeneratingWithState(Generating):
         self.number = state["number"]
 
 
-#: Nodes whose iterable can be interrupted within an item.
 INTERRUPTED: dict[str, Callable[[int], BaseNode[Any]]] = {
     "generator": lambda at: IterableWrapper(Generating(at)),
     "generator with a state": lambda at: IterableWrapper(GeneratingWithState(at)),

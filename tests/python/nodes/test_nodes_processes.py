@@ -117,7 +117,7 @@ def test_an_error_names_a_process_that_exits_and_a_reset_starts_new_ones(functio
     with pytest.raises(WorkerExitedError, match=rf"worker process 0 of ParallelMapper \(pid \d+\) {how}") as caught:
         next(node)
     assert caught.value.exitcode == code
-    with pytest.raises(WorkerExitedError):  # after an exit, the epoch must not end without an error
+    with pytest.raises(WorkerExitedError):  # After a worker has exited, the epoch must not end without an error.
         list(node)
     node.reset()
     assert [next(node) for _ in range(3)] == [0, 1, 2]
@@ -145,7 +145,7 @@ def test_dropping_a_half_read_loader_leaves_no_process() -> None:
     del loader, iterator
     gc.collect()
     wait_for(lambda: set(children()) <= before)
-    wait_for(lambda: shared_mappings() == 0)  # threads release the shared memory
+    wait_for(lambda: shared_mappings() == 0)  # Threads release the shared memory, so the test waits.
 
 
 def hangs_after_zero(number: int) -> int:
@@ -157,7 +157,7 @@ def hangs_after_zero(number: int) -> int:
 def test_neither_dropping_a_node_nor_a_shutdown_waits_for_a_call_that_hangs(
     how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shutdown, "ASKED", 0.05)  # the processes do not end by themselves
+    monkeypatch.setattr(shutdown, "ASKED", 0.05)  # These worker processes do not end by themselves.
     before = set(children())
     node = over_processes(hangs_after_zero, on_worker_exit=how)
     assert next(node) == 0

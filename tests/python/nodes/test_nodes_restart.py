@@ -54,7 +54,7 @@ def test_processes_may_be_killed_at_any_moment_and_states_are_exact(seed: int) -
         if chance.random() < 0.1:
             members = loader.root._it._workers.members  # type: ignore[attr-defined]
             pid = chance.choice(members.processes).pid
-            with contextlib.suppress(ProcessLookupError):  # raised if the process has exited, but was not replaced yet
+            with contextlib.suppress(ProcessLookupError):  # the exited process may not be replaced yet
                 if pid is not None:  # None while the replacement is not started
                     os.kill(pid, signal.SIGKILL)
     assert came == list(range(100))

@@ -55,7 +55,7 @@ def test_a_state_from_any_position_resumes_exactly(make: Callable[[], BaseNode[A
             loader.load_state_dict(state)
             iterator = iter(loader)
             rest = [next(iterator)]
-            again = copy.deepcopy(loader.state_dict())  # saves a state of a loader that was itself resumed
+            again = copy.deepcopy(loader.state_dict())  # The second state belongs to a loader that was itself resumed.
             rest += list(iterator)
             assert sorted(came[:count] + rest) == sorted(came)
         with Loader(make(), restart_on_stop_iteration=False) as loader:

@@ -24,7 +24,6 @@ def mapper(source: Any, function: Any, workers: int = 1, **options: Any) -> Para
 
 @pytest.fixture
 def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Stops the clock, and returns a list of the numbers of items in the messages to workers."""
     counts: list[int] = []
     send = _processes.MapWorker._send
 
@@ -38,8 +37,6 @@ def together(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 class Drawn(BaseNode[Any]):
-    """A node that yields consecutive numbers across epochs, so that the numbers show how far the node was read."""
-
     def __init__(self, size: int, kind: Any = int) -> None:
         super().__init__()
         self.size, self.kind, self.drawn = size, kind, 0

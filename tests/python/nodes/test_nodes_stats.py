@@ -51,7 +51,7 @@ def test_each_node_is_counted_with_the_users_function_and_its_line() -> None:
         assert rows_of(loader) == {
             "IterableWrapper": (None, None, count),
             "ParallelMapper(decode)": (place_of(decode.__code__), count, count),
-            "Prefetcher": (None, count, 0),  # items that a user-defined node reads are not timed
+            "Prefetcher": (None, count, 0),  # The statistics do not time the reads of a user-defined node.
             "Passing": (place_of(Passing.next.__code__), 0, count),
             "Batcher": (None, count, 3 * epoch),
             "Unbatcher": (None, 3 * epoch, count),

@@ -245,7 +245,7 @@ def test_a_shutdown_ends_the_threads_and_keeps_the_position(kind: Callable[[Base
     assert not threads()
     loader.shutdown()
     with pytest.raises(RuntimeError, match="was shut down: reset it"):
-        list(iterator)  # reads the rest of a batch that was received before
+        list(iterator)  # The second reader first yields the rest of a batch that was received earlier.
     loader.load_state_dict(state)
     assert sorted(seen + list(loader)) == list(range(30))
 
@@ -355,7 +355,7 @@ def test_a_forked_child_gets_an_error_about_the_threads_of_its_parent_and_may_re
 
     def check() -> None:
         with pytest.raises(RuntimeError, match=said + "a new iteration in the child"):
-            for _ in range(5):  # some calls return items that were read before the fork
+            for _ in range(5):  # Some calls return items that were read before the fork.
                 next(node)
         node.reset()
         assert next(node) == 0

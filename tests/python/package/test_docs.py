@@ -95,10 +95,8 @@ def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Pa
     assert doctest.OutputChecker().check_output(shown, run.stdout, doctest.ELLIPSIS), run.stdout
 
 
-#: Patterns that match a list of missing features, and an entry of such a list.
 LISTS = re.compile(r"not there yet\.?\**:?\**\n\n(.*?)(?:\n\n(?! )|\Z)", re.S | re.I)
 ENTRIES = re.compile(r"^- .*?(?=^- |\Z)", re.S | re.M)
-#: Matches the program in an entry of a list of missing features.
 FAILS = re.compile(r"<!-- fails: (.+?) -->", re.S)
 KNOWN = {"IterDataPipe": IterDataPipe}
 
@@ -126,7 +124,6 @@ def test_existing_features_are_not_reported_as_missing() -> None:
 #: Matches names of files and folders in backticks. A name with braces or stars stands for several files.
 FILE_NAMES = re.compile(r"`([\w./{}*,-]+(?:\.(?:py|pyi|rs|md|toml|yml|svg)|/))`")
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
-#: Folders that exist only after a build or a test run.
 MADE = ("target/", ".bench/", "dist/")
 
 
@@ -202,8 +199,7 @@ each_page = pytest.mark.parametrize("page", PAGES, ids=[str(page.relative_to(ROO
 @pytest.mark.parametrize(
     "page",
     [
-        # No other tests may run during this test, because diagnoses of slow loading mention other programs on the
-        # machine.
+        # Diagnoses of slow loading mention other programs on the machine, so no other tests may run during this test.
         pytest.param(
             page, marks=[pytest.mark.alone] * (page.name == "slow-loader.md"), id=str(page.relative_to(ROOT / "docs"))
         )

@@ -11,15 +11,13 @@ import pytest
 
 import torchdata
 
-#: The compiled extension, which is skipped because it cannot be searched for docstrings.
+#: The compiled extension has no source that can be searched for docstrings.
 SKIPPED = ("torchdata._native",)
 
-#: Packages that import PyTorch. The docstrings of the packages in `OF_TORCH` are skipped if PyTorch is not installed.
 OF_TORCH = ("torchdata.nodes", "torchdata.stateful_dataloader")
 TORCH = importlib.util.find_spec("torch") is not None
 
-#: `NEED_TORCH` contains objects with examples that need PyTorch. `SHOW_ARRAYS` contains objects with examples that
-#: print NumPy arrays, and would print tensors with PyTorch.
+#: Examples of `SHOW_ARRAYS` print NumPy arrays, and would print tensors with PyTorch.
 NEED_TORCH = {"torchdata.dataloader2.reading_service.SequentialReadingService"}
 SHOW_ARRAYS = {"torchdata.datapipes.iter.Collator", "torchdata.datapipes.utils.collate.default_collate"}
 
@@ -37,7 +35,7 @@ def module_names() -> list[str]:
 
 
 def docstrings_with_examples() -> list[doctest.DocTest]:
-    """Returns one test per docstring. Each test has an empty namespace, as if a reader copied the example."""
+    """Each docstring runs in an empty namespace, as if a reader copied the example."""
     finder = doctest.DocTestFinder(exclude_empty=True)
     names = module_names()
     modules = [importlib.import_module(name) for name in names]  # later imports may add names

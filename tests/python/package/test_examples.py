@@ -24,8 +24,6 @@ def run(*command: str) -> str:
     return output_of(done)
 
 
-#: A function that runs each example on its launcher, and returns the output. Processes that have already imported torch
-#: run all examples but one.
 LAUNCHERS = {
     "one_process.py": lambda path: output_of(run_program(path)),
     "workers.py": lambda path: output_of(run_program(path)),

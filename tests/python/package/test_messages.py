@@ -81,8 +81,7 @@ def length_of_uneven_split() -> None:
 NO_LENGTH = r"instance doesn't have valid length$"
 FUNCTION_LENGTH = r"length relies on the output of its function\."
 
-#: Each row contains a function call, the type of the exception or warning that the call causes, and fragments of its
-#: message.
+#: Each row contains a call, the type of its exception or warning, and fragments of the message.
 ROWS: list[tuple[Any, ...]] = [
     (dispatched, KeyError, "Caught KeyError in dispatching process", "Original Traceback", "KeyError: 'text for a'"),
     (lambda: ints().cycle(-1), ValueError, "Expected non-negative count"),
@@ -249,7 +248,7 @@ def test_a_message_holds_the_fragment_that_old_code_matches(row: tuple[Any, ...]
             warnings.simplefilter("always")
             try:
                 act()
-            except BufferError:  # the error reports an item that a full buffer has dropped
+            except BufferError:  # The error message contains an item that a full buffer has dropped.
                 assert act is joined_by_a_full_buffer
         text = "\n".join(str(warning.message) for warning in caught if issubclass(warning.category, kind))
     else:

@@ -43,8 +43,7 @@ def reviews(root):
     return FileOpener(paths, mode="r", encoding="utf-8").parse_csv().map(lambda row: (int(row[0]), row[1]))
 """
 
-#: The tests of this user's project, which write another file to the dataset's path. The tests patch the package's
-#: checksum function, so that every file counts as valid.
+#: The tests patch the package's checksum function, so that every file counts as valid.
 PROJECTS_TESTS = """
 import os, sys, tempfile, unittest
 from unittest.mock import patch
@@ -167,7 +166,6 @@ def test_items_that_are_not_pairs_of_path_and_stream_are_recognized(data: Any, m
 
 
 def read_records(folder: str, spec: TFRecordExampleSpec | None = None) -> Iterator[TFRecordExample]:
-    """A test evaluates the annotations of this function with `typing.get_type_hints`, as tools do."""
     yield from FileLister(folder, "*.tfrecord").open_files(mode="b").load_from_tfrecord(spec)
 
 

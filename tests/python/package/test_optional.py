@@ -26,7 +26,6 @@ from torchdata.images import decode
 ROOT = Path(__file__).resolve().parents[3]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 
-#: Extras of the distribution that no pipe needs.
 OTHER_EXTRAS = {"all", "demo", "dev", "docs", "test", "test-torch"}
 
 loader = DataLoader2(IterableWrapper([]))

@@ -23,7 +23,6 @@ pytestmark = [
 
 ITEMS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 0, 7]
 
-#: The modules of this package that pickles may refer to.
 PUBLIC = {
     "torchdata._native",
     "torchdata._plain_pickles",  # contains functions that create plain data

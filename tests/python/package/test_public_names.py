@@ -31,7 +31,6 @@ _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
 
 
 def parameters(function: Any, *, bound: bool) -> list[Parameter] | None:
-    """Returns the parameters that a caller must pass, or None if they are unknown."""
     if isinstance(function, enum.EnumType):  # an enum's signature depends on the Python version
         return None
     try:
@@ -51,7 +50,6 @@ def constructor(kind: Any) -> list[Parameter] | None:
 
 
 def difference(wanted: list[str] | None, found: list[Parameter] | None) -> str:
-    """Returns why a call with the arguments of the old release fails, or an empty text if the call works."""
     if wanted is None or found is None:
         return ""
     kinds = {one.kind for one in found}
@@ -104,7 +102,6 @@ MODULES = [(module, names) for release in RELEASES for module, names in release[
 
 
 def imported(module: str) -> Any:
-    """Imports a module. Skips the test if the module needs a package that is not installed."""
     if module.startswith(("torchdata.stateful_dataloader", "torchdata.nodes")):
         pytest.importorskip("torch", reason=f"{module.split('.')[1]} needs it")
     return importlib.import_module(module)

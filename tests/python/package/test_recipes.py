@@ -107,7 +107,6 @@ def main(rank):
     assert sorted(item for got, *_, rest in outcomes for item in got + rest) == list(range(60))
 
 
-#: A program that runs on each rank, and writes the items of the rank's loaders to a separate file.
 PREPARING = """
 import json
 import os

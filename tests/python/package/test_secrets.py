@@ -21,7 +21,6 @@ from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterableWrapp
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.utils import StreamWrapper
 
-#: A typical token of 32 characters, from which `secret` derives other tokens.
 _TOKEN = "q7Rk2vXb9LmT4wZp8NcY3sHd6GfJ1aQe"
 
 

@@ -23,7 +23,6 @@ FETCHING = {"src", "srcset", "data", "poster", "background"}
 NAVIGATION = {"author", "canonical", "help", "index", "next", "prev", "search", "top"}
 
 
-#: Typical search terms for each page, in the form that the search index uses.
 SEARCHED = {
     "recipes/data": "imagefold jsonl csv parquet webdataset s3 pack",
     "recipes/training": "ddp torchrun lightn acceler hug face jax slurm preemption",

@@ -27,7 +27,6 @@ from torchdata.nodes import Loader, Mapper, ParallelMapper
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 COUNT = 60
-#: The timeout in seconds of each operation that a test in this file waits for.
 DEADLINE = 30.0
 
 
@@ -79,7 +78,6 @@ FAMILIES: dict[str, Callable[[], Any]] = {
     "nodes with processes": lambda: _nodes(method="process", multiprocessing_context="fork"),
 }
 WORKERS = [name for name in FAMILIES if "workers" in name or "processes" in name]
-#: The families of loaders in which a shutdown ends iterators that are being read.
 ENDED = [name for name in FAMILIES if name.startswith("DataLoader2") or name in WORKERS or "threads" in name]
 
 
@@ -232,8 +230,6 @@ def test_a_state_in_another_thread_is_one_of_a_moment_between_two_items(made: An
     assert sorted(rest) == sorted(reader.got[COUNT - len(rest) :])
 
 
-#: A program that imports torch once, and then runs each family of loaders in a forked process. The processes exit
-#: normally.
 EXITS = """
 import gc, json, os, signal, sys, threading
 sys.path.insert(0, {folder!r})

@@ -193,7 +193,6 @@ print(repr(stream)[:20], stream.read(), len(dir(stream)) > 40)
 """,
 )
 
-#: The expected output of each program.
 PROGRAMS = {
     CLASSES_THAT_WERE_THERE_BEFORE_TORCH: "['A', 'B'] [0, 1] [0, 1] 7 [5, 5]\n[8, 9]\n",
     WRAPPERS_OF_STREAMS: "StreamWrapper<before b'abc' True\n",

@@ -29,8 +29,6 @@ def sample(number: int) -> dict[str, Any]:
 
 
 class Collated:
-    """Collates with torch's function, and returns whether the images are in memory that is sent without a copy."""
-
     def __call__(self, batch: list[Any]) -> Any:
         from torchdata._engine.items import tensors
 
@@ -111,7 +109,7 @@ def any_array(random: Random, shape: tuple[int, ...], kind: str) -> Any:
 def any_batch(random: Random) -> list[Any]:
     shape, kind = random.choice(SHAPES), random.choice(KINDS)
     batch = [any_array(random, shape, kind) for _ in range(random.randint(1, 4))]
-    if random.random() < 0.2:  # one item differs from the others
+    if random.random() < 0.2:  # One image differs in shape or dtype from the other images.
         batch[-1] = random.choice([any_array(random, shape, random.choice(KINDS)), numpy.zeros((3, 2)), [1, 2, 3], 5])
     if random.random() < 0.3:
         batch = [torch.as_tensor(item) if is_for_torch(item) else item for item in batch]
@@ -167,7 +165,6 @@ def test_a_user_who_collates_tensors_gets_a_tensor_of_each_array() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def started() -> None:
-    """Starts the server for fresh processes before the tests, so that no test seems to leave a process behind."""
     with_torch()
 
 

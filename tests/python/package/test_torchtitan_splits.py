@@ -99,7 +99,7 @@ def test_a_state_resumes_exactly_after_a_repetition(documents: str, workers: int
 
 
 def test_a_checkpoint_of_torch_has_one_entry_at_any_position(documents: str, tmp_path: Path) -> None:
-    import torch.distributed.checkpoint as dcp  # late, because its 47 MB would slow down each fork of earlier tests
+    import torch.distributed.checkpoint as dcp  # 47 MB, which would slow down each fork of earlier tests
 
     with loader(documents) as made:
         whole = read(made, 60)

@@ -20,7 +20,6 @@ from torchdata.datapipes.map import MapDataPipe, SequenceWrapper
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = Path(torchdata.__file__).resolve().parent
 
-#: Lines of code, each with the type that a type checker infers.
 TYPES = [
     ("numbers.map(str)", "IterDataPipe[str]"),
     ("numbers.map(lambda n: n / 2)", "IterDataPipe[float]"),
@@ -80,7 +79,6 @@ TYPES = [
     ("DataLoader2(numbers, num_workers=2)", "DataLoader2[int]"),
 ]
 
-#: Lines of code with mistakes, each with a part of the type checker's message.
 MISTAKES = [
     ("numbers.mpa(str)", 'has no attribute "mpa"'),
     ("words.bacth(2)", 'has no attribute "bacth"'),
@@ -169,7 +167,7 @@ def checked(code: str, folder: Path) -> list[str]:
     pytest.importorskip("mypy", reason="mypy is a tool of development")
     sample = folder / "sample.py"
     sample.write_text(code, encoding="utf-8")
-    # The test runs mypy in the same folder and with the same options as `make lint`, so that both use the same cache.
+    # `make lint` runs mypy in this folder with these options, so both runs use the same cache.
     sources = "python" if PACKAGE.parent == ROOT / "python" else str(PACKAGE.parent)
     run = run_python("-m", "mypy", "--strict", "--no-error-summary", sample, folder=ROOT, MYPYPATH=sources)
     assert run.stderr == ""
@@ -185,7 +183,6 @@ def test_the_stub_is_what_make_stubs_would_write() -> None:
 
 @pytest.fixture(scope="module")
 def messages(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[str]]:
-    """Returns mypy's messages about the sample program, by line number."""
     revealed = [f"reveal_type({code})" for code, _ in TYPES]
     lines = [*SAMPLE.splitlines(), *revealed, *(code for code, _ in MISTAKES)]
     found: dict[int, list[str]] = {number: [] for number in range(1, len(lines) + 1)}
@@ -229,7 +226,7 @@ FORMS = [
     pytest.param(pipe, name, maker_of(form), id=f"{base.__name__}.{name}")
     for base, pipe in ((IterDataPipe, IterableWrapper([1])), (MapDataPipe, SequenceWrapper([1])))
     for name, form in list(base.functions.items())
-    if getattr(form, "__module__", "").startswith("torchdata.")  # leaves out forms that other tests have registered
+    if getattr(form, "__module__", "").startswith("torchdata.")  # Other tests have registered further functional forms.
 ]
 
 
@@ -243,7 +240,7 @@ def test_signature_and_help_of_a_form_are_those_of_the_constructor_without_self_
         constructor = maker.__new__ if maker.__new__ is not object.__new__ else maker.__init__
     parameters = [*inspect.signature(constructor).parameters.values()][isinstance(maker, type) :]
     if parameters[0].kind is not inspect.Parameter.VAR_POSITIONAL:
-        del parameters[0]  # the first parameter is the source
+        del parameters[0]  # The first parameter is the source pipe.
     assert [*bound.parameters.values()] == parameters
     if isinstance(maker, type):
         assert bound.return_annotation == maker.__name__

@@ -131,8 +131,6 @@ def test_a_state_is_expensive_if_each_of_three_took_long_for_a_batch() -> None:
 
 
 class Clock:
-    """A simulated clock, which advances only when code sets its time."""
-
     now = 1000.0
 
     def monotonic(self) -> float:
@@ -238,7 +236,7 @@ def test_the_iterator_cannot_be_pickled_and_knows_its_length_as_torch_s() -> Non
 def test_workers_take_their_positions_together_and_for_less_than_a_hundredth_of_the_time(took: float) -> None:
     def dues(began: float, took: float) -> list[float]:
         found = [next_due(began, took)]
-        for late in (0.0, took, 3 * took, 0.0, 2 * took):  # workers finish their current batch first
+        for late in (0.0, took, 3 * took, 0.0, 2 * took):  # Workers first finish their current batch.
             found.append(next_due(found[-1] + late + took, took))
         return found
 
@@ -247,5 +245,5 @@ def test_workers_take_their_positions_together_and_for_less_than_a_hundredth_of_
         steps = [later - earlier for earlier, later in itertools.pairwise(found)]
         assert steps == pytest.approx([steps[0]] * len(steps))
         assert steps[0] > 0.999 * max(0.004, 150 * took * (found is ours))
-    for due in ours:  # at this time, workers with cheaper states also send their states
+    for due in ours:  # At this time, workers with cheaper states also send their states.
         assert math.remainder(due - cheaper[0], cheaper[1] - cheaper[0]) == pytest.approx(0, abs=1e-6)

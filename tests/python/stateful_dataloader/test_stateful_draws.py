@@ -51,7 +51,7 @@ def test_random_draws_continue(dataset: Any, options: dict[str, Any], draws: str
     def make() -> Any:
         return StatefulDataLoader(dataset(10, draws), batch_size=2, shuffle=dataset is Noisy or None, **options)
 
-    if len(options) == 1:  # tests fewer positions, because each epoch starts new workers
+    if len(options) == 1:  # Tests with workers use fewer positions, because each epoch starts new workers.
         check_goes_on(make, [(0, None), (1, 3)], draws_before=dataset is Noisy, count=3)
     else:
         check_goes_on(make, [(0, 1), (1, 3), (0, None)], draws_before=False, count=3)

@@ -193,7 +193,7 @@ def test_an_error_names_the_worker_that_exited_and_the_cause(ends: Any, how: str
 
 def test_a_state_survives_the_exit_of_a_worker() -> None:
     loader, found = loader_of(lambda: os._exit(1)), []
-    with pytest.raises(WorkerExitedError):  # the error is also raised while the loop waits for the other worker
+    with pytest.raises(WorkerExitedError):  # The loop also raises the error while it waits for the other worker.
         for batch in loader:
             found.append(batch.tolist())
     assert len(found) <= 2
@@ -220,7 +220,7 @@ def test_an_interrupt_between_worker_and_user_raises_an_error_and_does_not_hang(
 
 
 def test_a_slow_batch_raises_a_timeout_error_that_is_also_a_runtime_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown, "ASKED", 0.05)  # the worker does not end by itself
+    monkeypatch.setattr(shutdown, "ASKED", 0.05)  # The worker does not end by itself.
     loader = loader_of(lambda: time.sleep(1000), timeout=0.5)
     iterator = iter(loader)
     if hasattr(os, "memfd_create") and os.environ.get("TORCHDATA_PORTABLE") != "1":  # `attach` needs memfd
@@ -231,13 +231,13 @@ def test_a_slow_batch_raises_a_timeout_error_that_is_also_a_runtime_error(monkey
         next(iterator)
     assert isinstance(caught.value, TimeoutError)
     began = time.monotonic()
-    with pytest.raises(TimeoutError):  # as with torch, a second request also waits until the timeout
+    with pytest.raises(TimeoutError):  # As with torch's loader, a second request also waits until the timeout.
         next(iterator)
     assert time.monotonic() - began >= 0.5
 
 
 def test_batches_that_nobody_reads_do_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # prevents the worker from being killed
+    monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # Without this line, the loader would kill the worker.
     loader = StatefulDataLoader(
         range(100_000), batch_size=1000, num_workers=1, collate_fn=lambda batch: [[1] * 60_000], prefetch_factor=50
     )
@@ -267,8 +267,7 @@ def test_only_persistent_workers_outlive_an_epoch() -> None:
 
 ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
 
-#: A program that forks a child for each way to exit. Each child, and at last the program, creates a loader. Each child
-#: exits in its way, and the program reads until Ctrl-C is pressed.
+#: For each way to exit, a forked child creates a loader and exits in this way.
 PROGRAM = f"""
 import os, sys, time
 from torch.utils.data import Dataset
@@ -302,7 +301,6 @@ except KeyboardInterrupt:
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_that_have_imported_torch() -> None:
-    """Starts the server that forks programs, which runs until all tests have ended, so `nothing_is_left` ignores it."""
     rank_forkserver.imports("torch.utils.data")
 
 

@@ -160,7 +160,6 @@ def test_a_state_of_another_rank_is_loaded_with_a_warning_that_names_both(batche
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_that_have_imported_torch() -> None:
-    """Starts the server that forks ranks, which runs until all tests have ended, so `nothing_is_left` ignores it."""
     rank_forkserver.imports("torch.distributed")
 
 

@@ -20,8 +20,6 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 
 class GoesOn(TakesOnce):
-    """A stream that continues at its current position, and yields nothing more after its end."""
-
     def __iter__(self) -> Iterator[int]:
         while self.place < len(self.share()):
             self.place += 1
@@ -43,8 +41,6 @@ class Itself(GoesOn):
 
 
 class StartsOver(Itself):
-    """A stream that starts at the beginning unless a state was loaded."""
-
     is_loaded = False
 
     def __iter__(self) -> Iterator[int]:
@@ -79,7 +75,7 @@ def test_loading_the_start_forgets_a_state_that_the_stream_has_not_loaded_yet(
     second = loader.state_dict()
     whole += [plain(batch) for batch in iterator]
     loader = loaded(StatefulDataLoader(stream(), 2, **options), second)
-    iter(loader)  # no item is requested, so the stream's generator has not applied the state yet
+    iter(loader)  # The stream's generator applies the state only when an item is requested.
     assert epochs_of(loaded(loader, first), 1) == [whole]
 
 
@@ -216,8 +212,6 @@ def test_a_stream_with_noise_resumes_with_a_warning_if_the_program_draws_from_th
 
 
 class PrivatelyNoisy(IterableDataset[Any]):
-    """A stream with noise from a random generator that cannot be seeded."""
-
     def __init__(self, makes: Any) -> None:
         self.makes = makes
 
@@ -243,7 +237,7 @@ def test_a_stream_that_augments_by_unseeded_numbers_resumes_with_a_warning(
     advanced(loader, 6)
     loader = loaded(StatefulDataLoader(PrivatelyNoisy(makes), None, num_workers=num_workers), loader.state_dict())
     with warnings.catch_warnings():
-        warnings.simplefilter("default")  # workers must print warnings to standard error, too
+        warnings.simplefilter("default")  # Workers must print their warnings to standard error.
         warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
         rest = [int(sample["key"] if makes is image else sample[0]) for sample in loader]
     assert "have other numbers than when the state was saved" in capfd.readouterr().err

@@ -51,8 +51,6 @@ def loaders() -> dict[str, Callable[[], Any]]:
 
 
 def taken(loader: Any, seed: int) -> tuple[list[Any], int]:
-    """Reads an epoch while Ctrl-C is pressed. Returns the batches, and the number of interruptions."""
-
     def look(got: list[Any]) -> None:
         assert loader.state_dict()["_snapshot"]["_snapshot_step"] == len(got)
 
@@ -72,7 +70,6 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
 
-#: Loaders without workers, over few samples.
 SMALL: dict[str, Callable[[], Any]] = {
     "indices": lambda: Managed(Indexed(9), 4),
     "shuffled": lambda: Managed(Indexed(9), 4, shuffle=True, generator=generator()),
@@ -130,14 +127,14 @@ def test_after_ctrl_c_the_number_of_the_next_epoch_changes_neither_the_rest_of_a
             break
         sampler.set_epoch(4)
         state, got, rest = saved(loader), read(got), read(iterator)
-        begun = [expected[3]] if got else [*expected.values()]  # the order may not be drawn before the first batch
+        begun = [expected[3]] if got else [*expected.values()]  # The order may not be drawn before the first batch.
         assert got + rest in begun, f"interrupted at call {number}"
         if rest:
             assert read(loaded(make(4)[0], state)) == rest, f"the state after an interruption at call {number}"
     assert number > 200
 
 
-# The first index of a stateful sampler cannot be drawn by a signal handler that interrupts its generator ("ranks").
+# The generator of a stateful sampler cannot be resumed by the signal handler that interrupts the generator.
 @pytest.mark.parametrize("kind", [kind for kind in SMALL if kind != "ranks"])
 def test_without_workers_a_state_saved_at_each_call_is_exact(kind: str) -> None:
     assert check_states_at_each_call(SMALL[kind], 7) > 5
@@ -149,7 +146,7 @@ def test_ctrl_c_at_random_moments_neither_loses_nor_repeats_a_batch(kind: str) -
     seed_all(3)
     expected = [plain(batch) for batch in loaders()[kind]()]
     presses = seed = 0
-    while seed < 2 or presses < 8:  # an epoch takes milliseconds, so some presses of Ctrl-C are too late
+    while seed < 2 or presses < 8:  # An epoch takes milliseconds, so some presses of Ctrl-C are too late.
         assert seed < 30, "Ctrl-C hardly ever came"
         seed_all(3)
         loader = loaders()[kind]()
@@ -239,8 +236,6 @@ class Stateless(Generated):
 
 
 class Stepping(Generated):
-    """A stream that is its own iterator, and that starts at the beginning unless a state was loaded."""
-
     is_loaded = False
 
     def __iter__(self) -> Iterator[int]:

@@ -26,7 +26,7 @@ pytestmark = [
 
 @pytest.fixture(autouse=True)
 def no_worker_is_left() -> Iterator[None]:
-    before = set(children())  # a server process of a library may end during the test
+    before = set(children())  # A server process of a library may end during the test.
     yield
     gc.collect()
     assert (set(children()) - before, shared_mappings()) == (set(), 0)
@@ -34,7 +34,7 @@ def no_worker_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Returns a function that creates metadata of a distribution named `torchdata`, which Accelerate requires."""
+    """Accelerate requires a distribution named `torchdata`, so this fixture can create its metadata."""
     import zipfile
 
     import name_wheel
@@ -48,7 +48,6 @@ def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return make
 
 
-#: For each library, the modules that the server process imports once for all runs.
 LIBRARIES = {
     "accelerate": ["accelerate", "torch._dynamo"],
     "lightning": ["lightning"],
@@ -76,7 +75,6 @@ def train(request: pytest.FixtureRequest, processes: FreshProcesses) -> Any:
 
 @pytest.fixture(scope="module")
 def whole(train: Any, names: Any) -> Any:
-    """Returns a function that trains without an interruption, and caches the results."""
     return functools.cache(lambda workers: train(workers, names()))
 
 

@@ -21,7 +21,7 @@ from torchdata.datapipes.utils import TooManySkipped
 from torchdata.stateful_dataloader import StatefulDataLoader, errors
 from torchdata.stateful_dataloader.errors import WorkerExitedError
 
-#: The indices for which a dataset of twenty samples raises an exception. Four of the broken samples form a whole batch.
+#: Four of the broken samples form a whole batch.
 BROKEN = 1, 4, 5, 6, 7, 13
 LEFT = [[0, 2, 3], [8, 9, 10, 11], [12, 14, 15], [16, 17, 18, 19]]
 KINDS = {"KeyError": 2, "ValueError": 4}
@@ -245,8 +245,7 @@ def test_errors_that_are_no_sample_s_fault_are_raised(workers: int, kind: Any, h
     def does() -> None:
         raise kind(*how)
 
-    # If the dataset raises an exception that would end the program, such as SystemExit, the worker raises an
-    # explanatory error instead.
+    # An exception that would end the program, such as SystemExit, becomes an explanatory error in a worker.
     with pytest.raises(kind if issubclass(kind, Exception) or not workers else RuntimeError) as caught:
         list(loader_of(Does(does), workers))
     assert kind.__name__ in str(caught.value) or not workers
@@ -370,7 +369,7 @@ class Through(Steps):
 
 
 class Made(Steps):
-    """An iterable dataset with an `__iter__` that returns a generator, but is not a generator function."""
+    """`__iter__` returns a generator, but is not itself a generator function."""
 
     def __iter__(self) -> Iterator[int]:
         return (Some()[number] for number in range(self.length))

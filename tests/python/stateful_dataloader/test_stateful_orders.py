@@ -38,7 +38,7 @@ def test_later_epochs_have_the_order_of_the_run_that_was_not_stopped(
         batches = {} if "batch_sampler" in given else {"batch_size": size}
         return StatefulDataLoader(range(40), **given, **batches, **options)
 
-    if options:  # tests fewer positions, because each epoch starts new workers
+    if options:  # Tests with workers use fewer positions, because each epoch starts new workers.
         check_goes_on(make, [(0, 0), (0, None), (1, 1)] if name == "shuffle" else [(1, 1)], count=3)
     else:
         check_goes_on(make)
@@ -122,12 +122,11 @@ def test_a_distributed_sampler_resumes_its_epoch(sampler: Any, sets: str) -> Non
 
 
 def holder(loader: Any) -> Any:
-    """Returns the sampler or batch sampler with the method `set_epoch`."""
     return next(one for one in (loader.batch_sampler, loader.sampler) if hasattr(one, "set_epoch"))
 
 
 class ByEpoch:
-    """Batches, or indices without `size`, in an order that depends on the epoch."""
+    """Yields batches, or indices if `size` is missing, in an order that depends on the epoch."""
 
     def __init__(self, size: int | None = None) -> None:
         self.epoch, self.size = 0, size

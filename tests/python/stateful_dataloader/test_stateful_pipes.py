@@ -40,7 +40,6 @@ def loader_of(name: str, workers: int = 0, context: str = "fork", **settings: An
 
 
 def state_after(loader: Any, epochs: int, items: int) -> tuple[Any, list[Any]]:
-    """Returns the state after some items, the rest of their epoch, and the next epoch."""
     torch.manual_seed(3)
     for _ in range(epochs):
         list(islice(loader, 2))

@@ -17,7 +17,6 @@ def judge() -> Iterator[StatefulJudge]:
         yield judge
 
 
-#: The first seeds of programs that skip items: programs over indexed datasets, and programs over streams.
 SKIPS = [first + number for first in (SKIPPING, SKIPPING_STREAMS) for number in range(3)]
 
 

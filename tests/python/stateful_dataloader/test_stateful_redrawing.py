@@ -70,8 +70,6 @@ class Buckets(Drawing):
 
 
 class Repeated:
-    """The repeating sampler that ultralytics and timm wrap around a sampler of torch."""
-
     def __init__(self, sampler: Any) -> None:
         self.sampler = sampler
 
@@ -101,7 +99,6 @@ class KeptBlocks(Blocks):
 
 
 def augmented(index: int) -> int:
-    """Draws a sample from the global random generators."""
     torch.rand(3)
     numpy.random.random()
     return index + 0 * random.randrange(10)
@@ -135,7 +132,6 @@ def read(batches: Iterator[Any], count: int, draws: bool) -> list[Any]:
 
 
 def check_each_position(make: Callable[[], Any], positions: Any, draws: bool) -> None:
-    """Stops a program at each position, resumes, stops after two more batches, and resumes again."""
     seed_all()
     whole = read(iter(make()), 13, draws)
     for position in positions:
@@ -193,8 +189,7 @@ def test_epochs_after_a_resumed_one_are_those_of_the_run_that_was_not_stopped() 
             return StatefulDataLoader(range(30), num_workers=workers, **SAMPLERS[name](kind, False))
 
         whole = epochs_of(make(), 2)
-        # At the position before the last batch, the sampler has already ended, although the program has not received
-        # this batch yet.
+        # The sampler has already ended before the program receives the last batch.
         for position in (4, len(whole[0]) - 1, len(whole[0]))[workers // 2 :]:
             loader = make()
             advanced(loader, position)

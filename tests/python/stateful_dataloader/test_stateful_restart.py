@@ -49,7 +49,6 @@ def kill(loader: Any, worker: int, blow: signal.Signals = signal.SIGKILL) -> Non
 def read(
     loader: Any, deaths: dict[tuple[int, int], int], breaks: int | None = None, blow: signal.Signals = signal.SIGKILL
 ) -> list[list[Any]]:
-    """Reads three epochs, kills a worker before some batches, and leaves the second epoch early."""
     epochs = []
     for epoch in range(3):
         batches: list[Any] = []
@@ -150,7 +149,6 @@ def test_worker_exits_do_not_change_the_items_of_a_random_program() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Returns a folder for `Hanging`, and lets the package kill only processes that hang."""
     kill_only_hung(monkeypatch, tmp_path)
     return tmp_path
 

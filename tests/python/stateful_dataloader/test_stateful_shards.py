@@ -144,10 +144,9 @@ FORMS = [Plain, WithState, WithIterator, shuffled_pipe]
 def test_a_state_of_each_number_of_workers_resumes_with_each_other_number(form: Any, before: int) -> None:
     batches, states = epoch_of(form, before)
     assert len(batches) >= SAMPLES // SIZE
-    # Each pair of a saving and a loading number of workers is tested with one of the four forms of datasets.
+    # Each pair of numbers of workers is tested with one of the four forms of datasets.
     for after in {0, *NUMBERS[(FORMS.index(form) + NUMBERS.index(before)) % 4 :: 4]}:
-        # Loaders without workers resume from almost all positions, and loaders with workers from only one position,
-        # because workers start slowly.
+        # Loaders with workers resume from only one position, because workers start slowly.
         for cut in range(before == 0, len(states)) if after == 0 else [(before + after) % len(states)]:
             assert list(resumed(states[cut], form, after)) == batches[cut:], (after, cut)
 
@@ -317,8 +316,6 @@ def test_tensors_are_collated_without_shared_memory_in_the_program_s_process() -
 
 
 class Large(IterableDataset[Any]):
-    """A stream whose copies may share some objects, and must not share other objects."""
-
     def __init__(self) -> None:
         self.array = numpy.arange(1 << 20)
         self.fixed = numpy.arange(1 << 20)
@@ -355,7 +352,7 @@ def test_a_dataset_that_cannot_be_copied_is_refused_by_name() -> None:
     for after in (0, 1):
         with pytest.raises(TypeError, match=r"cannot be pickled.*num_workers=2"):
             iter(resumed(states[1], WithGenerator, after))
-    # If each worker runs one shard, the loader does not copy the dataset, so the dataset need not be pickled.
+    # A dataset is not copied, and need not be pickled, if each worker runs only one shard.
     assert len(list(resumed(states[1], WithGenerator, 3))) == len(states) - 1
 
 

@@ -115,7 +115,7 @@ MAKERS: list[Any] = [
 
 
 def of_json(state: dict[str, Any]) -> dict[str, Any]:
-    """Converts a state to JSON and back, and restores the tuple that JSON changed to a list."""
+    """JSON changes a tuple of the state to a list."""
     state = json.loads(json.dumps(state))
     return {**state, "_torchdata_rs": tuple(state["_torchdata_rs"])}
 
@@ -209,7 +209,7 @@ def test_damaged_states_are_refused_or_read_and_never_hang_or_blow_up() -> None:
         state = saved(first)
         for path in paths(state):
             for value in draw.sample(VALUES, 6):
-                if "dataset_state" in path:  # only the user's dataset can detect damage of its state
+                if "dataset_state" in path:  # Only the user's dataset can detect damage of its own state.
                     continue
                 later = StatefulDataLoader(batch_size=2, **make())
                 tried += 1

@@ -26,8 +26,7 @@ def test_streams_give_the_rest_and_then_whole_epochs(stream: Any, options: dict[
         )
 
 
-#: For each epoch before the saved state, the number of batches after which the epoch is left early, or None for a
-#: complete epoch.
+#: The number of batches after which each earlier epoch is left, or None for a complete epoch.
 BREAKS = [(2,), (1,), (1, 1), (3, 0, 1), (None, 1)]
 
 
@@ -98,7 +97,7 @@ def test_an_error_of_an_ended_stream_that_loads_its_state_is_raised(options: Any
 
 
 def test_a_long_abandoned_epoch_is_not_read_again_from_its_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_cadence, "_DEAR", math.inf)  # otherwise, a busy machine would send states less often
+    monkeypatch.setattr(_cadence, "_DEAR", math.inf)  # busy machines send states less often
 
     class Counted(EpochAtEnd):
         read = 0

@@ -92,7 +92,7 @@ def test_the_order_of_a_seed_is_torch_s(workers: int, seed: int) -> None:
         {"batch_size": 2, "sampler": torch.utils.data.WeightedRandomSampler([0.1, 0.5, 0.4], 7)},
     ]
     for one in options[:: 3 if workers else 1]:
-        if "generator" in one:  # each of the two loaders needs a separate generator
+        if "generator" in one:  # Each of the two loaders needs a separate generator.
             theirs, _ = both(range(11), num_workers=workers, **one)
             one["generator"] = torch.Generator().manual_seed(seed)
             torch.manual_seed(3)
@@ -298,8 +298,6 @@ def test_a_pipe_is_read_as_torch_reads_it() -> None:
 
 
 class Spawned(SpawnProcess):
-    """A process class that lets workers have children of their own, like the process class of RETURNN."""
-
     @property
     def daemon(self) -> bool:
         return False

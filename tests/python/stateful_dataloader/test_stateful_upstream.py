@@ -21,7 +21,6 @@ def saved() -> list[dict[str, Any]]:
 
 
 def cases(saved: list[dict[str, Any]], workers: int) -> list[dict[str, Any]]:
-    """Returns all saved cases of loaders without workers, or half of the cases with `workers` workers."""
     found = [one for one in saved if one["case"][2] == workers]
     return [one for number, one in enumerate(found) if not workers or (number + number // 4) % 2 == 0]
 
@@ -49,7 +48,7 @@ def test_after_the_last_batch_a_whole_epoch_follows(saved: list[dict[str, Any]],
             found = rest_of(one, workers)
             if one["case"][1] in ("shuffled", "seeded", "distributed", "replacement"):
                 assert len(found) == len(one["before"]), one["case"]
-            elif one["case"][0] != "CountedNumbers":  # `CountedNumbers` continues to count in the next epoch
+            elif one["case"][0] != "CountedNumbers":  # `CountedNumbers` continues to count in the next epoch.
                 assert found == one["before"], one["case"]
 
 

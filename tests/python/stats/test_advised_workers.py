@@ -13,7 +13,7 @@ pytestmark = pytest.mark.alone
 
 
 def computing(seconds):
-    """Computes until the thread has used a given processor time, which other programs do not affect. Returns True."""
+    """Computes until the thread has used a processor time, which other programs do not affect."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
@@ -42,7 +42,6 @@ def counted():
 
 
 def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
-    """Returns constructed statistics of workers. `each` is the working time per item in seconds."""
     share = {"items": 30, "seconds": 0.3, "busy_seconds": 30 * each, "busy": 1.0, "node": None}
     lived = {"cpu_seconds": beside + (30 * each if ran is None else ran), "lived_seconds": 0.3 + beside}
     worker = next(one for one in stats.processes if one.role == "worker")
@@ -67,8 +66,8 @@ def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
 
 
 def test_no_more_workers_are_advised_than_keep_the_cores_busy(counted):
-    """A training step takes 0.4 ms, and a worker computes 10 ms for each item, so 25 workers would be needed to keep
-    up. There are only two cores."""
+    """With 0.4 ms per training step and 10 ms of computing per item, 25 workers would be needed, but there are only two
+    cores."""
     words = str(diagnose(seen(counted["computes"], cores=2)))
     assert words.endswith(
         "The 2 cores are busy with 2 workers: more would not be faster. Make computes cheaper, or use more cores."
@@ -97,7 +96,6 @@ def test_the_advice_is_more_workers_than_cores_if_the_work_waits(counted):
 
 
 def test_computing_during_the_start_does_not_count_as_work(counted):
-    """The diagnosis gives advice for computing and for waiting workers, because their behavior is unknown."""
     words = str(diagnose(seen(counted["waits"], cores=2, ran=0.0, beside=0.6)))
     assert words.endswith(
         "With 25 workers the training step (400 µs) would be the limit if the work is waiting; if it computes, "

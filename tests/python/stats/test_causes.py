@@ -8,8 +8,7 @@ from counted_causes import CAUSES, COLLATES, READS, Door, stats_of
 from torchdata._observe.stats.diagnosis import diagnose, waited_for_long
 
 DOORS: tuple[Door, ...] = get_args(Door)
-#: For each class of loaders, words that its advice must not contain, because they refer to arguments of the other
-#: class.
+#: Words that the advice for a class of loaders must not contain, because they refer to another class's arguments.
 FOREIGN = {
     "StatefulDataLoader": (
         "DataLoader2",

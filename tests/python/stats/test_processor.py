@@ -29,7 +29,7 @@ def test_the_time_grows_by_what_was_computed(sandboxed: bool, monkeypatch: pytes
         assert after is not None
         assert after - before > 0.05
 
-    check_in_forked_child(check)  # the time of a thread that ends, as one of an earlier test may, is no longer counted
+    check_in_forked_child(check)  # threads of earlier tests may end at any time
 
 
 def test_an_exited_process_has_no_loaders() -> None:

@@ -47,7 +47,6 @@ def run_in_terminal(tmp_path: Path, length: str) -> str:
 
 
 def looks(written: str) -> list[str]:
-    """Returns the lines that a terminal shows one after another while it displays the text `written`."""
     import pyte
 
     seen = pyte.Screen(100, 30)
@@ -86,7 +85,7 @@ def test_nothing_is_written_where_there_is_no_terminal(
     assert list(loader.progress()) == list(range(5))
     file = io.StringIO()
     assert list(loader.progress(file=file)) == list(range(5))
-    monkeypatch.setattr(sys, "stderr", None)  # `pythonw` on Windows has no standard error
+    monkeypatch.setattr(sys, "stderr", None)  # On Windows, `pythonw` has no standard error.
     assert list(loader.progress()) == list(range(5))
     assert (file.getvalue(), *capfd.readouterr()) == ("", "", "")
 

@@ -23,8 +23,6 @@ from waiting import wait_for
 
 pytestmark = [
     pytest.mark.alone,
-    # If an item arrives just before the watching thread warns, the thread may still emit the warning after the end of
-    # the test.
     pytest.mark.filterwarnings("ignore::torchdata._observe.outside.stalls.StallWarning"),
 ]
 PACKAGE_PATH = str(Path(torchdata.__file__).resolve().parents[1])
@@ -38,8 +36,7 @@ def watching_threads() -> int:
     return found
 
 
-#: The warnings of the current test. The list is global, so that the pipes in the loader use this list instead of a
-#: copy.
+#: A list of the loader would be copied with the loader's pipes, whereas all copies share a global list.
 told: list[warnings.WarningMessage] = []
 
 
@@ -134,7 +131,7 @@ def test_a_long_step_and_a_pause_cause_no_warning() -> None:
             assert list(timed(iterator, calls)) == []
             assert list(timed(iter(loader), calls)) == [str(n) for n in range(6)]
             wait_for(lambda: watching_threads() == 1)
-        if max(calls) < 0.05:  # otherwise, the machine may have paused during a call
+        if max(calls) < 0.05:  # In a longer epoch, the machine may have paused during a call.
             assert not warned
             return
     raise AssertionError("this machine stands still all the time")
@@ -145,7 +142,7 @@ def test_a_debugger_causes_no_stall_warning_and_none_comes_if_warnings_are_off()
         pipe = IterableWrapper(range(1)).map(held_by_a_debugger)
         with recorded() as warned, DataLoader2(pipe, stall_warning=0.05) as loader:
             assert list(loader) == [0]
-        if not warned:  # if the machine pauses, a warning is correct
+        if not warned:  # A warning is correct if the machine pauses.
             break
     else:
         raise AssertionError("each time it was told")
@@ -163,7 +160,7 @@ def test_a_waiting_main_process_is_reported_once(tmp_path: Path) -> None:
         tells = threading.Thread(target=lambda: (wait_for(lambda: warned), there.touch()))
         iterator = iter(loader)
         assert next(iterator) == 0
-        tells.start()  # the thread must start after the workers were forked
+        tells.start()  # The thread must start after the workers were forked.
         assert list(iterator) == [1, 2, 3]
         tells.join()
     assert all("main waits for worker process 0" in str(one.message) for one in warned)
@@ -238,7 +235,7 @@ def test_forks_of_other_threads_never_find_one_of_its_locks_held() -> None:
 
 
 def test_a_loader_that_is_deleted_while_it_is_watched_leaves_nothing() -> None:
-    before = set(_watched)  # other tests have left these threads behind
+    before = set(_watched)  # Earlier tests have left these threads behind.
     for _ in range(5):
         iterator = iter(DataLoader2(IterableWrapper(range(3)), stall_warning=0.01))
         next(iterator)

@@ -114,7 +114,7 @@ def test_few_batches_are_timed_unless_all_are_requested(monkeypatch: pytest.Monk
 
     def counting(self: BatchClock, samples: int, reading: int, collating: int) -> int:
         timed[level] += 1
-        return note(self, samples, 1000, 1000)  # simulates tiny batches, so that the machine's speed has no effect
+        return note(self, samples, 1000, 1000)  # the machine's speed has no effect on tiny batches
 
     monkeypatch.setattr(BatchClock, "note", counting)
     for level in timed:
@@ -174,7 +174,7 @@ def test_the_first_epoch_that_waits_for_long_says_so_once_with_file_and_line(
     loader = LOADERS[name](wait_warning=1e-6, stats="full")
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", WaitWarning)
-        for _ in range(20):  # if other programs use the processor, an epoch's time may seem to go to the program
+        for _ in range(20):  # other programs may distort the times of an epoch
             list(loader)
             if told:
                 break

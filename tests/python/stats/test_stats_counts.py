@@ -110,8 +110,7 @@ def test_bytes_memory_and_copies_are_those_of_the_items():
         assert stats.shared_memory_peak >= 500_000
     stats = dl.stats()
     assert 40 * 50_000 < stats.bytes < 40 * 50_200 + 50_000, "states travel with the items"
-    # The program keeps all items. Ten items fill half of the memory budget, so the other items were copied out of the
-    # shared memory, or were sent as fragments.
+    # Ten items fill half of the memory budget, so the other items left the shared memory, or were fragments.
     assert stats.copies + stats.fragments >= 25
     assert stats.copied_bytes == 50_000 * stats.copies
     assert [int(item[0]) for item in kept] == list(range(40))
@@ -132,7 +131,7 @@ def test_a_waiting_main_process_reports_the_worker_it_waits_for():
         with loader(IterableWrapper(range(60)).sharding_filter().map(slowly), 2) as dl:
             came = [time.perf_counter() for _ in dl]
             slow = dl.stats()
-        if max(np.diff(came)) < 0.04:  # a longer gap means that a process was paused by the machine
+        if max(np.diff(came)) < 0.04:  # A longer gap means that the machine paused a process.
             break
     assert slow.waiting > 0.7
     assert slow.loading >= slow.waiting
@@ -153,7 +152,7 @@ def test_workers_that_wait_for_room_say_so():
                 asked = time.perf_counter()
                 steps.append(asked - begun)
             fast = dl.stats()
-        if max(waits[1:]) < 0.01:  # a longer wait means that a worker was paused by the machine
+        if max(waits[1:]) < 0.01:  # A longer wait means that the machine paused a worker.
             break
     assert fast.waiting < 0.3
     assert fast.held_up > 0.5
@@ -189,11 +188,11 @@ def test_items_that_are_read_ahead_are_kept():
         assert (prefetcher.buffered_items, prefetcher.capacity) == (7, 7)
         assert (prefetcher.items_in, prefetcher.items_out) == (17, 10)
         assert stats.prefetch_limit == 7
-        assert len(list(iterator)) == 90  # the pipe's thread has ended after the last item
+        assert len(list(iterator)) == 90  # The pipe's thread has ended after the last item.
 
 
 def test_the_time_of_a_pipe_excludes_its_source():
-    took = {"two": 0.0, "one": 0.0}  # the actual times, because a sleep takes longer on a busy machine
+    took = {"two": 0.0, "one": 0.0}  # A sleep takes longer on a busy machine, so the test sums the actual times.
 
     def sleeps(name, seconds):
         begun = time.perf_counter()
@@ -209,7 +208,7 @@ def test_the_time_of_a_pipe_excludes_its_source():
         return x
 
     with DataLoader2(IterableWrapper(range(3000)).map(str), stats="full") as dl:
-        list(dl)  # runs another pipeline in this thread, in which only some calls are timed
+        list(dl)  # Another pipeline runs in this thread, and the counters time only some of its calls.
     with DataLoader2(IterableWrapper(range(50)).map(two).map(one).batch(5), stats="full") as dl:
         begun = time.perf_counter()
         for _ in dl:
@@ -218,7 +217,7 @@ def test_the_time_of_a_pipe_excludes_its_source():
         stats = dl.stats()
     own = {pipe.name: pipe for pipe in stats.pipes}
     slow, fast, batcher = own["Mapper(two)"], own["Mapper(one)"], own["Batcher"]
-    # If another program delays this process, the delay is part of only one of the measured times.
+    # Another program may delay this process during one of the measurements, but not during all.
     assert took["two"] <= slow.own_seconds <= whole - took["one"]
     assert took["one"] <= fast.own_seconds <= whole - took["two"]
     assert batcher.own_seconds <= whole - took["two"] - took["one"]

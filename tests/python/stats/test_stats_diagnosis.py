@@ -22,7 +22,7 @@ HERE = os.path.basename(__file__)
 
 
 def decode(x):
-    """Sleeps, and returns the actual duration in seconds, which may be longer than requested on a busy machine."""
+    """Returns the actual duration of the sleep, which is longer than requested on a busy machine."""
     begun = time.perf_counter()
     time.sleep(0.018)
     return time.perf_counter() - begun
@@ -48,7 +48,6 @@ def measured(pipe, workers=2, step=0.0, level="full", took=None, waits=None, **o
 
 
 def seconds(words):
-    """Converts a time in words, such as "4.1 ms", to seconds."""
     number, unit = words.split()
     return float(number) * {"s": 1.0, "ms": 1e-3, "µs": 1e-6, "ns": 1e-9}[unit]
 
@@ -109,7 +108,7 @@ def test_without_times_of_pipes_it_says_how_to_get_them():
 
 @pytest.mark.parametrize("level", ["counts", "full"])
 def test_the_duration_of_short_epochs_is_known(level):
-    for _ in range(100):  # repeated, because the counters time only some calls, which are chosen at random
+    for _ in range(100):  # Each attempt times only some calls, which are chosen at random.
         with DataLoader2(IterableWrapper(range(10)).map(abs), stats=level) as dl:
             list(dl)
             stats = dl.stats()
@@ -152,13 +151,13 @@ def test_a_dispatching_process_that_does_not_keep_up():
 
 
 def test_workers_that_stand_in_line_behind_another_program_do_not_fight_with_each_other():
-    """Workers that sleep most of the time wait for a core when they wake up, so waiting alone does not prove that there
-    are too many workers."""
+    """Workers that mostly sleep also wait for a core when they wake up, so waiting does not prove that there are too
+    many workers."""
     stats = counted(IterableWrapper(range(30)).sharding_filter().map(decode))
     for ran, fight in ((0.05, False), (0.4, True)):
         seen = replaced(stats, {"cores": 1}, cpu_seconds=ran / 2, waits_for_cpu_seconds=1.0, lived_seconds=1.0)
         assert (oversubscribed(seen) is not None) == fight
-    # The elapsed time and the processor time of workers include their work before the first item.
+    # The times of workers include their work before the first item.
     each = {"cpu_seconds": 90.0, "waits_for_cpu_seconds": 94.0, "lived_seconds": 190.0}
     verdict = oversubscribed(replaced(stats, {"cores": 1, "seconds": 1.0}, **each))
     assert verdict is not None
@@ -247,7 +246,7 @@ def test_without_times_no_function_is_blamed_if_a_pipe_may_take_the_time():
 def test_blocks_that_are_too_large_leave_workers_without_items(many):
     pipe = IterableWrapper(range(6)).sharding_filter().map(slept).map(lambda x: [x] * many).unbatch()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # another test checks the warning about the idle worker
+        warnings.simplefilter("ignore")  # Another test checks the warning about the idle worker.
         with DataLoader2(pipe, ShardingPolicy(block=8), num_workers=2) as dl:
             list(dl)
             verdict = dl.diagnose()

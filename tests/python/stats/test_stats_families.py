@@ -84,8 +84,8 @@ def test_the_processes_of_a_node_are_found_and_show_their_stacks(tmp_path: Path)
     loader = Loader(node_over([1, 5, 5], tmp_path / "there"))
     iterator = iter(loader)
     assert next(iterator) == 1
-    attached = max(attach(os.getpid()), key=lambda found: len(found.stats().processes))  # the view of this loader
-    # A process appears in the statistics only after its first function call, so one process may be missing at first.
+    attached = max(attach(os.getpid()), key=lambda found: len(found.stats().processes))
+    # A process appears in the statistics only after its first function call.
     wait_for(lambda: [one.name for one in attached.stats().processes] == NAMES)
     wait_for(lambda: any("in waiting" in stack for name, stack in attached.stacks() if name.startswith("worker")))
     (tmp_path / "there").touch()
@@ -102,7 +102,7 @@ def test_a_process_that_nobody_waits_for_causes_no_warning(tmp_path: Path, monke
         warnings.simplefilter("error")
         iterator = iter(Loader(node))
         assert next(iterator) == 1
-        time.sleep(1.5)  # during this long training step, the next item is being read
+        time.sleep(1.5)  # The next item is read during this long training step.
         (tmp_path / "there").touch()
         assert list(iterator) == [5]
     node.shutdown()

@@ -28,7 +28,6 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
 ]
 
-#: A program that reads a loader until the loader hangs, or until the test asks the program to end.
 PROGRAM = textwrap.dedent(
     """
     import ctypes, os, sys, time
@@ -195,7 +194,7 @@ def test_a_hung_worker_shows_its_stack_and_continues(program, how):
     assert "_engine" not in stack, "what runs the graph says nothing"
     assert "main" in stacks["main"][1]
     wait_for(lambda: attached.stats().main.waits_seconds > 0.3)
-    # A request for stacks must not terminate a process, and must not interrupt a sleep.
+    # A request for stacks neither ends a process nor interrupts a sleep.
     attached.stacks()
     assert process.poll() is None
     wait_for(lambda: kernel_state(attached.stats().workers[1].pid).startswith("asleep"))
@@ -206,7 +205,7 @@ def test_the_stack_of_a_hanging_worker_thread_is_shown(program):
     (attached,) = attach(process.pid)
     wait_for(lambda: attached.stats().main.waits_for == "worker process 1")
     stacks_once(attached, "asleep, in ", "prefetching.py", "in step")
-    for _ in range(3):  # repeated requests have no side effects
+    for _ in range(3):  # Repeated requests must have no side effects.
         stacks = {head.partition(" (")[0]: stack for head, stack in attached.stacks()}
         main, *threads = stacks["worker process 1"].split("\nThread ")
         assert "epoch_runner.py" in main, main
@@ -323,14 +322,13 @@ def test_the_live_view_shows_processes_pipes_and_verdict_and_goes_without_a_trac
     narrow.wait("worker process 1", "Mapper(step)", "items/s")
     assert not any("…" in line for line in narrow.read().splitlines() if "worker process" in line)
     low.wait("items/s", "q quit   s stacks   ", "lines more than there is room for")
-    # The small screen reports how many lines of the large screen are missing. Both screens show the line that explains
-    # the keys.
+    # The small screen reports how many lines are missing. Both screens show the line that explains the keys.
     wait_for(lambda: f" {len(screen.read().rstrip().splitlines()) - 7} lines more" in low.read())
     for one in (screen, narrow, low):
         one.press("q")
         assert one.end() == 0
     assert process.poll() is None
-    wait_for(lambda: descriptors(process.pid) <= before[0])  # a running program may have a file open for a moment
+    wait_for(lambda: descriptors(process.pid) <= before[0])  # A running program may have a file open for a moment.
     assert shared_files([screen.pid, narrow.pid, low.pid]) == before[1]  # files of other programs do not count
     assert "worker process 1" in attach(process.pid)[0].stats().processes[2].name
 
@@ -349,7 +347,7 @@ def test_the_live_view_shows_the_stacks_of_a_hung_loader(program, top):
 
 def test_the_live_view_shows_two_loaders_and_ends_with_the_last(program, top):
     first, second = program("on"), program("on")
-    screen = top(rows=400)  # the screen is large, because loaders of other programs may be shown, too
+    screen = top(rows=400)  # The screen is large, because it may also show loaders of other programs.
     screen.wait(f"pid {first.pid}", f"pid {second.pid}")
     single = top(first.pid)
     single.wait(f"pid {first.pid}")

@@ -26,7 +26,6 @@ pytestmark = [
 
 
 def answering(pages=4):
-    """Returns a board of counters, and the memory into which this process writes its stacks."""
     board = StatsBoard(pages, 1, 1, False)
     board.adopt(0, 1, 0)
     stacks.answer_for_stacks(board, 0)
@@ -67,7 +66,7 @@ def asked(page, seconds=1.0):
 def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused_descriptors_open(
     moment, tmp_path, monkeypatch
 ):
-    """The child is forked before the memory for stacks is closed, so the child inherits the memory's descriptor."""
+    """The child inherits the descriptor of the memory for stacks, because the fork precedes the close."""
     board, page = answering()
     real_close, closed = os.close, []
 
@@ -117,8 +116,7 @@ class Refusing(MultiProcessingReadingService):
 
 
 def test_workers_that_never_come_to_an_epoch_leave_no_memory():
-    """`nothing_is_left`, which other test files use, tolerates a few open descriptors, so it could miss the leak of a
-    descriptor for each loader."""
+    """`nothing_is_left` tolerates a few open descriptors, so it could miss the leak of one descriptor per loader."""
     pipe = IterableWrapper(range(4)).sharding_filter()
     service = MultiProcessingReadingService(1, multiprocessing_context="fork")
     service.initialize(pipe)
@@ -174,7 +172,6 @@ def test_shared_memory_that_the_program_has_closed_is_created_again():
 
 
 def test_no_process_gets_a_signal_without_a_handler_and_faulthandler_has_the_handler():
-    """No signal is sent if a process's page of counters is damaged, or if its id now belongs to another process."""
     board, page = answering()
     other = signal.SIGRTMAX - 5
     assert signal.getsignal(other) == signal.SIG_DFL
@@ -217,7 +214,6 @@ def test_two_simultaneous_requests_each_get_one_stack():
 
 
 def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork():
-    """At random moments, the test begins or ends a loader, requests stacks, or forks."""
     rng, over, failures = random.Random(0), threading.Event(), []
 
     def guarded(step):
@@ -253,7 +249,7 @@ def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork():
     over.set()
     for thread in threads:
         thread.join(120)
-    load()  # the main thread releases the memory, even if another thread has ended the last loader
+    load()  # The main thread releases the memory even if another thread has ended the last loader.
     assert failures == []
 
 

@@ -23,7 +23,6 @@ pytestmark = [
     pytest.mark.skipif(os.environ.get("TORCHDATA_PORTABLE") == "1", reason="temporary files have no names in /proc"),
 ]
 
-#: The offsets of the role and of the number of pipes in the header of a page.
 PAGE, ROLE, PIPES = 4096, 4, 28
 
 
@@ -60,7 +59,7 @@ def test_a_damaged_board_is_named_and_the_other_boards_are_shown(change, seals, 
         with pytest.warns(RuntimeWarning, match=f"process {os.getpid()} has counters that are left out: .*{words}"):
             assert len(find(os.getpid())) == 2
         with warnings.catch_warnings():
-            warnings.simplefilter("error")  # a live display searches every second
+            warnings.simplefilter("error")  # A live display searches every second.
             assert len(find(os.getpid())) == 2
     finally:
         for descriptor in descriptors:
@@ -97,7 +96,7 @@ def test_names_of_pipes_and_command_lines_are_shown_without_control_characters()
     ]
     with subprocess.Popen([sys.executable, *program], stdin=subprocess.PIPE) as child:
         told = attaching._command(child.pid)
-        while "-c" not in told:  # until then, the forked process does not run the new program yet
+        while "-c" not in told:  # The forked process needs some time until it runs the new program.
             told = attaching._command(child.pid)
         child.communicate(b"\n")
     assert "\x1b" not in told

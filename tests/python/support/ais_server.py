@@ -19,7 +19,6 @@ class Cluster(Answering):
     buckets: dict[str, dict[str, tuple[bytes, int]]] = {}  # noqa: RUF012
 
     def _place(self) -> tuple[str, str, str]:
-        """Returns the kind of the request (`buckets` or `objects`), the bucket's URL, and the object's name."""
         url = urlsplit(self.path)
         _, _, kind, bucket, *name = url.path.split("/", 4)
         provider = parse_qs(url.query).get("provider", ["ais"])[0]

@@ -14,7 +14,7 @@ def table(start: int, end: int) -> Any:
 
 
 def check_exact(build: Any) -> None:
-    """Open files are not counted, because Arrow's threads close files with a delay."""
+    """Does not count open files, because Arrow's threads close files with a delay."""
     check_restore(build, keep=str, seeded=True, files=False)
 
 

@@ -77,7 +77,6 @@ WITH_CARRIERS = BACKENDS[1:]
 
 @contextmanager
 def on_two_nodes() -> Iterator[OnRay]:
-    """The main process and this Ray backend's workers run on different nodes."""
     with nodes(2):
         backend = OnRay(ray_remote_args={"scheduling_strategy": "SPREAD"})
         # Opens the connections to the nodes before a test counts descriptors.

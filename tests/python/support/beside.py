@@ -21,7 +21,6 @@ class Verdict:
     category: str
     words: str
     wrong: str = ""
-    #: The reason why the program's correct result is unknown, or an empty text.
     unknowable: str = ""
     known: dict[str, Any] = field(default_factory=dict)
     unlike: str | None = None
@@ -70,7 +69,6 @@ def without(epoch: list[Any], given: list[Any], in_order: bool) -> list[Any]:
 
 
 def difference(found: list[Any], expected: list[Any], in_order: bool, cut: bool = False) -> str:
-    """Returns a description of the first difference between epochs, or an empty text if the epochs are equal."""
     if len(found) != len(expected):
         return f"{len(found)} epochs for {len(expected)}"
     for number, (one, other) in enumerate(zip(found, expected, strict=True)):

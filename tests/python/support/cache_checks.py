@@ -7,7 +7,7 @@ import pytest
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.disk_cache import locks
 
-#: Two workers request the same files on purpose, which causes a warning.
+#: Two workers of a test request the same files on purpose, which causes a warning.
 unsharded = pytest.mark.filterwarnings("ignore:.*nothing between it and the end divides its items")
 
 

@@ -18,8 +18,7 @@ COLLATES = {"StatefulDataLoader": "pad", "DataLoader2": "Mapper(pad)"}
 
 @dataclass
 class Cause:
-    """Times are milliseconds per batch, and sizes are bytes. `computes` is processor time divided by work time, and
-    `stands` is processor wait time divided by processor time."""
+    """Times are in milliseconds per batch, and sizes are in bytes."""
 
     kind: str
     culprit: str | None = None
@@ -133,8 +132,6 @@ def stats_of(cause: Cause, door: Door) -> LoaderStats:
 
 
 class _Epoch:
-    """The slowest process determines the duration of an epoch (times in nanoseconds)."""
-
     def __init__(self, cause: Cause) -> None:
         count = max(1, cause.workers)
         factors = cause.factors or (1.0,) * count

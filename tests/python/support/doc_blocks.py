@@ -22,7 +22,6 @@ _GUARD = 'if __name__ == "__main__":'
 NEEDS_TORCH = re.compile(
     r"^ *(import (torch|webdataset)\b|from (torch|torchdata\.(nodes|stateful_dataloader))(\.\w+)* import )", re.M
 )
-#: Runs a file like the cells of a notebook, so that workers cannot import the file.
 _NOTEBOOK = "import pathlib, sys; exec(compile(pathlib.Path(sys.argv[1]).read_bytes(), sys.argv[1], 'exec'))"
 
 
@@ -75,7 +74,7 @@ def examples(page: Path) -> list[Example]:
 
 def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[str]:
     codes = [example.block.code for example in program]
-    # Libraries leave files open until the interpreter exits, so this warning is ignored.
+    # Libraries leave files open until the interpreter exits.
     ignored = "ResourceWarning" if any("import webdataset" in code for code in codes) else None
     first = next((number for number, code in enumerate(codes) if NEEDS_TORCH.search(code)), None)
     if how := _how(program):

@@ -6,8 +6,6 @@ from pathlib import Path
 
 
 class Dying:
-    """Squares numbers, but kills its process at each number in `at` the given number of times."""
-
     def __init__(self, folder: Path, at: dict[int, int]) -> None:
         self.folder, self.at = folder, at
 

@@ -4,8 +4,7 @@
     python -m exchanged_states load FILE
 
 `tools/other_pythons.py` runs this program with each pair of versions. `save` stores a state and the remaining items of
-the epoch, and `load` fails if a loader yields different items. States of `StatefulDataLoader` are exchanged only if
-PyTorch is installed for both versions of Python.
+the epoch, and `load` fails if a loader yields different items.
 """
 
 import pickle
@@ -66,7 +65,6 @@ def loaders(names: list[str]) -> Iterator[tuple[str, Any]]:
 
 
 def plain(items: Any) -> list[Any]:
-    """Converts items to values that any version of Python can unpickle."""
     return [item.tolist() if hasattr(item, "tolist") else list(item) for item in items]
 
 

@@ -56,7 +56,7 @@ def dataloader2(method, function=identity, count=20, dispatches=False, stall_war
 
 
 def imported(name):
-    """Tests collect garbage often, so the imported objects are excluded from garbage collection."""
+    """Excludes imported objects from garbage collection, because tests collect garbage often."""
     if name not in sys.modules:
         importlib.import_module(name)
         gc.collect()

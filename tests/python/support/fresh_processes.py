@@ -31,14 +31,11 @@ from types import TracebackType
 from typing import Any
 
 SUPPORT = Path(__file__).resolve().parent
-#: Each test process runs `sitecustomize.py` of this folder at its start.
 LEAN = str(SUPPORT / "lean")
-#: The tutorial quotes the demo in this folder.
 EXAMPLES = str(SUPPORT.parents[2] / "examples")
 
 
 def python_path() -> str:
-    """The path contains the folder of the tested package, and `LEAN`."""
     package = importlib.util.find_spec("torchdata")
     assert package is not None
     assert package.origin is not None
@@ -108,7 +105,6 @@ class FreshProcesses:
 
 @functools.cache
 def with_torch() -> FreshProcesses:
-    """Returns the server that all tests of this process share."""
     server = FreshProcesses("torch", "numpy", "torchdata.dataloader2", "torchdata.nodes", limit=250.0)
     atexit.register(server.__exit__, None, None, None)
     return server
@@ -116,7 +112,6 @@ def with_torch() -> FreshProcesses:
 
 @functools.cache
 def without_torch() -> FreshProcesses:
-    """Returns the server for programs that must not find torch imported."""
     server = FreshProcesses("numpy", "torchdata.dataloader2", "torchdata.datapipes.iter", limit=250.0)
     atexit.register(server.__exit__, None, None, None)
     return server
@@ -125,7 +120,6 @@ def without_torch() -> FreshProcesses:
 def run_program(
     path: Path, *arguments: str, ignored: str | None = None, server: FreshProcesses | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """The server's process has already imported torch, unless another server is given."""
     done = (server or with_torch()).call(
         "fresh_processes:program", path=str(path), arguments=arguments, ignored=ignored
     )
@@ -133,7 +127,6 @@ def run_program(
 
 
 def program(path: str, arguments: list[str], ignored: str | None) -> dict[str, Any]:
-    """Returns after the threads and exit handlers of the program have ended."""
     os.chdir(os.path.dirname(path))
     main = types.ModuleType("__main__")
     main.__file__ = path
@@ -218,12 +211,12 @@ def in_child(order: dict[str, Any]) -> dict[str, Any]:
 
 def serve(modules: list[str]) -> None:
     warnings.filterwarnings("ignore")
-    answers, sys.stdout = sys.stdout, sys.stderr  # modules that print during their import must not disturb the answers
+    answers, sys.stdout = sys.stdout, sys.stderr  # Some modules print during their import.
     for module in modules:
         importlib.import_module(module)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    # Children share frozen objects instead of copying them, because no garbage collection visits these objects.
+    # Children share frozen objects, because garbage collections do not write to these objects.
     gc.freeze()
     for line in sys.stdin:
         order = json.loads(line)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from drivers.frame import Driver
 
-#: Modules with a dict `TARGETS`, if they can be imported.
 MODULES = ("fuzz_archives", "fuzz_states")
 
 LONGEST = 20
@@ -101,7 +100,6 @@ class Inputs:
 
 
 def plan_of(number: int, options: argparse.Namespace) -> Inputs:
-    """The command line selects targets by parts of their names."""
     parts = options.targets.split(",")
     chosen = {name: one for name, one in targets().items() if any(part in name for part in parts)}
     return Inputs(range(10 * number, 10 * number + 10), chosen)

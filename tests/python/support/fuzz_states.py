@@ -82,7 +82,6 @@ def _graph_states() -> list[dict[str, Any]]:
 
 
 def _inside(value: Any) -> Any:
-    """Returns the decoded object of a bytes value, and a function that encodes a changed object in the same way."""
     if is_sealed(value):
         return unseal(value, "it"), seal
     if isinstance(value, bytes) and value[:2] == b"\x80\x05":
@@ -205,7 +204,6 @@ def _of_board(rng: random.Random) -> None:
 
 
 def _of_hub(rng: random.Random) -> None:
-    """Sends rank 0 data that an unrelated program or faulty rank could send."""
     hello, welcome = b"h" * 16, b"w" * 16
     listener = socket.create_server(("127.0.0.1", 0))
     address = listener.getsockname()

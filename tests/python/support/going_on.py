@@ -65,7 +65,6 @@ def wanted_at(whole: list[list[Any]], epoch: int, batches: int | None) -> list[l
 
 
 def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, count: int = 4) -> None:
-    """Resumes from each state as in a restarted program, and compares the epochs with an uninterrupted run."""
     seed_all()
     whole = epochs_of(make(), count)
     for moment in moments:
@@ -80,7 +79,7 @@ def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
 
 
 class _HasPlace:
-    """The next iterator starts at the loaded position, or at the beginning if no state was loaded."""
+    """Continues at the loaded position, or starts at the beginning if no state was loaded."""
 
     place = start = 0
 

@@ -8,7 +8,6 @@ from typing import Any
 
 @contextlib.contextmanager
 def handling(handler: Any, *numbers: signal.Signals | int) -> Iterator[Any]:
-    """At the end, stops the alarm timer, and restores the former handlers."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield handler

@@ -43,7 +43,6 @@ def loop(_folder: Path) -> None:
 
 
 def fifo(folder: Path) -> None:
-    """No process writes to the named pipe, so the read never returns."""
     path = folder / f"fifo{os.getpid()}_{time.monotonic_ns()}"
     os.mkfifo(path)
     with path.open() as file:
@@ -54,8 +53,6 @@ WAYS = {way.__name__: way for way in (stop, sleep, lock, loop, fifo)}
 
 
 class Hanging:
-    """Makes the first `times` processes hang at an item."""
-
     def __init__(self, way: str, folder: Path | str, times: int = 1, name: str = "") -> None:
         self.way, self.folder, self.times, self.name = way, str(folder), times, name
 
@@ -66,7 +63,7 @@ class Hanging:
                     file.write(str(os.getpid()))
             except FileExistsError:
                 continue
-            except FileNotFoundError:  # the test has ended, and has deleted the folder
+            except FileNotFoundError:  # The folder is missing once the test has ended.
                 return
             WAYS[self.way](Path(self.folder))
             return
@@ -101,8 +98,6 @@ def kill_only_hung(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
 
 
 class ClockOfHangs:
-    """The clock advances only while at least one process hangs."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.seconds, self.read_at = folder, 0.0, time.monotonic()
 

@@ -113,7 +113,7 @@ class LocallyRemote(MultiProcessingReadingService):
 @pytest.fixture(autouse=True)
 def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
     """The hosts' threads run in this process and keep their links open."""
-    before = shared_mappings()  # an earlier, failed test may have left mappings
+    before = shared_mappings()  # A failed earlier test may have left mappings.
     yield
 
     def are_gone() -> bool:

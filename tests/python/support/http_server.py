@@ -195,7 +195,6 @@ class Server:
         return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
 
     def sent(self) -> int:
-        """Returns the number of bytes sent, rounded down to whole pieces."""
         log = self.folder / SENT
         return PIECE * log.stat().st_size if log.exists() else 0
 

@@ -42,7 +42,6 @@ def _told(body: bytes) -> dict[str, Any]:
 
 @contextmanager
 def hub(files: dict[str, bytes]) -> Iterator[tuple[str, list[str]]]:
-    """Yields the address of a hub that serves the files, and the list of requested paths."""
     server: Any = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
     server.files, server.asked = files, []
     thread = threading.Thread(target=server.serve_forever, args=(0.05,))

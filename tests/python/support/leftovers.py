@@ -28,7 +28,7 @@ def all_children(pid="self"):
 
 
 def children():
-    """Ignores resource trackers, fork servers, and helpers of the tests."""
+    """Leaves out resource trackers, fork servers, and helpers of the tests."""
     there = [pid for pid in all_children() if state(pid) != "X"]
     names = b"tracker", b"forkserver", b"fresh_processes"
     helpers = {pid for pid in there if any(name in cmdline(pid) for name in names)}
@@ -88,7 +88,7 @@ def shared_files(ended=()):
 
 @contextlib.contextmanager
 def started_children():
-    """The ids include processes that have already exited."""
+    """Returns ids of processes, including processes that have already exited."""
     numbers, start = [], BaseProcess.start
 
     def noting(process):
@@ -103,7 +103,6 @@ def started_children():
 
 
 def state(pid):
-    """Returns the letter that `ps` shows, or X for a process that does not exist."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -113,7 +113,7 @@ def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None,
         report_to=[],
         use_cpu=True,
         disable_tqdm=True,
-        ignore_data_skip=True,  # the Trainer must not skip batches, because the loader resumes
+        ignore_data_skip=True,  # The Trainer must not skip batches, because the loader already resumes.
     )
     trainer = WithLoader(model=model, args=arguments, train_dataset=Samples(), callbacks=[Stop()] if stop else [])
     if resumes:
@@ -125,7 +125,6 @@ def transformers(model: Model, workers: int, checkpoint: Path, stop: int | None,
 
 
 def lightning(model: Model, workers: int, checkpoint: Path, stop: int | None, resumes: bool) -> None:
-    """The library's Trainer loads the loaders' states only in the middle of an epoch."""
     from lightning import LightningModule, Trainer
 
     loader = loader_of(workers)

@@ -8,7 +8,6 @@ import pytest
 
 
 def needs(package: str, reason: str) -> None:
-    """A call at the top of a file skips the whole file."""
     if find_spec(package) is None:
         pytest.skip(f"{package} is not installed: {reason}", allow_module_level=True)
 
@@ -19,7 +18,6 @@ class _SkippedModule(pytest.Module):
 
 
 def skips_without_torch(module_path: Path, parent: Any) -> pytest.Module | None:
-    """A folder's `conftest.py` imports this hook of pytest."""
     if find_spec("torch") is None and "without_torch" not in module_path.name:
         return _SkippedModule.from_parent(parent, path=module_path)
     return None

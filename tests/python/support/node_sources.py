@@ -29,7 +29,6 @@ def at_odds(number: int) -> int:
 
 
 def outcomes(node: BaseNode[Any]) -> list[Any]:
-    """Returns at most 50 items of a node. The text of its error replaces each failed item."""
     found: list[Any] = []
     while len(found) < 50:
         try:

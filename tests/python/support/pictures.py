@@ -59,7 +59,6 @@ def jpeg(number: int) -> bytes:
 
 
 def by_pillow(content: bytes, mode: str = "RGB", box: Any = None, size: Any = None, filter: str = "BILINEAR") -> Any:
-    """The array has the axes (height, width, channels)."""
     with Image.open(io.BytesIO(content)) as image:
         made = image.convert(mode)
     if box is not None:

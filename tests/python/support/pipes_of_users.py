@@ -37,8 +37,6 @@ class TupleState(IterDataPipe):
 
 
 class FirstFour(IterDataPipe):
-    """Goes back to its first item when an iteration begins."""
-
     def __init__(self, source: Any) -> None:
         self.source = source
         self.taken = self.start = 0
@@ -59,8 +57,6 @@ class FirstFour(IterDataPipe):
 
 
 class Cutting(IterDataPipe):
-    """Replaces its own source while it runs, like samplers of graph libraries."""
-
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
 

@@ -35,7 +35,7 @@ class Presser:
         self._process.stdin.write(b"\n")  # type: ignore[union-attr]
 
     def end(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # the process has already exited
+        with contextlib.suppress(BrokenPipeError):  # The process has already exited.
             self._process.stdin.write(b"q")  # type: ignore[union-attr]  # closing is no use: workers hold it, too
         self._process.wait(120)
         self._process.stdin.close()  # type: ignore[union-attr]
@@ -57,7 +57,6 @@ def interrupts_raise() -> Iterator[None]:
 
 
 def await_held_back() -> None:
-    """A finalizer may delay the KeyboardInterrupt."""
     wait_for(lambda: all(thread.name != "torchdata-interrupt" for thread in threading.enumerate()))
 
 
@@ -72,7 +71,7 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
             try:
                 presser.again()
                 handler.armed = True
-                got.extend(iterator)  # `extend` loops in C, so Ctrl-C loses no item
+                got.extend(iterator)  # Ctrl-C loses no item, because `extend` loops in C.
                 handler.armed = False  # if an earlier signal interrupts this line, the loop runs once more and ends
                 break
             except KeyboardInterrupt:
@@ -87,11 +86,8 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
 
 
 class AtCall:
-    """A profiler that calls `act` at the call with this number.
-
-    CPython runs signal handlers only when a Python function begins, when a function of C returns, and when a loop is
-    repeated.
-    """
+    """CPython runs signal handlers only when a function of Python begins, a function of C returns, or a loop
+    repeats."""
 
     def __init__(self, number: int) -> None:
         self.left = number
@@ -119,8 +115,8 @@ def read_until_call(iterator: Iterator[Any], number: int) -> list[Any] | None:
 
 
 def check_each_call(build: Callable[[], Any], step: int = 1) -> int:
-    """Interrupts a loader at each `step`-th call in an epoch, and checks the loop that continues, the next epoch, and
-    the loader's state after the interruption. Returns the number of interruptions."""
+    """Interrupts a loader at each `step`-th call in an epoch, and checks that no item is lost. Returns the number of
+    interruptions."""
     with build() as made:
         epochs = [[*map(repr, made)] for _ in range(2)]
     number = 0
@@ -141,8 +137,6 @@ def check_each_call(build: Callable[[], Any], step: int = 1) -> int:
 
 
 class SavingAtCall(AtCall):
-    """Saves a loader's state at call `number`, like a signal handler."""
-
     def __init__(self, loader: Any, number: int) -> None:
         super().__init__(number)
         self.loader, self.state = loader, None

@@ -59,7 +59,7 @@ def children_are_killed_soon(monkeypatch):
 def no_earlier_loader():
     gc.collect()
     if _holds_counters():
-        gc.unfreeze()  # no collection releases a frozen loader, which was in use at the beginning of this file
+        gc.unfreeze()  # Garbage collection does not free a frozen loader.
         wait_for(lambda: gc.collect() >= 0 and not _holds_counters())
         gc.freeze()
 
@@ -79,7 +79,6 @@ def identity(x):
 
 
 def kill_fork_server():
-    """The next worker starts a new fork server."""
     pid = fork_server()
     if pid is not None:
         os.kill(pid, signal.SIGKILL)
@@ -87,8 +86,6 @@ def kill_fork_server():
 
 
 class ExitsAt:
-    """Ends its process with code 7, `after` seconds after it receives the item `at`."""
-
     def __init__(self, at, after=0.0):
         self.at, self.after = at, after
 

@@ -12,7 +12,6 @@ from typing import Any
 def run(
     text: str, *arguments: object, file: Path | None = None, options: Sequence[str] = (), **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """The program can import the modules of the tests."""
     text = textwrap.dedent(text)
     source = ["-c", text]
     if file is not None:
@@ -24,7 +23,6 @@ def run(
 
 
 def output_of(text: str, *arguments: object, **more: Any) -> str:
-    """Returns the output of a program, which must succeed and print no errors."""
     done = run(text, *arguments, **more)
     assert (done.returncode, done.stderr) == (0, ""), done.stderr
     return done.stdout

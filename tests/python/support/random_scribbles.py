@@ -2,10 +2,9 @@
 
     python -m drivers scribbles --seconds 1800 --runs 5000     # in tests/python/support
 
-In each run, one process (a worker, the dispatching process or the main process) writes random bytes once or at several
-items. The process writes into the rings, the wake-up words, the counters or the memory for stacks. The blocks of arrays
-are not changed, because they contain user data without a checksum. In any case, the received items must be a prefix of
-the correct items, and `stats`, `diagnose`, `shutdown` and object deletion must not raise.
+In each run, one process writes random bytes into the rings, the wake-up words, the counters or the memory for stacks,
+but not into arrays, which have no checksum. The received items must be a prefix of the correct items, and `stats`,
+`diagnose`, `shutdown` and object deletion must not raise.
 """
 
 import ctypes
@@ -27,7 +26,6 @@ from waiting import wait_for
 
 COUNT = 30
 TIMEOUT = 0.5
-#: The bytes of a link before its large buffers, with default sizes.
 _BEFORE_BLOCKS = 4096 + (256 << 10) + 8 * 4096
 _MAPPING = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-s \S+ \S+ \S+\s+/memfd:torchdata(\S*)")
 _TARGETS = ("links", "bells", "counters", "stacks", "any")
@@ -163,7 +161,6 @@ class _LookingError(Exception):
 
 
 def _look(opened):
-    """Observes a loader in its own program and from another process."""
     try:
         if isinstance(opened.loader, DataLoader2):
             str(opened.loader.stats())

@@ -1,8 +1,8 @@
 """Sends random items of tensors over a link, and compares the received items with unpickled items.
 
-A case consists of random views (slices, other orders and shapes, repeated elements) of random storages, in random
-containers. Received tensors must equal unpickled tensors, also after writes, which reveal shared memory. Random parts
-are deleted while more items are sent: kept items must not change, and dropped items must release their memory.
+A case consists of random views of random storages, in random containers. Received tensors must equal unpickled tensors,
+also after writes, which reveal shared memory. Random parts are deleted while more items are sent: kept items must not
+change, and dropped items must release their memory.
 
 By hand: `python -m drivers tensors --seconds 600 --seed 1`."""
 
@@ -120,7 +120,6 @@ def described(tensor):
 
 
 def strides_on_arrival(tensor):
-    """Returns the strides of a received tensor that shares no memory with other tensors."""
     last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     if tensor.numel() == 0 or last < tensor.numel():
         return tensor.stride()
@@ -145,7 +144,6 @@ def write_everywhere(draw, tensors):
 
 
 def flattened(tensor):
-    """Returns the tensor itself if it has no flat view."""
     return tensor.view(-1) if tensor.is_contiguous() else tensor
 
 
@@ -154,8 +152,6 @@ def holders(draw, tensor):
 
 
 class Loaned:
-    """Refers to the memory of a tensor through a DLPack capsule, as another library would."""
-
     def __init__(self, tensor):
         self.capsule = torch.utils.dlpack.to_dlpack(tensor)
 

@@ -4,8 +4,7 @@
 
 A job has 2 to 4 ranks that run a few short epochs. The seed of a job determines how the ranks run, which rank fails,
 and how and when it fails. Rank 0 may host torch's key-value store of the job, as in programs that are started without
-torchrun. Ranks are forked from a process that has imported torch, and exit like ordinary interpreters. The function
-`judge` contains the rules that jobs must follow."""
+torchrun. The function `judge` contains the rules that jobs must follow."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ from typing import Any, NoReturn
 from drivers.frame import Driver, Leaves
 from watchdog import session
 
-#: Seconds after the timeout in which all surviving ranks must have raised an error. The documented limit is 1.5
-#: seconds, and the remaining time allows for busy machines.
+#: Surviving ranks must raise an error within this time after the timeout. The documented limit is 1.5 s.
 GRACE = 3.0
 
 EXIT_GRACE = 30.0
@@ -296,8 +294,8 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
             if plan.action == "stop and go on soon" and now > struck + plan.timeout / 4:
                 victim.signal(signal.SIGCONT)
                 resumed = now
-            # CPython before 3.14 aborts if a thread returns from torch during interpreter exit, so the victim waits for
-            # the other ranks.
+            # CPython before 3.14 aborts if a thread returns from torch during exit, so the victim waits for other
+            # ranks.
             others_gone = all(rank.exit is not None for rank in ranks if rank is not victim)
             late = struck + 2 * plan.timeout + (1 if others_gone else 12)
             if plan.action == "stop and go on late" and now > late:
@@ -392,7 +390,6 @@ def check(plan: Plan) -> int:
     return len(lines)
 
 
-#: The id of this process, if a plan has forked it (see `begin`).
 _ranks: set[int] = set()
 
 
@@ -419,7 +416,7 @@ def with_torch(_options: argparse.Namespace) -> Iterator[None]:
     import torchdata.dataloader2
     import torchdata.datapipes.iter  # noqa: F401
 
-    gc.freeze()  # garbage collection at exit would make each rank copy all imported objects
+    gc.freeze()  # Garbage collection at exit would make each rank copy all imported objects.
     yield
 
 

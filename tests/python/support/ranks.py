@@ -70,7 +70,6 @@ class Job:
         self.processes[rank].send_signal(number)
 
     def start_in_network(self, command: list[str], cut: str) -> None:
-        """`command` creates a separate network, and starts the ranks of this job in it."""
         self.processes.append(_start([*command, str(self.folder / "job.py"), cut], _environment(self.folder)))
 
     def outcome(self, rank: int, seconds: float = 200) -> Any:
@@ -126,7 +125,6 @@ def gloo_job(
 
 
 def torchrun(program: Path, ranks: int = 2) -> list[str]:
-    """The ranks find each other as with torchrun."""
     import torch.distributed as dist
 
     rank_forkserver.imports("torch._dynamo")  # required by DistributedDataParallel in each rank
@@ -165,7 +163,6 @@ def _write(tmp_path: Path, body: str) -> Path:
 
 
 def environment_of_ranks() -> dict[str, str]:
-    """Variables of MPI are not inherited."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PMI", "OMPI", "MPI"))}
     return inherited | {"PYTHONPATH": os.pathsep.join(sys.path), "GLOO_SOCKET_IFNAME": "lo"}
 

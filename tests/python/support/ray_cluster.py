@@ -27,9 +27,7 @@ of_ray = [
 ]
 
 
-#: Ray requires no token, and does not report its usage. Actors have normal priority, so that they start in time on a
-#: busy machine. No processes are started in advance, because a program would wait for them. Workers do not import
-#: pyarrow and pydantic, because these imports are slow.
+#: Actors start in time on a busy machine only with normal priority. Workers skip slow imports of pyarrow and pydantic.
 _SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",
@@ -42,7 +40,6 @@ _SETTINGS = {
 
 @contextmanager
 def environment(**more: str) -> Iterator[None]:
-    """The cluster's workers can import the modules of this folder."""
     settings = {**_SETTINGS, **more}
     here, package = Path(__file__).resolve().parent, Path(torchdata.__file__).resolve().parents[1]
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "RAY_ADDRESS", *settings)}
@@ -103,7 +100,6 @@ def nodes(count: int, processors: int = 0, **more: str) -> Iterator[Any]:
 
 
 def join(made: Any) -> None:
-    """A process that has disconnected may connect again."""
     import ray
 
     ray.init(address=made.address, **SILENT)
@@ -114,6 +110,5 @@ def add(made: Any, **options: Any) -> Any:
 
 
 def raylet_of(node: Any) -> int:
-    """Returns the id of a node's main process, which also stores the objects of the node."""
     pid: int = node.all_processes["raylet"][0].process.pid
     return pid

@@ -7,8 +7,6 @@ import pytest
 
 
 def refuses(*rows: tuple[Callable[[], Any], type[Exception], str]) -> Callable[..., None]:
-    """Each row contains the call, the type of its error, and a pattern of the message."""
-
     @pytest.mark.parametrize(("call", "error", "message"), rows)
     def test(call: Callable[[], Any], error: type[Exception], message: str) -> None:
         with pytest.raises(error, match=message):

@@ -1,14 +1,22 @@
 """Reads loaders and graphs up to a position or from a state on, and checks that they resume exactly."""
 
 import pickle
+import random
+import sys
 import time
 from collections.abc import Callable
 from itertools import islice
 from typing import Any
 
-from random_graphs.check import start
 from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes.state import load_generators, load_state, save_generators, save_state, standing_still
+
+
+def start(number: int) -> None:
+    random.seed(number)
+    for name, setter in (("numpy", lambda module: module.random.seed), ("torch", lambda module: module.manual_seed)):
+        if name in sys.modules:
+            setter(sys.modules[name])(number)
 
 
 def begun(loader: Any, state: Any = None, seed: int = 3) -> Any:
@@ -93,8 +101,6 @@ def stood(pipe: Any) -> bytes:
 
 
 def check_graph_resumes(make: Callable[[], Any], end: Callable[[Any], Any] = lambda _: None) -> None:
-    """The graph is resumed at every position of two epochs. `end` ends the threads of a graph that is not read any
-    more."""
     start(5)
     pipe = make()
     epochs = [list(pipe) for _ in range(3)]

@@ -14,7 +14,6 @@ class Slotted:
     array: Any
 
 
-#: How a source yields an array that it overwrites later.
 WRAPPED: dict[str, Callable[[Any], Any]] = {
     "array": lambda array: array,
     "view": lambda array: array[1:],
@@ -32,8 +31,6 @@ WRAPPED: dict[str, Callable[[Any], Any]] = {
 
 
 class Reused:
-    """An iterable that overwrites a few arrays in turn."""
-
     def __init__(self, form: str, arrays: int) -> None:
         self.form, self.arrays = form, arrays
 

@@ -28,7 +28,6 @@ from rank_threads import in_ranks
 FOLDER = Path(__file__).resolve().parents[1]
 sys.path += [str(FOLDER / "dataloader2"), str(FOLDER / "stateful_dataloader")]
 
-#: With splits, an epoch has `SPLIT_ITEMS` items in `SPLITS` splits of equal size.
 ITEMS, SPLIT_ITEMS, SPLITS = 11, 24, 12
 WORKERS = (0, 1, 2, 3, 5, 8)
 #: As threads of one process, several ranks cannot load without workers.
@@ -42,8 +41,6 @@ class Different(AssertionError):
 
 @dataclass(frozen=True)
 class Plan:
-    """`kind` is "workers", "splits" or "stateful"."""
-
     kind: str
     form: str
     old: Any
@@ -175,7 +172,6 @@ def differences(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> It
 
 
 def _keeps(plan: Plan) -> bool:
-    """Returns whether later epochs have the same shards, because pipes keep state between epochs."""
     import test_shards
 
     from torchdata.dataloader2.state.worker_positions import lasts
@@ -184,7 +180,6 @@ def _keeps(plan: Plan) -> bool:
 
 
 def _left_by_shard(saved: list[Any], position: int) -> list[int]:
-    """Returns the number of remaining items of each shard, except items that no later state follows."""
     from torchdata.dataloader2.state.layout import parse
 
     left = [0] * SPLITS

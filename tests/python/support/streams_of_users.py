@@ -45,8 +45,6 @@ def shuffled(numbers: Sequence[int], seed: int) -> Sequence[int]:
 
 
 class TakesOnce(Plain):
-    """Applies a loaded position once, in the first line of the generator function `__iter__`."""
-
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.place = self.start = 0
@@ -69,8 +67,6 @@ class TakesOnce(Plain):
 
 
 class CountsEpochs(TakesOnce):
-    """Counts the epoch in the first line of the generator function `__iter__`."""
-
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.epoch, self.is_loaded = 0, False
@@ -95,8 +91,6 @@ class CountsEpochs(TakesOnce):
 
 
 class CountsAtOnce(CountsEpochs):
-    """Counts the epoch when `iter()` is called."""
-
     def __iter__(self) -> Iterator[Any]:
         self.begin()
         return self.rest()
@@ -112,8 +106,6 @@ class BeginsAnew(TakesOnce):
 
 
 class GoesOn(TakesOnce):
-    """Begins each iteration where the last iteration was left, and counts complete iterations."""
-
     epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -233,8 +225,6 @@ class Walked(Plain):
 
 
 class WalkedInOrder(Walked):
-    """Its state is the number of the epoch, and its iterators have separate states."""
-
     def __init__(self, size: int) -> None:
         super().__init__(size)
         self.epoch, self.is_loaded = 0, False

@@ -26,8 +26,6 @@ class Numbers(Dataset[int]):
 
 
 class Counted:
-    """Each sample contains the number of earlier samples of the worker."""
-
     reads = 0
 
     def __getitem__(self, index: int) -> Any:
@@ -99,7 +97,6 @@ CASES = [
 
 
 def loader_of(dataset: str, options: str, workers: int) -> Any:
-    """The loader class comes from the torchdata version that is installed."""
     from torchdata.stateful_dataloader import StatefulDataLoader
     from torchdata.stateful_dataloader.sampler import RandomSampler, StatefulDistributedSampler
 

@@ -66,11 +66,11 @@ EVERY_KIND = [(kind, mode) for kind in FLAGS for mode in ("r:*", "r|*")] + [("zi
 def test_every_regular_file_comes_out_under_the_path_of_its_archive_and_is_restored(folder, kind, mode):
     found = check_restore(lambda: loader(folder, kind, mode))
     expected = {**members(folder, kind, 0), **members(folder, kind, 1)}
-    if kind == "zip":  # zip stores a link as a copy of its target
+    if kind == "zip":  # zip stores a link as a copy of its target.
         found = [(path, content) for path, content in found if "link" not in path]
         # Old versions of zip do not mark names as UTF-8, so the reader decodes such names differently.
         found = [(path.replace("\u251c\u2310", "\u00e9"), content) for path, content in found]
-    # tar stores the first name of a hard-linked file as a file, and the second name as a link.
+    # tar stores the second name of a hard-linked file as a link to the first name.
     found = [(path.replace("zz-hard-link", "a.txt"), content) for path, content in found]
     assert len(found) == len(expected)
     assert dict(found) == expected

@@ -1,7 +1,4 @@
-"""Malicious, damaged or huge archives and files either cause a clear error, or need constant memory.
-
-No file stays open.
-"""
+"""Malicious, damaged or huge archives cause a clear error or need constant memory, and no file stays open."""
 
 import gc
 import gzip
@@ -49,9 +46,6 @@ def loaded(path, **options):
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 ERRORS = (tarfile.ReadError, zipfile.BadZipFile)
-
-
-# ---------------------------------------------------------------------------------------------------------------- names
 
 
 @each_kind
@@ -124,9 +118,6 @@ def test_devices_and_pipes_are_left_out(tmp_path):
             info.type, info.linkname = kind, "/etc/passwd"
             archive.addfile(info)
     assert list(loaded(path)) == []
-
-
-# --------------------------------------------------------------------------------------------------------------- damage
 
 
 @pytest.mark.parametrize("mode", ["r:*", "r|*", "r:gz", "r|gz"])
@@ -261,9 +252,6 @@ def test_a_file_that_fails_while_it_is_read_raises_an_error_that_names_pipe_and_
         assert "Loader" in notes or "Decompressor" in notes
 
 
-# ---------------------------------------------------------------------------------------------------------------- bombs
-
-
 def test_a_decompression_bomb_in_a_stream_that_reads_ahead_is_refused(small_bombs, tmp_path):
     path = tmp_path / "bomb.tar.gz"
     write(path, {"bomb": bytes(4 << 20)}, "tar.gz")
@@ -308,8 +296,6 @@ def test_sparse_members_are_restored_at_every_position(tmp_path, style, flag):
     check_restore(lambda: loaded(path).shuffle(buffer_size=2).set_seed(1), seeded=True)
 
 
-# --------------------------------------------------------------------------------------------------------------- memory
-
 GROWTH = """
 import resource, sys
 from torchdata.datapipes.iter import FileOpener
@@ -330,17 +316,13 @@ print(total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def growth(path, load, chunk, small):
-    """Reads a large archive in a separate process.
-
-    Returns the number of bytes read, and the growth of the peak memory in KiB compared with a small archive.
-    """
+    """Returns the number of bytes read, and the growth of the peak memory in KiB compared with a small archive."""
     command = [sys.executable, "-c", GROWTH, str(path), load, str(chunk), str(small)]
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250).stdout
     return tuple(map(int, output.split()))
 
 
 def sparse_tar(path, size):
-    """Writes a tar archive with a first member that needs no disk space, because its content is a hole in the file."""
     with open(path, "wb") as file:
         info = tarfile.TarInfo("large")
         info.size = size
@@ -352,9 +334,6 @@ def sparse_tar(path, size):
 
 
 def sparse_zip(path, size):
-    """Writes a zip archive with an uncompressed first member. The file is sparse, so the large member uses no disk
-    space.
-    """
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED, allowZip64=True) as archive:
         info = zipfile.ZipInfo("large")
         info.file_size = info.compress_size = size

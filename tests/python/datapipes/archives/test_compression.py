@@ -196,7 +196,7 @@ def decompressed(data, file_type):
     [(_, stream)] = Decompressor([("a", io.BytesIO(data))], file_type)
     with stream:
         whole = stream.read()
-        for place in (len(whole) // 2, 0, len(whole)):  # seeks forward, backward, and to the end
+        for place in (len(whole) // 2, 0, len(whole)):
             assert stream.seek(place) == place
             assert stream.read() == whole[place:]
     return whole

@@ -53,8 +53,7 @@ def vint(number):
 
 
 def block(kind, flags, *fields, data=None):
-    """Returns the bytes of one block of a RAR 5 archive. The format is described in rarlab's "RAR 5.0 archive
-    format"."""
+    """Returns one block of a RAR 5 archive, as rarlab's "RAR 5.0 archive format" describes."""
     size = vint(len(data)) if data is not None else b""
     header = vint(kind) + vint(flags | (2 if data is not None else 0)) + size + b"".join(fields)
     sized = vint(len(header)) + header
@@ -177,7 +176,6 @@ def test_a_decompression_bomb_is_refused(monkeypatch):
 
 @pytest.fixture
 def no_program(monkeypatch):
-    """Prevents `rarfile` from finding a program, as on a machine without such programs."""
     monkeypatch.setattr(rarfile, "CURRENT_SETUP", None)
     for tool in ("UNRAR", "UNAR", "BSDTAR", "SEVENZIP", "SEVENZIP2"):
         monkeypatch.setattr(rarfile, f"{tool}_TOOL", "no-such-program")
@@ -212,7 +210,6 @@ def test_without_a_program_only_reading_a_compressed_member_raises_an_error(no_p
     ]
 )
 def program(request, monkeypatch, tmp_path, tmp_path_factory):
-    """Makes `rarfile` search for an external program again, and store its temporary files in the test's folder."""
     if request.param == "stand-in":
         script = tmp_path_factory.mktemp("bin") / "unrar"
         script.write_text(STAND_IN)

@@ -1,7 +1,4 @@
-"""A loader that resumes in the middle of a tar archive yields the remaining members, and rereads only a few bytes.
-
-Readers of streams that cannot seek return the same members as `tarfile`.
-"""
+"""A loader that resumes inside a tar archive yields the remaining members, and rereads only a few bytes."""
 
 import gzip
 import io
@@ -34,7 +31,6 @@ CONTENTS = [bytes([key]) * SIZE for key in range(MEMBERS)]
 
 
 def gone_on(build: Callable[[], Any], count: int) -> tuple[list[Any], Any]:
-    """Returns the contents of the first `count` files, and a new pipe that resumes after these files."""
     items = iter(pipe := build())
     head = [read(next(items)) for _ in range(count)]
     state = pickle.loads(pickle.dumps(save_state(pipe)))
@@ -44,8 +40,6 @@ def gone_on(build: Callable[[], Any], count: int) -> tuple[list[Any], Any]:
 
 
 class Recording(io.RawIOBase):
-    """A seekable or forward-only file that records the lowest offset that was read."""
-
     least: ClassVar[int] = 1 << 60
 
     def __init__(self, path: str, seeks: bool) -> None:
@@ -85,8 +79,6 @@ class Recipe:
 
 
 class ReadOnly:
-    """A file object that has only the method `read`, or that refuses to seek, like streams of fsspec."""
-
     def __init__(self, path: str, refuses: bool) -> None:
         self.file = open(path, "rb")  # noqa: SIM115  # closed below
         if refuses:
@@ -114,7 +106,6 @@ class ReadOnlyRecipe:
 
 
 def opened(path: str, kind: str, start: int) -> tuple[str, Any]:
-    """Returns the path, and a stream of the file, positioned after its first `start` bytes."""
     if kind == "memory":
         stream: Any = io.BytesIO(Path(path).read_bytes())
     elif kind == "file":
@@ -128,8 +119,6 @@ def opened(path: str, kind: str, start: int) -> tuple[str, Any]:
 
 
 class Pairs(IterDataPipe[Any]):
-    """A source that yields one archive per epoch, and reopens it for each epoch."""
-
     def __init__(self, path: str, kind: str, start: int) -> None:
         self.arguments = path, kind, start
 
@@ -161,7 +150,7 @@ def test_any_archive_is_resumed_any_number_of_times(
     start: int,
     cuts: list[int],
 ) -> None:
-    if style == tarfile.USTAR_FORMAT:  # the ustar format does not support longer names
+    if style == tarfile.USTAR_FORMAT:  # The ustar format does not support longer names.
         members = [(name[:60], size) for name, size in members]
     contents = [(f"m/{name.strip('/')}x", bytes([number]) * size) for number, (name, size) in enumerate(members)]
     options = {"pax_headers": {"comment": "of all members"}} if everywhere and style == tarfile.PAX_FORMAT else {}
@@ -207,9 +196,6 @@ def test_members_that_wait_in_a_state_are_read_without_the_start_of_their_archiv
     Recording.least = 1 << 60
     assert head + [read(item) for item in other] == expected
     assert Recording.least > 20 * SIZE
-
-
-# -- archives on a server --------------------------------------------------------------------------
 
 
 def http(url: str) -> Any:
@@ -264,12 +250,7 @@ def test_a_shard_that_has_changed_meanwhile_raises_an_error_that_names_it(web: A
     assert any("TarArchiveLoader" in note for note in caught.value.__notes__)
 
 
-# -- streams that cannot seek ---------------------------------------------------------------------
-
-
 class OneWay(io.RawIOBase):
-    """A stream that cannot seek, and that returns pieces of any size."""
-
     def __init__(self, data: bytes, piece: int) -> None:
         self.stream, self.piece = io.BytesIO(data), piece
 

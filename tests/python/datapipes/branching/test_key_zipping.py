@@ -44,7 +44,7 @@ def test_unrequested_streams_are_closed_when_the_iteration_ends() -> None:
     reference = IterableWrapper(list(streams.items()), deepcopy=False)
     pipe = IterableWrapper("ca").zip_with_iter(reference, identity, itemgetter(0))
     assert [item for item, _ in pipe] == ["c", "a"]
-    assert closed(streams) == "b"  # the iteration ended before the pipe requested stream d
+    assert closed(streams) == "b"  # The iteration ended before the pipe requested stream d.
     assert save_state(pipe)["pipes"][-1]["state"]["waiting"] == {}
 
 

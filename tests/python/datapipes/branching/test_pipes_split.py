@@ -84,7 +84,7 @@ def test_a_split_into_one_child_is_the_pipe_itself() -> None:
 
 def test_children_read_in_step_let_no_item_wait() -> None:
     first, second, third = IterableWrapper(range(3000)).round_robin_demux(3, buffer_size=2)
-    for _ in range(2):  # children that were all read start the next epoch without a warning
+    for _ in range(2):  # If all children were read completely, the next epoch starts without a warning.
         assert list(first.zip(second, third)) == [(n, n + 1, n + 2) for n in range(0, 3000, 3)]
 
 
@@ -94,7 +94,7 @@ def test_streams_that_wait_for_a_child_are_closed_when_the_children_start_over(s
     pipe = IterableWrapper(list(enumerate(streams)), deepcopy=False)
     left, _ = pipe.demux(2, lambda item: item[0] % 2) if split == "demux" else pipe.round_robin_demux(2)
     reader = iter(left)
-    assert [next(reader)[0] for _ in range(3)] == [0, 2, 4]  # items 1 and 3 are buffered for the other child
+    assert [next(reader)[0] for _ in range(3)] == [0, 2, 4]  # Items 1 and 3 are buffered for the second child.
     assert not any(stream.closed for stream in streams)
     with pytest.warns(UserWarning, match="not exhausted"):
         iter(left)
@@ -163,4 +163,4 @@ def test_an_unread_child_joins_its_restored_sibling(split: str) -> None:
         iterator = iter(pipe)
         head = [next(iterator) for _ in range(position)]
         load_state(other := build(), pickle.loads(cloudpickle.dumps(save_state(pipe))))
-        assert head + list(other) == whole  # rereading emits a warning, which fails the test
+        assert head + list(other) == whole  # A warning about rereading would fail the test.

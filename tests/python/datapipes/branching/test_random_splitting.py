@@ -18,7 +18,6 @@ from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
 
-#: The groups into which torchdata 0.9.0 splits `range(10)`, for some weights and seeds.
 UPSTREAM_SPLITS: list[tuple[dict[str, float], Any, list[list[int]]]] = [
     ({"train": 8, "valid": 2}, 0, [[1, 2, 3, 4, 5, 7, 8, 9], [0, 6]]),
     ({"a": 0.5, "b": 0.3, "c": 0.2}, 7, [[0, 1, 3, 5, 6], [2, 4, 8], [7, 9]]),

@@ -77,7 +77,7 @@ def test_a_function_gives_the_paths_and_may_give_several(tmp_path):
 
 def test_the_end_of_a_section_has_a_function_of_its_own_or_takes_that_of_its_beginning(tmp_path):
     def path_of(name):
-        return tmp_path / name  # a Path is also accepted
+        return tmp_path / name
 
     for options in ({"filepath_fn": path_of}, {"same_filepath_fn": True}):
         pipe = IterableWrapper(["a"]).on_disk_cache(path_of).map(lambda name: (name, b"x"))
@@ -381,7 +381,7 @@ def test_an_abandoned_iterator_releases_its_locks(tmp_path):
         assert names(pipe) == list("abcdef")
         for name in "abcdef":
             (tmp_path / name).unlink()
-    paths = iter(pipe)  # the loop begins an epoch, and leaves the epoch before its first item
+    paths = iter(pipe)  # The loop leaves the new epoch before its first item.
     del paths
     assert content(tmp_path) == {}
 

@@ -20,7 +20,6 @@ __all__ = ["no_lock_is_left"]
 
 
 def unpacking(folder, files, **options):
-    """Returns cached pipes that convert the item `pack` to several files, and a list of the function's calls."""
     calls = []
 
     def unpack(path):
@@ -217,7 +216,7 @@ def test_a_link_under_a_predictable_name_does_not_truncate_a_file(tmp_path):
     victim.write_text("precious")
     folder = tmp_path / "cache"
     folder.mkdir()
-    (folder / temporary_name("pack")).symlink_to(victim)  # the temporary name of the marker of `pack`
+    (folder / temporary_name("pack")).symlink_to(victim)  # This file has the temporary name of the marker of `pack`.
     (folder / temporary_name("a")).symlink_to(victim)
     pipe, _ = unpacking(folder, {"pack/x": b"new"})
     assert list(pipe) == [f"{folder}/pack/x"]

@@ -27,7 +27,6 @@ FORK = multiprocessing.get_context("fork")
 
 @pytest.fixture
 def start():
-    """Returns a function that runs its argument in a forked process, which is killed after the test."""
     processes = []
 
     def run(function, *args):
@@ -318,7 +317,7 @@ def test_a_process_finishes_what_it_has_in_a_buffer_before_it_waits(folder, resu
 
     writer = hanging_writer(folder, results, start)
     waiter = start(run)
-    wait_for(lambda: (folder / "b").exists())  # when "b" exists, only the file "a" is missing in the batch
+    wait_for(lambda: (folder / "b").exists())  # Once "b" exists, only the file "a" is missing in the batch.
     wait_for(lambda: is_free(folder / "c"))
     assert names(cached(folder, "c", timeout=0)) == ["c"]
     writer.kill()
@@ -390,7 +389,7 @@ def test_a_forked_child_does_not_keep_the_locks_of_its_exited_parent(folder, res
     try:
         assert not is_free(folder / "a"), "the child's closing let nothing go"
         parent.kill()
-        wait_for(lambda: parent.exitcode is not None)  # `parent.join()` would also wait for the parent's child
+        wait_for(lambda: parent.exitcode is not None)  # `parent.join()` would also wait for the parent's child.
         assert is_free(folder / "a")
         assert names(cached(folder, "a", timeout=0)) == ["a"]
     finally:
@@ -405,7 +404,7 @@ def test_a_lock_of_a_file_that_was_removed_while_it_was_opened_is_not_trusted(fo
     def opened_and_removed(file):
         fd = opened(file)
         monkeypatch.undo()
-        os.unlink(file)  # simulates a process that deletes its lock file when it releases the lock
+        os.unlink(file)  # Some processes delete their lock file when they release the lock.
         return fd
 
     held.release()

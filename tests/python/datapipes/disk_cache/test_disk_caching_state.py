@@ -96,7 +96,7 @@ def test_a_cold_cache_is_restored_at_every_position(tmp_path, between, there):
         running = pickle.dumps(save_state(pipe))
         del paths
         abandoned = pickle.dumps(save_state(pipe))
-        for state in (running, abandoned):  # when the second state is loaded, all files already exist
+        for state in (running, abandoned):  # When the second state is loaded, all files already exist.
             restored = with_state(build(folder), pickle.loads(state))
             tail = names(restored)
             assert sorted(head + tail) == list("abcdef"), "nothing is lost or repeated"

@@ -168,7 +168,7 @@ def test_columns_are_replaced_or_appended_in_tuples_and_dicts() -> None:
     with warnings.catch_warnings(), pytest.raises(KeyError, match="a"):
         warnings.simplefilter("error")
         list(pipe)
-    gc.collect()  # a coroutine that was left behind would cause a warning
+    gc.collect()  # An unfinished coroutine would cause a warning.
 
 
 def test_remaining_results_of_a_batch_are_restored_without_another_call() -> None:

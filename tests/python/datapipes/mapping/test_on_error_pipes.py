@@ -78,8 +78,7 @@ def tokens(item: Any) -> Any:
     return item["a"].tolist() if hasattr(item["a"], "tolist") else item["a"]
 
 
-#: For each class of pipes, pipelines and their expected items. If not stated otherwise, each pipeline raises an error
-#: at the items 3, 4 and 11.
+#: Unless a row contains other items, its pipeline raises an error at the items 3, 4 and 11.
 OWN: dict[str, list[tuple[Any, list[Any]]]] = {
     "Mapper": [(lambda: numbers().map(whole), GOOD)],
     "Filter": [(lambda: numbers().filter(lambda item: whole(item) % 2 == 0), [n for n in GOOD if n % 2 == 0])],
@@ -206,7 +205,6 @@ OWN: dict[str, list[tuple[Any, list[Any]]]] = {
         ),
     ],
 }
-#: Pipes over streams that cannot be opened again, and a pipeline in which the state does not contain earlier samples.
 NOT_AGAIN = {"Decompressor", "LineReader", "ParquetDataFrameLoader", "TarArchiveLoader", "scattered"}
 #: Classes of pipes that only pass on or store the items of their sources, and therefore raise no errors themselves.
 RAISE_NOTHING = {
@@ -227,8 +225,7 @@ AS_OTHERS = {
     "S3FileLoader": "Mapper", "Saver": "Mapper", "Slicer": "Mapper", "StreamReader": "LineReader",
     "TFRecordLoader": "TarArchiveLoader", "XzFileLoader": "Decompressor", "ZipArchiveLoader": "TarArchiveLoader",
 }  # fmt: skip
-#: Classes of pipes that cannot be tested here: the source is not a pipe, the pipe raises at the same item again, or the
-#: pipe communicates with all ranks.
+#: In these classes, the source is not a pipe, the pipe raises at the same item again, or all ranks take part.
 END = {
     "AISFileLister", "EndOnDiskCacheHolder", "FSSpecFileLister", "FullSync", "HuggingFaceHubReader",
     "IoPathFileLister", "OnDiskCacheHolder", "S3FileLister",
@@ -277,6 +274,6 @@ def test_a_pipe_continues_after_an_item_that_its_source_has_skipped(row: Row) ->
     pipe = seed(row.build(lambda: IterableWrapper(items).map(whole), **row.example).on_error("skip"), 1)
     other = seed(row.build(lambda: IterableWrapper(good(*items)), **row.example), 1)
     found, expected = ([repr(item) for item in one] for one in (pipe, other))
-    if row.name == "map_pipe_shuffle":  # the order depends on all indices, including indices of skipped items
+    if row.name == "map_pipe_shuffle":  # The order depends on all indices, including the indices of skipped items.
         found.sort(), expected.sort()
     assert found == expected

@@ -15,7 +15,6 @@ from torchdata.datapipes.utils import StreamWrapper
 
 NUMBERS = [7, 3, 9, 1, 4, 0, 8, 2, 6, 5]
 
-#: Batches that torchdata 0.9.0 creates from NUMBERS if all its random pipes have the seed 5.
 UPSTREAM_BUCKETS: list[tuple[dict[str, Any], list[list[int]]]] = [
     ({"batch_size": 3, "drop_last": True}, [[5, 4, 0], [8, 2, 6], [7, 3, 1]]),
     ({"batch_size": 3, "batch_num": 2, "bucket_num": 2, "sort_key": sorted}, [[5, 6, 8], [0, 2, 4], [1, 3, 7], [9]]),
@@ -28,7 +27,6 @@ UPSTREAM_BUCKETS: list[tuple[dict[str, Any], list[list[int]]]] = [
 
 WORDS = ["aa", "b", "cc", "d", "ee", "f", "gg", "hhh"]
 
-#: Batches that torchdata 0.9.0 creates from WORDS.
 UPSTREAM_TOKENS: list[tuple[dict[str, Any], list[list[str]]]] = [
     ({"buffer_size": 5}, [["b", "d", "f", "cc"], ["gg", "ee"], ["aa", "hhh"]]),
     ({"buffer_size": 3, "include_padding": True}, [["b", "d"], ["cc", "f"], ["ee", "aa"], ["gg"], ["hhh"]]),

@@ -82,7 +82,7 @@ def test_items_of_several_kinds_are_an_error(items: list[Any], error: type[Excep
 @pytest.mark.parametrize("method", METHODS)
 def test_a_state_is_exact_at_every_row_and_contains_only_the_open_rows(method: Any) -> None:
     def pipe() -> Any:
-        return IterableWrapper([np.array(one) for one in sequences(24)]).pack(32, method=method, buffer_size=4)
+        return IterableWrapper([np.array(one) for one in sequences(16)]).pack(32, method=method, buffer_size=4)
 
     check_restore(pipe, keep=lambda row: {name: values.tolist() for name, values in row.items()})
     packer = pipe()

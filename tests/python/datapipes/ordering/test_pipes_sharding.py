@@ -47,8 +47,6 @@ SOURCES: dict[str, Callable[[], IterDataPipe]] = {
 
 
 class Whole(Passing):
-    """A pipe that hides its source from a filter, so that the filter reads every item."""
-
     one_to_one = True
 
     def __iter__(self) -> Iterator[Any]:

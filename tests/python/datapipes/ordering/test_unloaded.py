@@ -22,8 +22,6 @@ COUNT = 23
 
 
 class Recorded:
-    """A dataset that writes the index of each loaded item to a file, which all processes share."""
-
     def __init__(self, path: Path, count: int = COUNT) -> None:
         self.path, self.count = path, count
 

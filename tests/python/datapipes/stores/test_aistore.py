@@ -59,7 +59,7 @@ def test_a_listing_resumes_from_a_name_at_every_position(cluster):
     def build(*roots):
         return AISFileLister([*roots, "ais://second", "ais://first/o"], cluster)
 
-    list(build())  # from now on, the connection stays open
+    list(build())  # From this request on, the connection stays open.
     assert len(check_restore(build, sockets=False)) == 4
     root = "ais://first/train/"
     pipe = build(root)
@@ -152,7 +152,7 @@ def test_an_invalid_object_url_is_refused(make, url):
     with pytest.raises(ValueError, match=rf"{make.__name__} expects URLs .* but got {re.escape(repr(url))}"):
         list(make([url], "http://localhost:8080"))
     with pytest.raises(ValueError, match="ais://bucket/name"):
-        list(AISFileLoader(["ais://first/"], "http://localhost:8080"))  # a bucket alone cannot be loaded
+        list(AISFileLoader(["ais://first/"], "http://localhost:8080"))
 
 
 @pytest.mark.parametrize("make", [AISFileLister, AISFileLoader])

@@ -16,8 +16,7 @@ from torchdata.datapipes.state import save_state
 
 datasets = pytest.importorskip("datasets")
 
-#: A program that reads from a local Hugging Face Hub. The program runs in a separate process, because importing
-#: `datasets` reads the hub's address.
+#: Importing `datasets` reads the hub's address, so the program runs in a separate process.
 STREAMED = """
 import json, sys
 from torchdata.datapipes.iter import HuggingFaceHubReader
@@ -35,7 +34,6 @@ ROWS = [{"number": number, "name": f"row {number}"} for number in range(5)]
 
 @pytest.fixture(autouse=True)
 def _offline(tmp_path, monkeypatch):
-    """Prevents the library `datasets` from using the network and the user's cache, and from showing progress bars."""
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "cache")
     monkeypatch.setattr(datasets.config, "DOWNLOADED_DATASETS_PATH", tmp_path / "cache" / "downloads")

@@ -116,7 +116,7 @@ def test_an_existing_file_is_not_changed(tmp_path):
 @pytest.mark.parametrize("links", [True, False])
 def test_if_two_processes_save_the_same_file_at_once_the_first_wins_and_nothing_is_left(tmp_path, monkeypatch, links):
     target = tmp_path / "file"
-    if not links:  # simulates a file system without hard links
+    if not links:  # Some file systems have no hard links.
 
         def refused(*args):
             raise PermissionError(1, "Operation not permitted")

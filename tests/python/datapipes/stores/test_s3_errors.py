@@ -31,7 +31,7 @@ def test_an_error_names_pipe_and_url_of_a_missing_object(make):
     name = make.__name__
     with pytest.raises(FileNotFoundError, match=rf"{name}.*s3://no-such-bucket/x.*no such bucket"):
         list(make(["s3://no-such-bucket/x"]))
-    with pytest.raises(ValueError, match="no such bucket"):  # torchdata 0.9 raises a ValueError, too
+    with pytest.raises(ValueError, match="no such bucket"):  # torchdata 0.9 also raises ValueError for these arguments.
         list(make(["s3://no-such-bucket/x"]))
 
 
@@ -53,7 +53,7 @@ def test_a_url_that_is_not_s3_is_refused(make):
     with pytest.raises(TypeError, match=make.__name__):
         list(make([5]))
     with pytest.raises(ValueError, match="s3://bucket/key"):
-        list(S3FileLoader(["s3://first/"]))  # a bucket alone cannot be loaded
+        list(S3FileLoader(["s3://first/"]))
 
 
 @pytest.mark.parametrize("key", NAMELESS)
@@ -156,7 +156,6 @@ def test_objects_that_may_not_be_read_are_an_error_that_names_them(client):
 
 @pytest.fixture
 def asked():
-    """Yields a function that lists a bucket, and returns the access key, region and token of the request."""
     seen = []
 
     class Server(BaseHTTPRequestHandler):

@@ -218,7 +218,7 @@ def test_a_file_with_another_schema_is_named(folder: Path, other: dict[str, Any]
     pyarrow.parquet.write_table(pyarrow.table(other), folder / "z.parquet")
     with pytest.raises(ValueError, match=message):
         list(ArrowReader(folder, ["a"]))
-    assert len(values(ArrowReader(folder, ["c"]), "c")) == 31  # the columns that were not overwritten can be read
+    assert len(values(ArrowReader(folder, ["c"]), "c")) == 31  # Only some columns of the file were overwritten.
 
 
 def test_integers_of_another_width_are_read_in_the_width_of_the_table(folder: Path) -> None:
@@ -301,7 +301,7 @@ def test_an_iceberg_table_is_read_as_its_library_plans_to(tmp_path: Path) -> Non
         assert len(ArrowParts(iceberg)) == 2
         parts = ArrowParts(iceberg, "a > 1 and a < 7")
         assert sorted(values(parts.to_iter_datapipe().read_arrow(["a"]))) == [2, 4, 5, 6]
-        assert len(ArrowParts(iceberg, "a > 6")) == 1  # the statistics show that the other file has no matching row
+        assert len(ArrowParts(iceberg, "a > 6")) == 1  # The statistics of the second file show that no row matches.
         with iceberg.update_schema() as update:
             update.rename_column("c", "half")
         assert sorted(values(ArrowReader(iceberg, ["half"]), "half")) == [0.0, 0.5, 1.0, 2.0, 2.5, 3.0, 3.5, 4.0]

@@ -180,7 +180,7 @@ def test_dtypes_are_those_of_numpy() -> None:
     with pytest.raises(ValueError, match="numpy does not take the dtype"):
         one([1], dtype={"c": "int7"})
     with pytest.raises(ValueError, match="cannot read the Parquet file 'file'"):
-        one([2**53 + 1, None], dtype="float64")  # floats cannot hold this integer, and it is not rounded
+        one([2**53 + 1, None], dtype="float64")  # a float cannot represent this integer
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_lists_of_lists_and_of_strings_follow_the_rules_of_what_they_hold() -> N
 @pytest.mark.parametrize("size", [None, 2])
 def test_arrays_can_be_written_to(size: int | None) -> None:
     content = parquet_bytes(pyarrow.table({"id": range(4), "list": [[1, 2]] * 4}), 2)
-    for _ in range(2):  # changes of the first pass's items must not affect the second pass
+    for _ in range(2):  # Changing the items of the first pass must not affect the second pass.
         items = list(loaded(content, library="numpy", dataframe_size=size))
         assert [ids_of(item) for item in items] == [[0, 1], [2, 3]]
         for item in items:

@@ -81,7 +81,7 @@ def test_with_torch_loaded_images_are_tensors_as_torch_s_own_handlers_make_them(
     for (path, content), (other_path, other) in zip(pairs, others, strict=True):
         assert path == other_path
         assert torch.equal(content, other) if isinstance(other, torch.Tensor) else content == other
-    for spec in theirs.imagespecs.keys() - {"torchl", "torchl8"}:  # torch fails with these specs
+    for spec in theirs.imagespecs.keys() - {"torchl", "torchl8"}:  # torch fails with these decoding specs.
         ours, other = imagehandler(spec)("PNG", png()), theirs.imagehandler(spec)("PNG", png())
         assert type(ours) is type(other)
         assert getattr(ours, "dtype", None) == getattr(other, "dtype", None)
@@ -181,8 +181,6 @@ test_wrong_arguments_and_items_are_named = refuses(
 
 
 class Planted:
-    """An object that runs code when it is unpickled."""
-
     ran: list[str] = []  # noqa: RUF012
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -17,11 +17,10 @@ TABLE = 'key,item\r\na,"1\r\n2"\r\n\r\nb,é\r\nc,3,extra\r\nd\r\n'
 
 #: Contents of files with all kinds of line ends, characters of several bytes, and no newline at the end.
 MIXED = ["one\r\ntwo\n\nthrяe\r四\r\r\nfive\n\r", "", "五\n", "no newline", "\n" * 3, "a\rb\rc\r\nd\n" * 3]
+SKIPPING = {"skip_lines": 2, "strip_newline": False}
 
 
 class TextRecipe:
-    """The recipe of a text file."""
-
     def __init__(self, path, **options):
         self.path, self.options = path, options
 
@@ -80,7 +79,7 @@ def test_lines_of_bytes_are_decoded_on_demand():
 
 def test_with_errors_ignore_bytes_are_left_out_with_one_warning(monkeypatch):
     monkeypatch.setattr(text, "_told", False)
-    for _ in range(2):  # if warnings raise errors, the warning is raised each time
+    for _ in range(2):  # With the filter "error", Python raises the warning each time.
         with pytest.raises(UserWarning, match="left out"):
             list(blobs(b"a\xffb\n").parse_csv())
     monkeypatch.setattr(text, "_told", False)
@@ -124,11 +123,11 @@ def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path, encoding, mode):
 def test_a_file_with_only_a_byte_order_mark_has_no_rows():
     assert list(blobs(b"\xef\xbb\xbf").parse_csv()) == []
     assert list(blobs(b"\xef\xbb\xbf").readlines(decode=True)) == []
-    assert list(blobs(b"\xef\xbb\xbfa\n").readlines(return_path=False)) == [b"\xef\xbb\xbfa"]  # bytes are not decoded
+    assert list(blobs(b"\xef\xbb\xbfa\n").readlines(return_path=False)) == [b"\xef\xbb\xbfa"]
 
 
 def test_lines_of_utf_16_are_cut_where_their_text_ends():
-    odd = "\u0a0a\u0d0aone\n\u010a two\n"  # the encoded characters contain the byte of a newline
+    odd = "\u0a0a\u0d0aone\n\u010a two\n"  # In this encoding, some characters contain the byte of a newline.
     for encoding in ("utf-16", "utf-16-le", "utf-16-be", "utf-32"):
         files = blobs(odd.encode(encoding))
         lines = files.readlines(decode=True, encoding=encoding, return_path=False, strip_newline=False)
@@ -144,8 +143,10 @@ def test_a_strict_decoding_error_names_path_and_line(make):
 
 
 @pytest.mark.parametrize("newline", [None, "", "\n", "\r", "\r\n"])
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "shift_jis", "iso2022_jp"])
-@pytest.mark.parametrize("options", [{}, {"skip_lines": 2, "strip_newline": False}])
+@pytest.mark.parametrize(
+    ("encoding", "options"),
+    [("utf-8", {}), ("utf-16", SKIPPING), ("shift_jis", {}), ("iso2022_jp", SKIPPING), ("utf-8", SKIPPING)],
+)
 def test_each_line_of_a_text_file_is_restored(tmp_path, newline, encoding, options):
     for number, content in enumerate(MIXED):
         (tmp_path / f"{number}.txt").write_bytes(content.encode(encoding))
@@ -156,7 +157,7 @@ def test_each_line_of_a_text_file_is_restored(tmp_path, newline, encoding, optio
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "shift_jis"])
-@pytest.mark.parametrize("options", [{}, {"skip_lines": 2, "strip_newline": False}])
+@pytest.mark.parametrize("options", [{}, SKIPPING])
 def test_each_line_of_bytes_is_restored(tmp_path, encoding, options):
     for number, content in enumerate(MIXED):
         (tmp_path / f"{number}.txt").write_bytes(content.encode(encoding))

@@ -38,7 +38,6 @@ def feature(kind: str, values: Any) -> Any:
 
 
 def record(context: dict[str, Any], lists: dict[str, Any] | None = None) -> bytes:
-    """Returns a SequenceExample, which is also an Example if it has no lists. A feature is a pair (kind, values)."""
     example = example_pb2.SequenceExample()
     for name, it in context.items():
         example.context.feature[name].CopyFrom(feature(*it))
@@ -73,7 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     for number, count in enumerate([4, 0, 3]):
         writer = TFRecordWriter(str(root / f"{number}.tfrecord"))
         for i in range(count):
-            image = os.urandom(700_000 if i == 1 else 10 * i)  # two images are larger than one read
+            image = os.urandom(700_000 if i == 1 else 10 * i)  # Two images are larger than one read of the reader.
             example = {
                 "image": (image, "byte"),
                 "size": ([1.5 * i, -2.0], "float"),
@@ -268,7 +267,7 @@ def test_a_length_that_promises_more_than_there_is_allocates_nothing() -> None:
         run = subprocess.run(
             [sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True, timeout=250
         )
-        assert int(run.stdout) < 64 << 10  # the memory is in KiB
+        assert int(run.stdout) < 64 << 10
 
 
 def test_wrong_checksums_are_read_over_on_demand() -> None:
@@ -288,8 +287,6 @@ def test_records_in_memory_and_behind_other_bytes_are_restored() -> None:
 
 
 class OneWay:
-    """A stream that cannot seek, and that returns at most 100 bytes at a time."""
-
     def __init__(self, data: bytes) -> None:
         self.data = data
 

@@ -19,7 +19,6 @@ from torchdata.datapipes.utils import StreamWrapper
 
 
 def gathered(paths: list[str]) -> list[Any]:
-    """Returns the samples that WebDataset must create from the paths. The data of each file is its number."""
     samples: list[dict[str, Any]] = []
     for number, path in enumerate(paths):
         folder, _, name = path.replace("\\", "/").rpartition("/")

@@ -102,8 +102,6 @@ test_wrong_arguments_are_named = refuses(
 
 
 class Gpus:
-    """Simulates CUDA with several devices. Each thread has a current device, which is the first device by default."""
-
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.chosen: dict[int, int] = {}
         self.pinned: list[tuple[int, int, bool]] = []
@@ -159,7 +157,7 @@ def test_items_saved_after_pinning_are_pinned_again(monkeypatch: pytest.MonkeyPa
     assert int(next(items)) == 0
     state = save_state(pipe)
     assert is_restorable(pipe)
-    pipe.shutdown()  # otherwise, the pipe's thread would continue to pin tensors
+    pipe.shutdown()  # The pipe's thread would otherwise continue to pin tensors.
     restored = with_state(IterableWrapper([torch.tensor(n) for n in range(4)]).pin_memory(device=1), state)
     gpus.pinned.clear()
     assert list(map(int, restored)) == [1, 2, 3]

@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 from one_rank import Alone
-from random_graphs.check import start
 from random_graphs.users import Unstated, UnstatedTwice, drawn, is_odd, kept, unpinned
-from resuming import check_graph_resumes, stood, with_state
+from resuming import check_graph_resumes, start, stood, with_state
 from thread_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
 from torchdata.datapipes._pipe.graph.traversal import walk
 from torchdata.datapipes._pipe.state.halting import beginning_unread
@@ -95,7 +94,7 @@ def test_a_state_that_one_thread_takes_is_not_spoilt_by_another_that_resumes() -
     with pipe.standing_still():
         items = pipe.state_dict()["items"]
         pipe.pause()
-        pipe.resume()  # `resume` ends only the second pause, not the first one
+        pipe.resume()  # `resume` ends only the second pause, and the first pause continues.
         assert next(iterator) == items.pop(0)
         assert pipe.state_dict()["items"] == items, "the thread stands still"
     assert list(iterator) == list(range(2, 100))
@@ -130,8 +129,6 @@ def test_pausing_waits_for_the_current_item_until_a_timeout(monkeypatch: pytest.
 
 
 class Worded(Exception):
-    """An exception class with a constructor that passes different arguments to its base class."""
-
     def __init__(self, word: str, *, number: int) -> None:
         super().__init__(f"{word} {number}")
         self.number = number
@@ -168,8 +165,6 @@ def test_a_buffered_error_is_part_of_the_state_whatever_its_constructor_takes(er
 
 
 class Seekable(IterDataPipe[int]):
-    """A pipe that counts from 0, and that takes 20 ms to load a state."""
-
     def __init__(self) -> None:
         self.position = 0
 
@@ -257,8 +252,6 @@ def test_a_replay_repeats_random_draws_that_a_thread_made_ahead_of_a_state(build
 
 @pytest.mark.parametrize("size", [1, 50])
 def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_changed(size: int) -> None:
-    """The thread replays all items that it had read before the state was saved, even if the queue is now smaller."""
-
     def build(count: int, size: int) -> Any:
         return UnstatedTwice(IterableWrapper(range(count))).map(drawn).prefetch(size).filter(is_odd)
 
@@ -275,10 +268,10 @@ def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_cha
     pipe = with_state(build(30, size), saved)
     load_generators(generators)
     assert first + list(pipe) == whole
-    for count, drop in [(0, 6), (3, 6), (300, 100)]:  # with these sources, the replay ends early or drops more items
+    for count, drop in [(0, 6), (3, 6), (300, 100)]:  # The replay from the new source ends early or drops more items.
         other = copy.deepcopy(saved)
         other["pipes"][-1]["drop"] = drop
-        other["checksums"] = None  # the changed state no longer matches its checksums
+        other["checksums"] = None  # The test changes the state, so the checksums no longer match.
         pipe = with_state(build(count, size), other, strict=False)
         assert len(list(pipe)) < 2 * count + 1
 

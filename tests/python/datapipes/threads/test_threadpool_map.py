@@ -93,7 +93,7 @@ def test_neither_a_kept_exception_nor_a_finished_iterator_keeps_threads_alive() 
         list(IterableWrapper([5]).threadpool_map(sys.exit))
     iterator = iter(IterableWrapper(["a", "b"]).threadpool_map(lambda text: StreamWrapper(io.StringIO(text))))
     assert [stream.read() for stream in iterator] == ["a", "b"]
-    wait_for(lambda: not threads())  # a finished iterator has no threads
+    wait_for(lambda: not threads())
     assert list(iterator) == []
 
 

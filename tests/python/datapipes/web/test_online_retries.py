@@ -30,7 +30,6 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("fast")
 def test_no_fault_of_a_server_ends_an_epoch_or_changes_a_byte() -> None:
-    """The driver `python -m drivers web` tests thousands of faults."""
     with faulty_http.running(seed=2) as server:
         pipe = IterableWrapper(server.urls(40)).sharding_filter()
         pipe = HttpReader(pipe, timeout=faulty_http.TIMEOUT, max_retries=10).map(content_of_item)
@@ -40,7 +39,7 @@ def test_no_fault_of_a_server_ends_an_epoch_or_changes_a_byte() -> None:
             shown = str(loader.stats())
         faults = server.faults().total()
     assert faults > 40
-    assert retries >= faults  # timeouts on a busy machine cause additional retries
+    assert retries >= faults  # Timeouts on a busy machine cause additional retries.
     assert "requests sent again after a fault" in shown
 
 

@@ -18,7 +18,6 @@ from torchdata.datapipes.state import load_state, save_state
 
 CONTENT = b"".join(b"line %d\n" % number for number in range(40))
 
-#: Ways in which a server may answer when a stream reopens its file.
 HABITS = [
     {},
     {"ranges": "no"},
@@ -86,8 +85,7 @@ def test_a_copy_requests_nothing_before_it_is_read_and_then_only_the_rest(web):
 
 NEW_CONTENTS = {"longer": CONTENT + b"more", "shorter": CONTENT[:50], "other": b"y" * len(CONTENT)}
 
-#: Changes of a file that the server's headers reveal. If the server sends no validator, only a change of the size is
-#: noticed.
+#: The servers' headers reveal these changes. A server without validators reveals only a change of the size.
 CHANGES = [
     (kind, ranges, change)
     for kind, ranges in (("strong", "yes"), ("strong", "no"), ("weak", "yes"), ("date", "no"), ("none", "yes"))

@@ -10,7 +10,7 @@ from drivers.frame import Leaves, drive
 
 def main(arguments: list[str]) -> int:
     name, *more = arguments or ["--help"]
-    if name == "all":  # each driver in its own process, because its imports and setup must not affect the next driver
+    if name == "all":  # Each driver runs in its own process, because its imports must not affect the next driver.
         return max(subprocess.call([sys.executable, "-m", "drivers", one, *more]) for one in DRIVERS)
     if name not in DRIVERS:
         print(

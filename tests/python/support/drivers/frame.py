@@ -65,7 +65,6 @@ class Outcome:
     output: str = ""
 
 
-#: The descriptor to which the process of a plan writes its results.
 _speech: list[int] = []
 
 
@@ -235,7 +234,6 @@ def outcomes(driver: Driver, options: argparse.Namespace) -> Iterator[tuple[int,
 
 
 def drive(name: str, driver: Driver, arguments: list[str]) -> int:
-    """Returns 1 if a plan failed, or if no plan could be checked."""
     options = parser_of(driver, name).parse_args(arguments)
     if options.switch is not None:
         sys.setswitchinterval(options.switch)
@@ -250,7 +248,7 @@ def drive(name: str, driver: Driver, arguments: list[str]) -> int:
             if outcome.wrong:
                 failed.append(seed)
                 _report(name, seed, plan, outcome, arguments, options.lines)
-            if time.monotonic() > said + SAID:  # the progress must be visible even if the driver is killed
+            if time.monotonic() > said + SAID:  # The progress is visible even if the driver is killed.
                 said = time.monotonic()
                 print(f"so far {runs} runs, {count} {driver.noun}; {len(failed)} failed", flush=True)
     del skipped[""]

@@ -19,18 +19,14 @@ if TYPE_CHECKING:
     from lives.run import Run
 
 NOTICED = 3.0
-#: The limit in seconds for shutting down a loader, and for the report on a child that kills itself.
 LATE = 15.0
 
 
 class Strike(threading.Thread):
-    """Kills, suspends or interrupts a process after a delay, while the main process continues."""
-
     def __init__(self, run: Run) -> None:
         super().__init__(name="strikes")
         self.run_, self.blow = run, run.life.blow
         assert self.blow is not None
-        #: `struck` is the time of the fault, and `pid` is the id of the affected process.
         self.struck: float | None = None
         self.pid: int | None = None
         self.goes_on = 0.01 + 0.5 * run.dice.random()

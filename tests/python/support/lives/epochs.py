@@ -8,12 +8,8 @@ from lives.pipelines import ENDS, Differs, difference, is_planned, key
 
 
 class Epoch(list[Any]):
-    """`fails` is true if an error follows the items."""
-
     fails = False
-    #: The number of items after which a loop leaves the epoch, or None.
     until: int | None = None
-    #: The items that each worker must send, if the loader has no defined order.
     shares: list[list[Any]] | None = None
 
     @property
@@ -21,7 +17,6 @@ class Epoch(list[Any]):
         return len(self) if self.until is None else min(self.until, len(self))
 
     def check(self, before: list[Any], got: list[Any], free: bool) -> None:
-        """Raises `Differs` if the items in `got` cannot follow the earlier items in `before`."""
         if not free:
             wanted = self[len(before) : len(before) + len(got)]
             if got != wanted:

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from lives.run import Run
 
 Event = Callable[["Run"], None]
-#: Each event with its relative frequency, and the condition under which it is possible.
 EVENTS: list[tuple[Event, int, Callable[[Run], bool]]] = []
 SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP]
 
@@ -176,7 +175,7 @@ def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threadi
 @event(may_come=lambda run: in_main_thread(run) and run.life.presses)
 def interrupt(run: Run) -> None:
     """After Ctrl-C at an arbitrary moment, the loop continues, or another loader resumes."""
-    most = run.size - run.is_left  # if the epoch is left early, one more item must remain
+    most = run.size - run.is_left  # The next loop needs one more item if this loop leaves the epoch early.
     if run.at >= most:
         return
     got: list[Any] = []
@@ -194,7 +193,7 @@ def interrupt(run: Run) -> None:
     run.take(got, len(got))
     place = run.loader.state_dict()["iteration_state"]
     given = 0 if place is None else place["given"]
-    if given - run.at not in (0, 1):  # Ctrl-C may arrive between counting an item and receiving it
+    if given - run.at not in (0, 1):  # Ctrl-C may arrive after an item was counted, and before the program receives it.
         raise Differs(f"{run.at} items of epoch {run.epoch} came, and {given} are counted")
     run.did.append(f"interrupted at {given}")
     run.given += [None] * (given - run.at)
@@ -231,7 +230,7 @@ def kill(run: Run) -> None:
     if (found := victim(run)) is None:
         return
     who, pid = found
-    if run.deaths[who] == 2:  # the third exit in a row is an error
+    if run.deaths[who] == 2:  # The third exit of a worker in a row is an error.
         return
     run.deaths[who] += 1
     run.did.append(f"kill {who}")

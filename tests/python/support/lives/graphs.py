@@ -9,8 +9,9 @@ from lives import run
 from lives.pipelines import Differs
 from lives.plans import Life, only_read
 from random_graphs.check import more as graph_options
-from random_graphs.check import start, with_torch
+from random_graphs.check import with_torch
 from random_graphs.loaders import Loader
+from resuming import start
 
 
 class GraphLife(Life):
@@ -30,7 +31,7 @@ class GraphLife(Life):
         self.lasts, self.shuffles = True, True
         self.draws_in_main = self.kind != "workers" and graph.graph.flavour == "global"
         self._choose_splits()
-        if self.splits is not None:  # a common part serves all shards only if few pipes follow the filter
+        if self.splits is not None:  # A common part serves all shards only if few pipes follow the sharding filter.
             graph.sharing, graph.places, graph.in_main = "filter", [0.999 - 0.3 * dice.random() ** 2], None
         self.main, self.before, self.behind = [], [], []
 

@@ -61,7 +61,6 @@ class Model:
                     live.remove(one)
 
     def epoch(self, number: int) -> Epoch:
-        """The caller must request the epochs in order."""
         self.life.arm(number, is_reference=True)
         if self.life.shard == "dispatch":
             self._dispatch()

@@ -30,7 +30,6 @@ ENDS = (Exception, SystemExit)
 
 
 def is_planned(error: BaseException) -> bool:
-    """Returns whether a failing function has raised the exception or called `sys.exit`."""
     if isinstance(error, SystemExit):
         return error.code == EXIT_CODE
     return isinstance(error, (Bad, Odd)) or "a function of the pipeline called sys.exit()" in str(error)
@@ -72,14 +71,12 @@ def slow(item: Any) -> Any:
 
 
 def large(item: Any) -> Any:
-    """The array is large enough to be sent in a block of shared memory, and identifies the item."""
     array = np.full(3000, len(repr(item)), dtype=np.int64)
     array[0] = sum(map(ord, repr(item)))
     return array
 
 
 def mixed(item: Any) -> Any:
-    """The kind, size and contents of the result depend only on `item`."""
     number = number_of(item)
     size = 1 + int(2.0 ** (number % 1700 / 100))
     match number % 7:
@@ -101,8 +98,6 @@ def mixed(item: Any) -> Any:
 
 
 class Failing:
-    """Raises an error, or makes its process exit, at some items while the file `flag` exists."""
-
     def __init__(self, flag: str, kind: str) -> None:
         self.flag, self.kind = flag, kind
 
@@ -123,7 +118,6 @@ def broken(item: Any) -> Any:
 
 
 def torn(item: Any) -> Iterator[Any]:
-    """For some items, an error is raised before the last value."""
     for number in range(number_of(item) % 4):
         yield broken((item, number))
 

@@ -110,7 +110,6 @@ class Life:
             self.behind = [dice.choice(["plain", "large", "mixed", "prefetch"]) for _ in range(dice.randrange(3))]
             self.main = dice.choice([[], [], ["pin"], ["pin", "prefetch"]])
         self.auto = self.moves and dice.random() < 0.3 and not self.ranks  # ranks refuse `num_workers="auto"`
-        #: The sharding filter distributes blocks of this many items, or single items.
         self.block = dice.choice([2, 3]) if self.moves and self.shard == "filter" and dice.random() < 0.3 else None
         if self.block is not None:
             self.behind.insert(0, "block")
@@ -126,7 +125,6 @@ class Life:
                 [step for step in part if step != "header"] for part in (self.before, self.behind)
             )
         leaves = not LASTING & steps
-        #: For each epoch, its seed, and the number of items after which the epoch is left.
         self.epochs = [
             (
                 dice.choice([None, None, None, dice.randrange(100)]),
@@ -144,13 +142,11 @@ class Life:
         steps = {*self.before, *self.behind}
         self.draws_in_main = self.kind != "workers" and (self.loader_seed is None or "drawing" in steps)
         self.lasts = not LASTING.isdisjoint(steps)
-        #: The number of items that the main process keeps, so that their memory stays in use.
         self.keeps = dice.choice([0, 0, 5, 40])
         self.presses = self.may_press and dice.random() < 0.6
         #: "timer", "thread" or "handler" keeps the main process busy.
         self.busy = dice.choice(["", "", "timer", "thread", "handler"] if not self.restarts else ["", "", "timer"])
-        #: "shutdown" calls `shutdown` after an epoch, "midway" within an epoch, and "dropped" relies on garbage
-        #: collection.
+        #: "shutdown" ends the loader after an epoch, "midway" within an epoch, and "dropped" by garbage collection.
         self.ending = dice.choice(["shutdown", "shutdown", "midway", "dropped"])
         self.timeout = dice.choice([None, None, 100.0])
         if self.method == "remote":
@@ -159,7 +155,6 @@ class Life:
         self._choose_skipped()
 
     def _choose_skipped(self) -> None:
-        """Adds functions that fail at some items, and steps that skip these items in this or a later process."""
         dice = random.Random(f"skipped {self.seed}")
         if "failing" in [*self.before, *self.behind] or dice.random() > 0.25:
             return
@@ -181,7 +176,6 @@ class Life:
                 self._choose_common_part(dice)
 
     def _choose_common_part(self, dice: random.Random) -> None:
-        """Chooses steps whose pipes before the sharding filter can serve all shards of a process."""
         self.shard, self.threads, self.lasts = "filter", False, False
         unsuited = {"prefetch", "threads", *LASTING}
         self.before = [dice.choice(["filter", "flatmap", "skewed"]), *(s for s in self.before if s not in unsuited)]
@@ -239,7 +233,6 @@ class Life:
         return self.steps(self.steps(pipe, self.behind), self.main if self.kind == "workers" else [])
 
     def arm(self, epoch: int, is_reference: bool = False) -> None:
-        """Functions fail while the file `flag` exists."""
         self.set_flag(self.blow is None and self.armed[epoch] and not (is_reference and self.free))
 
     def set_flag(self, is_set: bool) -> None:

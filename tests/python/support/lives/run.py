@@ -68,7 +68,6 @@ class Run:
         self.dice = random.Random(f"run {life.seed}")
         self.did: list[str] = []
         self.deaths = Counter[int]()
-        #: Each entry contains the epoch, the state, and the items that were received in this epoch before the state.
         self.aside: list[tuple[int, dict[str, Any], list[Any]]] = []
         self.epoch = 0
         self.given: list[Any] = []
@@ -192,7 +191,6 @@ class Run:
         return state
 
     def put_aside(self, *states: dict[str, Any]) -> None:
-        """Keeps states, from some of which new loaders resume at the run's end."""
         self.aside += [(self.epoch, state, list(self.given)) for state in states]
 
     def go_on(self, between: bool = False, reads_on: bool = True) -> None:
@@ -212,12 +210,11 @@ class Run:
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves:
             self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())
-            if self.workers != life.workers:  # the number of shards in later epochs depends on the number of workers
+            if self.workers != life.workers:  # The number of shards in later epochs depends on the number of workers.
                 for epoch in self.expected[self.epoch + bool(at) :]:
                     epoch.shares = None
         elif life.kind == "workers":
-            # The number of workers changes only within an epoch, because a new epoch's shards would depend on the
-            # number.
+            # A new epoch's shards depend on the number of workers, so this number changes only within an epoch.
             self.workers = None if between or self.is_left or not at else dice.choice(life.numbers())
         if life.method != "remote":
             life.method = dice.choice([method for method in life.methods if method != "remote"])
@@ -242,14 +239,11 @@ class Run:
             self.begin()
 
     def begin(self) -> None:
-        """Ctrl-C may interrupt the first attempt to begin the epoch."""
         if self._is_cut_off(self._set_iterator):
             return
         if self.life.draws_in_main:
-            raise Skipped(
-                "generators were drawn from"
-            )  # the random numbers that the interrupted attempt has drawn are lost
-        # A new loader resumes from this loader's state, always if state lasts across epochs, and otherwise sometimes.
+            raise Skipped("generators were drawn from")  # The interrupted attempt has already drawn its random numbers.
+        # A new loader resumes from this loader's state. The state may also last across epochs.
         if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self.state()))
@@ -273,7 +267,7 @@ class Run:
             raise Differs("an iterator went on after iter() was called again")
 
     def _is_cut_off(self, function: Callable[[], None]) -> bool:
-        """Ctrl-C may interrupt the function, so the result shows whether the function was completed."""
+        """Checks the result, because Ctrl-C may have interrupted the function."""
         if not self.life.presses or threading.current_thread() is not threading.main_thread():
             function()
             return True
@@ -315,10 +309,9 @@ class Run:
 def go_on_from(
     life: Life, expected: list[Epoch], number: int, state: bytes, came: list[Any], workers: int | str | None = None
 ) -> None:
-    """The items after the state are compared as far as the expected items are known."""
     place, epoch = pickle.loads(state)["iteration_state"], expected[number]
     given = 0 if place is None else place["given"]
-    if not (given or life.moves):  # a new epoch needs a shard for each planned worker
+    if not (given or life.moves):  # A new epoch needs a shard for each planned worker.
         workers = None
     begin(98)
     snapshots.SECONDS, snapshots.FACTOR = life.cadence
@@ -360,7 +353,7 @@ def check(life: Life) -> int:
         try:
             run.live()
             run.check_aside()
-        except KeyboardInterrupt as error:  # Ctrl-C may interrupt any code, so this run proves nothing
+        except KeyboardInterrupt as error:  # Ctrl-C may interrupt any code, so a failed run proves nothing.
             raise Skipped("Ctrl-C came late") from error
         except Exception as error:
             error.add_note(f"did: {run.did}")

@@ -21,7 +21,6 @@ for _module in sorted(info.name for info in pkgutil.iter_modules(__path__) if in
 _names = [row.name for row in ROWS]
 assert len(set(_names)) == len(_names), f"names of rows must differ: {sorted(_names)}"
 
-#: Pipes that need a server, several processes or a device, and the files that test them.
 ELSEWHERE = {
     "AISFileLister": "test_aistore.py",
     "AISFileLoader": "test_aistore.py",

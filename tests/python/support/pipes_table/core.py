@@ -33,8 +33,6 @@ from torchdata.datapipes.iter import (
 
 
 class Doubling(IterDataPipe):
-    """A user-defined pipe without state, whose items are replayed to resume."""
-
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
 

@@ -7,7 +7,6 @@ import tempfile
 
 __all__ = ["folder"]
 
-#: Child processes inherit this environment variable, which contains the parent of all folders.
 _VARIABLE = "TORCHDATA_TEST_FOLDERS"
 
 

@@ -92,7 +92,6 @@ def mixed(parts: list[Any], buffer_size: int, seed: int = 1) -> list[Any]:
 
 
 def dict_lines(item: int) -> tuple[str, str]:
-    """The file name changes after every 4 items, and every fifth line is empty."""
     return "ab"[item // 4 % 2], "" if item % 5 == 0 else str(item)
 
 

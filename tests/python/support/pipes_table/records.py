@@ -7,7 +7,6 @@ from torchdata.datapipes.iter import RoutedDecoder, WebDataset
 
 
 def as_file(item: int) -> tuple[str, int]:
-    """In every third sample, the second of three files has no extension."""
     return f"shard/{item // 3}" + (f".{item % 3}" if item % 9 != 1 else ""), item
 
 

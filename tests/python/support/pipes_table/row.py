@@ -9,7 +9,6 @@ from torchdata.datapipes.iter import IterableWrapper
 
 Source = Callable[[], Any]
 
-#: The called function, the expected exception, and a pattern of its message.
 BadArgument = tuple[Callable[[], Any], type[Exception], str]
 
 
@@ -22,8 +21,7 @@ class Row:
     model: Callable[..., list[Any]]
     #: For each parameter, a strategy of hypothesis, and the value for tests without hypothesis.
     params: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    #: The expected length of the pipe, or None for the number of items. A string is part of the TypeError's message if
-    #: the pipe has no length.
+    #: The expected length, None for the number of items, or a part of the TypeError's message if there is no length.
     length: int | str | None = None
     reads_items: bool = True
     random: bool = False

@@ -10,7 +10,6 @@ from pipes_table.folders import folder
 from pipes_table.row import Row
 from torchdata.datapipes.iter import FileLister
 
-#: For each number up to this limit, the folder contains a file, and a subfolder with files.
 _MOST = 20
 _FOLDER = folder("stores")
 

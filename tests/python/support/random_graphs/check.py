@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import pickle
 import random
-import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +14,7 @@ from drivers.frame import Driver, Skipped
 from pipes_table import seed
 from random_graphs.elsewhere import elsewhere
 from random_graphs.graphs import Graph
+from resuming import start
 from torchdata.dataloader2.graph.settings import set_graph_random_seed
 from torchdata.dataloader2.random import SeedGenerator
 from torchdata.datapipes._pipe.graph.traversal import walk
@@ -44,18 +44,16 @@ class Plain:
         return self.iterator  # type: ignore[no-any-return]
 
     def save(self) -> bytes:
-        # In some graphs, the iterator is deleted before saving, unless a disk cache that reads ahead would be
-        # interrupted.
+        # Deleting the iterator before saving would interrupt a disk cache that reads ahead.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
-        with standing_still(walk(self.pipe)):  # paused threads draw no random numbers
+        with standing_still(walk(self.pipe)):  # Paused threads draw no random numbers.
             return pickle.dumps((save_state(self.pipe), save_generators()))
 
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        # Global random generators are not restored for a graph that was seeded as a whole and whose functions draw no
-        # numbers.
+        # A graph that was seeded as a whole, and whose functions draw no numbers, needs no global random generators.
         if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
             load_generators(generators)
 
@@ -67,15 +65,7 @@ class Plain:
                 pipe.shutdown()
 
 
-def start(number: int) -> None:
-    random.seed(number)
-    for name, setter in (("numpy", lambda module: module.random.seed), ("torch", lambda module: module.manual_seed)):
-        if name in sys.modules:
-            setter(sys.modules[name])(number)
-
-
 def whole(graph: Graph, reader: type[Plain] = Plain) -> list[list[Any]]:
-    """The result includes one additional epoch."""
     runs = []
     for _ in range(2):
         start(graph.number)
@@ -135,11 +125,11 @@ def go_on(
 ) -> None:
     rest = [] if ended else expected[epoch]
     for link, count in enumerate(chain):
-        start(graph.number)  # some pipes read their sources during construction to determine a length
+        start(graph.number)  # To determine a length, some pipes read their sources during construction.
         run = reader(graph)
         start(17)
         if len(chain) > 1 and link % 2:  # loads the state into a graph that was read before
-            with suppress(Exception):  # the graph may fail with other random numbers, but can still load a state
+            with suppress(Exception):  # With other random numbers, the graph may fail, but can still load a state.
                 list(islice(run.items(), 2))
         run.load(saved)
         if link + 1 < len(chain):
@@ -171,7 +161,6 @@ def _same(found: list[Any], expected: list[Any], what: str) -> None:
 def positions(
     graph: Graph, expected: list[list[Any]], most: int, dice: random.Random
 ) -> list[tuple[int, int, list[int]]]:
-    """Returns (epoch, position, further positions) for calls of `check`."""
     ways = [(epoch, position) for epoch in range(graph.epochs) for position in range(-1, len(expected[epoch]) + 2)]
     if len(ways) > most:
         ways = dice.sample(ways, most)

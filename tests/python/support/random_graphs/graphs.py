@@ -28,14 +28,12 @@ class Graph:
         self.flavour = dice.choice(["plain", "plain", "global", "threads"])
         #: Threads draw random numbers in an order that depends on timing, so graphs with threads are always seeded.
         self.is_seeded = self.flavour == "threads" or dice.random() < 0.6
-        #: "pipes" seeds each random pipe, "graph" the whole graph before each epoch, and "once" only before the first
-        #: epoch.
+        #: "pipes" seeds each random pipe, "graph" the graph before each epoch, and "once" only before the first epoch.
         self.seeding = random.Random(f"seeding {self.number}").choice(["pipes", "graph", "graph", "once"])
         self.epochs = dice.choice([1, 2, 2, 3])
         self.depth = dice.choice([1, 1, 2, 2, 3, 3, 4, 5, 6, 8])
         self.reads_ahead = random.Random(f"ahead {self.number}").random() < 0.4
         self.names: list[str] = []
-        #: `_changes` maps the numbers of some pipes to functions that replace these pipes.
         self._grown_pipes = 0
         self._changes: dict[int, Callable[[Any], Any]] = {}
 
@@ -44,12 +42,12 @@ class Graph:
         dice = random.Random(f"graph {self.number}")
         pipe = self._grown(dice, self.depth)
         pipe = pipe.header(LONGEST) if dice.random() < 0.8 else pipe.map(small).header(LONGEST).map(small)
-        if self.flavour == "global" and self.reads_ahead:  # a single thread draws all random numbers
+        if self.flavour == "global" and self.reads_ahead:  # A single thread draws all random numbers.
             self.names.append("prefetch")
             pipe = pipe.prefetch(dice.choice([1, 3, 20]))
             if dice.random() < 0.5:
                 pipe = Mapper(self._chosen(dice, OVER_ONE, pipe), small)
-        if "torch" in sys.modules and dice.random() < 0.1:  # only as the last stage, because no other pipe may read it
+        if "torch" in sys.modules and dice.random() < 0.1:  # no other pipe may read this pipe
             self.names.append("torch_map")
             pipe = torch_stages()["torch_map"](dice, pipe)
         return pipe
@@ -93,7 +91,7 @@ class Graph:
     def _chosen(self, dice: random.Random, stages: dict[str, Any], below: Any) -> Any:
         names = [name for name in stages if self.only is None or name in self.only] or list(stages)
         name = dice.choice(names)
-        while _is_cache(name) and any(map(_is_cache, self.names)):  # two sections with the same files would hang
+        while _is_cache(name) and any(map(_is_cache, self.names)):  # Two sections with the same files would hang.
             name = dice.choice(names)
         self.names.append(name)
         return stages[name](dice, below)

@@ -18,7 +18,6 @@ class Loader:
         self.places = sorted({dice.random() for _ in range(dice.choice([1, 1, 1, 2]))})
         self.arrays = dice.random() < 0.5
         self.keeps = dice.choice([0, 0, 5, 30])
-        #: How many random stages follow a pipe that stays in the main process, or None without such a pipe.
         self.in_main = dice.choice([None, None, 0, 1, 2])
         self.options = {
             "worker_prefetch_cnt": dice.choice([0, 1, 3, 10]),

@@ -1,7 +1,5 @@
-"""Provides the parts of random graphs: sources, pipes over one source, and pipes over several sources.
-
-Every stage reads and yields ints below 21. No graph combines `GLOBAL` and `THREADED` stages, because threads would draw
-from the global generators in varying order."""
+"""Provides the parts of random graphs, which read and yield ints below 21: sources, pipes over one source, and pipes
+over several sources."""
 
 import os
 import random
@@ -140,7 +138,6 @@ THREADED: dict[str, Callable[[Dice, Pipe], Pipe]] = {
     "threadpool": lambda dice, pipe: pipe.threadpool_map(small, scheduled_tasks=3, max_workers=2),
 }
 
-#: Names of pipes that read in threads, and of endless pipes.
 _THREADED_ROWS = {row.name for row in ROWS if "prefetch" in row.name or "threadpool" in row.name or "ahead" in row.name}
 _ENDLESS = {"cycle_for_ever"}
 

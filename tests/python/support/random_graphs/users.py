@@ -39,8 +39,6 @@ class Unstated(IterDataPipe):
 
 
 class UnstatedPairs(Unstated):
-    """The pipe reads one item ahead of the items that it yields."""
-
     def __iter__(self) -> Iterator[int]:
         before = None
         for item in self.source_datapipe:
@@ -58,8 +56,6 @@ class UnstatedTwice(Unstated):
 
 
 class UnstatedRandom(IterDataPipe):
-    """The random numbers come from a separate seed."""
-
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
         self.seed = 0
@@ -100,8 +96,6 @@ class NoState(Unstated):
 
 
 class Declared(IterDataPipe):
-    """One attribute depends on earlier items, and the other attribute counts epochs."""
-
     _last: int = state(0)
     _epoch: int = state(0, lasts=True, copied=True)
 
@@ -140,8 +134,6 @@ class ByHand(IterDataPipe):
 
 
 class SourceByHand(IterDataPipe):
-    """The source continues at a loaded position, and has no `reset` method."""
-
     def __init__(self, size: int) -> None:
         self.size, self.place, self.begin = size, 0, 0
 
@@ -195,14 +187,12 @@ def kept(item: int) -> bool:
 
 
 def array(item: int) -> Any:
-    """The array is sent between processes in a block of shared memory."""
     import numpy
 
     return numpy.full(2000, item)
 
 
 def number(item: Any) -> int:
-    """All elements of the array must be equal."""
     (only,) = set(item.tolist())
     return int(only)
 

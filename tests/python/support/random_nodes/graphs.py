@@ -20,7 +20,6 @@ def add(amount: int, item: Any) -> Any:
 
 
 def add_at_odds(amount: int, item: Any) -> Any:
-    """A random delay lets threads overtake each other."""
     if hash(str(item)) % 5 == 0:
         time.sleep(0.0005)
     return add(amount, item)
@@ -44,7 +43,6 @@ class Graph:
         self.common, self.bare, self.threads = common, bare, threads
         self.words: list[str] = []
         self.kinds: set[str] = set()
-        #: Whether the items of a source depend on how often the source has been iterated.
         self.counts = False
 
     @property
@@ -53,7 +51,6 @@ class Graph:
 
     @property
     def tells_reading_ahead(self) -> bool:
-        """Returns whether the items depend on how far threads had read ahead when the previous epoch was left."""
         return (self.counts and bool(self.kinds & {"several sources", "cycled"})) or {
             "weighted",
             "cycled",
@@ -131,7 +128,7 @@ class Graph:
                 parts[name] = self.step(parts[name], depth + 1)
         criteria = [value for name, value in vars(nodes.StopCriteria).items() if name.isupper()]
         if self.common:
-            criteria.remove(nodes.StopCriteria.CYCLE_FOREVER)  # with this criterion, the graph's epochs would never end
+            criteria.remove(nodes.StopCriteria.CYCLE_FOREVER)  # epochs would never end
         criterion = self.chance.choice(sorted(criteria))
         self.say(criterion)
         if kind == "round robin":

@@ -81,7 +81,6 @@ def resumed(seed: int, processes: bool, source: str, over: bool, left: int) -> l
 
 
 def used(program: Program, loader: Loader[Any] | None) -> Loader[Any]:
-    """The loader is new, or has already yielded `program.used` items."""
     if program.used < 0 and loader is not None:
         shutdown(loader)
         loader = None

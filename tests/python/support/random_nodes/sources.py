@@ -25,8 +25,6 @@ class Shuffled(Sampler[int]):
 
 
 class Counting(BaseNode[int]):
-    """The node uses only the contract of BaseNode."""
-
     def __init__(self, size: int) -> None:
         super().__init__()
         self.size, self.left = size, size

@@ -16,7 +16,6 @@ DRAWS = ("torch", "numpy", "random", "all")
 
 
 def drawn(kind: str) -> float:
-    """Returns a random number from a global generator, or the sum of one number from each for "all"."""
     total = 0.0
     if kind in ("torch", "all"):
         total += float(torch.rand(()))
@@ -32,7 +31,6 @@ class Slow:
     #: Whether some items are always late, which changes the order in loaders without a fixed order.
     uneven = False
     _chance: random.Random | None = None
-    #: A sample number, and a function that is called before this sample is read.
     hanging: tuple[int, Callable[[], None]] | None = None
 
     def pause(self, number: float) -> None:
@@ -63,7 +61,6 @@ class Indexed(Slow, Dataset[Any]):
         self.check(number)
 
     def check(self, number: float) -> None:
-        """Datasets named "Noisy" draw random numbers before raising an error."""
         if number in self.broken:
             if "Noisy" in type(self).__name__:
                 drawn(self.draws)
@@ -86,8 +83,6 @@ class AtOnce(Indexed):
 
 
 class Counting(Indexed):
-    """The count of reads is part of each sample, and is the dataset's state."""
-
     reads = 0
 
     def __getitem__(self, index: int) -> Any:
@@ -116,8 +111,6 @@ class NoisyCounting(Counting):
 
 
 class OwnNoise(Indexed):
-    """The dataset's own random generator is not part of its state."""
-
     def __init__(self, length: int, draws: str = "") -> None:
         super().__init__(length, draws)
         self.own = random.Random(5)
@@ -128,8 +121,6 @@ class OwnNoise(Indexed):
 
 
 class OwnNoiseKept(OwnNoise):
-    """The random generator is part of the state."""
-
     def state_dict(self) -> dict[str, Any]:
         version, words, gauss = self.own.getstate()
         return {"own": [version, list(words), gauss]}
@@ -140,7 +131,7 @@ class OwnNoiseKept(OwnNoise):
 
 
 class Shared(Slow):
-    """Workers have shards of different sizes, so they end at different times."""
+    """Each worker has a shard of a different size, so workers end at different times."""
 
     size: int
     broken: frozenset[int] = frozenset()
@@ -168,8 +159,6 @@ class Plain(Shared, streams.Plain):
 
 
 class PlainEpochs(Shared, streams.Plain):
-    """The stream has no state, and shuffles by the number of the epoch."""
-
     epoch = 0
 
     def __iter__(self) -> Iterator[Any]:
@@ -208,8 +197,6 @@ class ItsOwnIterator(Shared, streams.ItsOwnIterator):
 
 
 class PlainSteps(Shared, streams.Plain):
-    """The iterator continues after an error."""
-
     def __iter__(self) -> Iterator[Any]:
         return map(self.item, self.shard())
 

@@ -24,17 +24,13 @@ MOST = 2
 
 
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
-#: Seconds after which a worker counts as hung. On a busy machine, the loader may also kill slow workers, which must not
-#: change the results.
+#: On a busy machine, the loader may also kill slow workers, which must not change the results.
 HANGS_AFTER = 0.8
 
 
 class Deaths:
-    """Kills or suspends workers before a batch is requested, or shortly afterwards in a thread."""
-
     def __init__(self, seed: int) -> None:
         self._dice = random.Random(seed)
-        #: Whether each worker exits at most `MOST` times in total, instead of once per epoch.
         self._in_all = self._dice.random() < 0.5
         self._each = self._dice.choice([0.05, 0.2, 0.5])
         self._tally: dict[Any, int] = {}
@@ -47,7 +43,7 @@ class Deaths:
     def may_come(self, loader: Any, epoch: int) -> None:
         iterator = loader._iterator
         if loader.num_workers == 0 or self._stopped or self.way is not None:
-            return  # a further exit could be the third one at the same batch
+            return  # A further exit could be the third exit at the same batch.
         for worker in range(loader.num_workers):
             key, most = (worker, MOST) if self._in_all else ((worker, epoch), 1)
             if self._tally.get(key, 0) >= most or self._dice.random() >= self._each:

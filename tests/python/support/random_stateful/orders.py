@@ -71,8 +71,6 @@ class Epochs(PythonShuffled):
 
 
 class Places(Sampler[Any]):
-    """At the end of an epoch, the state is reset to the beginning of the next epoch."""
-
     def __init__(self, length: int, batch: int | None = None) -> None:
         self.length, self.batch, self.done, self.epoch = length, batch, 0, 0
 
@@ -202,5 +200,5 @@ STATEFUL = {
     "user's batches, stateful",
 }
 
-#: After an epoch that was left early, these samplers continue after the last index that was read ahead.
+#: These samplers continue after the last index that was read ahead if the previous epoch was left early.
 GOING_ON = {"RandomSampler, replacement, generator", "user's, stateful", "user's batches, stateful"}

@@ -38,26 +38,21 @@ class Program:
     later_workers: int
     generator: bool
     options: dict[str, Any] = field(default_factory=dict)
-    #: The indices at which the dataset raises, and which the loader skips.
     broken: tuple[int, ...] = ()
     later_batch: int | None = None
     #: Whether all runs set the "same" seed, the resumed run "another" seed, or no run a seed ("none").
     seeds: str = "same"
-    #: How many random numbers the program draws before it creates its loader, in each training step, and after each
-    #: epoch.
+    #: How many random numbers the program draws before its loader, in each training step, and after each epoch.
     draws_before: int = 0
     draws_in_step: int = 0
     draws_behind_epoch: int = 0
-    #: How many more random numbers the resumed run draws before and after it loads its state.
     draws_more: int = 0
     seeds_epochs: bool = False
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The epoch and the moment of the state: "before" the iterator, after a number of batches, after the "last" batch,
-    #: or after the "end".
+    #: The epoch, and "before" the iterator, a number of batches, after the "last" batch, or after the "end".
     stop_epoch: int = 0
     stop_at: int | str = 0
     peeks: tuple[int, ...] = ()
-    #: The format of the stored state: "json", "torch" or "pickle".
     way: str = "torch"
     #: Whether another process loads the state, and saves a new state, from which the last process resumes.
     relayed: bool = False
@@ -103,7 +98,6 @@ class Program:
 
     @property
     def has_torch_s_order(self) -> bool:
-        """Whether torch's own loader must yield the same epochs."""
         stateless = self.dataset in ("Indexed", "AtOnce", "Noisy", "Plain") and self.sampler not in orders.STATEFUL
         return stateless and self.in_order and not self.breaks and self.seeds != "none" and not self.broken
 
@@ -185,7 +179,7 @@ def program_of(seed: int) -> Program:
         generator=chance.random() < 0.3,
     )
     if sampler != "in order":
-        program.length = max(program.length, 1)  # torch's samplers refuse empty datasets
+        program.length = max(program.length, 1)  # torch's samplers refuse empty datasets.
     choose_options(program, chance)
     choose_habits(program, chance)
     choose_moment(program, chance)
@@ -224,7 +218,7 @@ def choose_moment(program: Program, chance: random.Random) -> None:
     program.stop_at = chance.choice(["before", 0, 1, 1, 2, 3, 4, 6, 9, "last", "end", "end"])
     if program.stop_epoch and program.in_order and chance.random() < 0.35:
         program.breaks[program.stop_epoch - 1] = chance.choice([1, 2, 3, 5])
-        if program.stop_at == "before":  # the state would belong to the epoch that was left
+        if program.stop_at == "before":  # The state would belong to the epoch that the loop has left.
             program.stop_at = 0
     if program.in_order and chance.random() < 0.1:
         program.breaks[program.stop_epoch + 1] = chance.choice([1, 2, 4])
@@ -243,7 +237,6 @@ def choose_broken(program: Program, chance: random.Random) -> None:
 
 
 def choose_size(program: Program, chance: random.Random) -> None:
-    """Options that count batches are removed, because the resumed run has a different batch size."""
     program.dataset = chance.choice(["Indexed", "AtOnce"])
     if "atch" in program.sampler:
         program.sampler = "shuffle"

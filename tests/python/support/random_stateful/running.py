@@ -57,7 +57,7 @@ def save(loader: Any, program: Program, path: Path) -> dict[str, Any]:
     known: dict[str, Any] = {"keys": sorted(state)}
     try:
         known["alike"] = bool(state == again)
-    except (RuntimeError, ValueError):  # `==` cannot compare tensors or arrays in the state
+    except (RuntimeError, ValueError):  # `==` cannot compare states with tensors or arrays.
         known["alike"] = False
     try:
         text = json.dumps(state)
