@@ -1,6 +1,5 @@
 //! Measures the cost of the ordered queue in nanoseconds per item, compared with a channel, within one thread and
 //! between two threads.
-#![allow(missing_docs)] // criterion's macros create public items
 
 use std::hint::black_box;
 use std::sync::{Arc, mpsc};

@@ -3,7 +3,6 @@
 //! The alternatives are a bounded channel of `Vec<u8>` between threads, which passes a pointer, and a Unix socket pair
 //! between processes. Producers send until they are stopped, and the benchmark measures how fast units are received.
 #![cfg(not(loom))]
-#![allow(missing_docs)]
 
 #[path = "../tests/common/mod.rs"]
 mod common;

@@ -2,7 +2,6 @@
 //! words of the link's header do not wait for units.
 
 #![cfg(not(loom))]
-#![allow(missing_docs)]
 
 mod common;
 
@@ -11,7 +10,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use common::stream::Random;
+use common::stream::{Random, Sender, open};
 use torchdata_core::link::carrier::{Carrier, Frame, OUT_OF_BAND, Words};
 use torchdata_core::link::consumer::{Buffer, Consumer, Unit};
 use torchdata_core::link::producer::{Part, Producer, Push};
@@ -216,4 +215,36 @@ fn memory_that_was_not_used_for_a_while_returns_to_the_system() {
     way.producer.flush();
     carry(&mut way, usize::MAX, &mut taken);
     assert!(taken.last().unwrap().2[0].iter().all(|&byte| byte == 9));
+}
+
+#[test]
+fn idle_pages_return_to_the_system_and_pages_of_blocks_stay() {
+    const LEN: usize = 16 << 20;
+    let (link, bells) = open(LinkConfig { arena_capacity: 8 * LEN as u64, ..LinkConfig::default() });
+    let sender = Sender::new(&link, &bells);
+    let arena = sender.end.arena();
+    let resident = || 512 * rustix::fs::fstat(link.region().fd()).unwrap().st_blocks as usize;
+    let block = |value: u8| {
+        let block = arena.allocate(LEN).unwrap();
+        // SAFETY: the block has `LEN` bytes, and no other code uses it.
+        unsafe { std::ptr::write_bytes(block.as_mut_ptr(), value, LEN) };
+        block
+    };
+    let start = Instant::now();
+    let tidy = |seconds| arena.tidy(start + Duration::from_secs(seconds));
+    let [first, second, third] = [block(1), block(2), block(3)];
+    assert!(resident() >= 3 * LEN);
+    drop((first, third));
+    assert_eq!(tidy(2), Ok(true));
+    assert!(resident() >= 3 * LEN, "pages that were in use recently stay");
+    assert_eq!(tidy(6), Ok(true));
+    assert!((LEN..LEN + (4 << 20)).contains(&resident()), "{} bytes are left of {LEN}", resident());
+    // SAFETY: the block has `LEN` bytes.
+    let kept = unsafe { std::slice::from_raw_parts(second.as_mut_ptr(), LEN) };
+    assert!(kept.iter().all(|&byte| byte == 2), "an allocated block lost bytes");
+    let again = block(4);
+    assert_eq!(again.offset(), 0, "the lowest offset, as before");
+    drop((again, second));
+    assert_eq!((tidy(10), tidy(14)), (Ok(true), Ok(false)));
+    assert!(resident() < 4 << 20 && !arena.is_untidy());
 }

@@ -1,7 +1,6 @@
 //! Tests that a process detects damage by another process in every part of shared memory. In addition,
 //! `tests/python/support/random_scribbles.py` overwrites random bytes of shared memory.
 #![cfg(not(loom))]
-#![allow(missing_docs)]
 
 mod common;
 
@@ -15,7 +14,7 @@ use common::stream::{ITEM, Receiver, SMALL, Sender, open};
 use common::watchdog;
 use crossbeam_utils::CachePadded;
 use torchdata_core::error::OpenError;
-use torchdata_core::integrity::seal;
+use torchdata_core::integrity::{SEALED_BITS, open as unsealed, open_after, seal};
 use torchdata_core::link::Link;
 use torchdata_core::link::producer::Part;
 use torchdata_core::process::board::BellBoard;
@@ -27,6 +26,8 @@ const TAIL: usize = LINE;
 const HEAD: usize = 2 * LINE;
 const RETURN_TAIL: usize = 3 * LINE;
 const RING: usize = 4096;
+
+const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
 #[test]
 fn everything_holds_on_the_portable_backing_too() {
@@ -138,4 +139,28 @@ fn every_violation_of_the_layout_is_detected() {
     Raw::new(&link).u64(RETURN_TAIL).store(seal(1), Relaxed);
     assert!(sender.end.arena().reclaim().is_err(), "a block came back that was not sent");
     assert!(sender.end.allocate(1).is_err());
+}
+
+#[test]
+fn a_sealed_word_can_be_opened_and_every_change_within_a_byte_is_detected() {
+    for value in [0, 1, 40, 0x1234_5678, SEALED, SEALED - 7, 1 << 47] {
+        let word = seal(value);
+        assert_eq!(unsealed(word), Some(value));
+        for byte in 0..8 {
+            for mask in 1..=255_u64 {
+                assert_eq!(unsealed(word ^ (mask << (8 * byte))), None, "{value:#x}, byte {byte} ^ {mask:#x}");
+            }
+        }
+    }
+    assert_eq!(unsealed(0), None, "wiped memory");
+    assert_eq!(unsealed(u64::MAX), None);
+}
+
+#[test]
+fn a_value_wider_than_a_word_is_restored_from_a_known_earlier_value() {
+    let known = (7 << SEALED_BITS) - 3;
+    assert_eq!(open_after(known, seal(known)), Some(known));
+    assert_eq!(open_after(known, seal(known + 100)), Some(known + 100));
+    assert_eq!(open_after(known, seal(known - 1)), Some(known + SEALED), "far ahead rather than behind");
+    assert_eq!(open_after(u64::MAX, seal(u64::MAX - 1)), None);
 }

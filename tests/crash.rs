@@ -2,7 +2,6 @@
 //!
 //! A child kills itself by SIGKILL at a given point, so that the test is reproducible.
 #![cfg(not(loom))]
-#![allow(missing_docs)]
 
 mod common;
 

@@ -2,7 +2,6 @@
 //!
 //! A process uses one kind of shared memory, so `everything_holds_on_the_portable_backing` reruns this binary.
 #![cfg(not(loom))]
-#![allow(missing_docs)]
 
 mod common;
 
@@ -231,6 +230,29 @@ fn memory_use_follows_the_data_in_flight_and_pages_are_reused() {
     sender.end.arena().reclaim().unwrap();
     let usage = sender.end.arena().usage();
     assert_eq!((usage.in_use, usage.blocks, receiver.end.leased()), (0, 0, 0));
+}
+
+#[test]
+fn freed_neighbours_merge_in_any_order() {
+    let _watchdog = watchdog(30);
+    let block = 4096;
+    for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
+        let (mut sender, _receiver) = pair(LinkConfig { arena_capacity: 3 * block as u64, ..SMALL }, 1);
+        let mut allocate = |len| sender.end.allocate(len).unwrap();
+        let mut blocks: Vec<_> = (0..3).map(|_| allocate(block)).collect();
+        assert!(blocks.iter().all(Option::is_some) && allocate(1).is_none());
+        order.iter().for_each(|&index| blocks[index] = None);
+        assert!(allocate(usize::MAX).is_none());
+        assert_eq!(allocate(3 * block).map(|whole| whole.offset()), Some(0));
+    }
+}
+
+#[test]
+fn no_more_blocks_are_allocated_than_the_return_ring_holds() {
+    let _watchdog = watchdog(30);
+    let (mut sender, _receiver) = pair(LinkConfig { return_capacity: 512, arena_capacity: 1 << 30, ..SMALL }, 1);
+    let blocks: Vec<_> = std::iter::from_fn(|| sender.end.allocate(1).unwrap()).collect();
+    assert_eq!(blocks.len(), 512);
 }
 
 #[test]
@@ -479,12 +501,12 @@ fn a_forked_child_returns_no_blocks_and_leases() {
     match unsafe { libc::fork() } {
         0 => {
             drop((arrived, block));
-            // SAFETY: exits the child.
+            // SAFETY: the call only ends the child process.
             unsafe { libc::_exit(0) }
         }
         child => {
             let mut status = 1;
-            // SAFETY: waits for the child that was just forked.
+            // SAFETY: the call waits for the child that was just forked.
             unsafe { libc::waitpid(child, &mut status, 0) };
             assert_eq!(status, 0);
         }

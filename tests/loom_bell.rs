@@ -2,7 +2,6 @@
 //!
 //! Sleeps never time out here, so loom reports a lost wake-up as a deadlock.
 #![cfg(loom)]
-#![allow(missing_docs)]
 
 mod common;
 

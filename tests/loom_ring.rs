@@ -1,7 +1,6 @@
 //! Explores with loom all interleavings of the two ends of a small ring. No slot may be lost, duplicated or read too
 //! early.
 #![cfg(loom)]
-#![allow(missing_docs)]
 
 mod common;
 
@@ -14,7 +13,7 @@ use torchdata_core::integrity::seal;
 use torchdata_core::sync::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::sync::primitive::AtomicU64;
 
-/// A ring. Loom reports an error if two threads access a slot concurrently.
+/// A ring with slots for which loom reports an error if two threads access a slot concurrently.
 struct Ring {
     slots: Vec<UnsafeCell<u64>>,
     tail: AtomicU64,

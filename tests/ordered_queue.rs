@@ -14,6 +14,7 @@ use common::queue::{Waiting, hold};
 use common::watchdog;
 use proptest::prelude::*;
 use torchdata_core::queue::ordered::{OrderedQueue, Outcome, Pop, Reserve, View};
+use torchdata_core::queue::place::QueuePosition;
 
 type Queue = OrderedQueue<usize>;
 
@@ -84,7 +85,7 @@ fn results_of_several_workers_arrive_in_the_order_of_the_slots_or_as_they_are_re
             .map(|_| {
                 let (queue, source) = (Arc::clone(&queue), Arc::clone(&source));
                 thread::spawn(move || {
-                    while let Reserve::Granted(slot) = queue.reserve(Duration::MAX) {
+                    while let Reserve::Granted(slot) = queue.reserve(LONG) {
                         let item = source.load(Ordering::Relaxed); // only one worker at a time uses the source
                         source.store(item + 1, Ordering::Relaxed);
                         if item >= 2_000 {
@@ -330,19 +331,6 @@ fn memory_depends_on_the_buffered_items_and_not_on_the_capacity() {
 }
 
 #[test]
-fn the_longest_possible_wait_ends_with_its_event() {
-    let _watchdog = watchdog(60);
-    let queue = Arc::new(Queue::new(1, true));
-    let (_, producer) = produce(&queue, 1);
-    assert_eq!(queue.pop(Duration::MAX), Pop::Item(0));
-    let still = hold(&queue);
-    assert!(queue.wait_still(Duration::MAX));
-    drop(still);
-    producer.join().unwrap();
-    assert_eq!(queue.reserve(Duration::MAX), Reserve::Closed);
-}
-
-#[test]
 fn waiting_removes_nothing_and_returns_whether_something_is_available() {
     let queue = Queue::new(2, true);
     assert!(!queue.wait_filled(Duration::from_millis(5)));
@@ -366,6 +354,37 @@ fn iterating_over_buffered_items_stops_at_an_error() {
         if seen.len() == 2 { Err("enough") } else { Ok(()) }
     });
     assert_eq!((stopped, seen, queue.len()), (Err("enough"), vec![1, 2], 3));
+}
+
+fn shown(place: &QueuePosition<u64>) -> (u64, u64, Vec<u64>) {
+    (place.mark, place.steps, place.ahead().collect())
+}
+
+fn given(place: &QueuePosition<u64>) -> Vec<u64> {
+    let (mark, steps, ahead) = shown(place);
+    (0..mark + steps).chain(ahead.iter().map(|index| mark + index)).collect()
+}
+
+#[test]
+fn a_mark_of_an_item_delivered_earlier_advances_the_position() {
+    let mut place = QueuePosition::new(0, 3, [4]);
+    assert_eq!(given(&place), [0, 1, 2, 4]);
+    place.note_late(1, 2);
+    assert_eq!(shown(&place), (2, 1, vec![2]));
+    place.note_late(0, 1);
+    assert_eq!((shown(&place), &place.spent[..]), ((2, 1, vec![2]), &[0, 1][..]));
+    place.note_late(4, 5);
+    place.note(3, None);
+    assert_eq!((shown(&place), place.given()), ((5, 0, vec![]), 5));
+    assert_eq!(place.marks().count(), 1 + place.spent.len());
+}
+
+#[test]
+fn a_late_mark_counts_although_the_gap_was_already_closed() {
+    let mut place = QueuePosition::new(0, 0, [1]);
+    place.note(0, None);
+    place.note_late(1, 2);
+    assert_eq!((shown(&place), given(&place)), ((2, 0, vec![]), vec![0, 1]));
 }
 
 #[derive(Debug, Clone)]

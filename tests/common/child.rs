@@ -28,7 +28,6 @@ impl Drop for Process {
     }
 }
 
-/// Without a role, the test `child_process` does nothing.
 pub fn start(role: &str, link: &Link, bells: &Arc<BellBoard>) -> Process {
     start_with(role, &[link.region().fd(), bells.region.fd()])
 }

@@ -1,6 +1,6 @@
 //! Provides a watchdog, test items, blocking ends of links, and child processes for tests.
 
-#![allow(dead_code, missing_docs, reason = "each test binary uses its own part")]
+#![allow(dead_code, reason = "each test binary uses its own part")]
 
 use std::sync::mpsc;
 use std::time::Duration;

@@ -25,7 +25,6 @@ pub struct Item {
     pub buffers: Vec<Vec<u8>>,
 }
 
-/// A random number generator (splitmix64).
 pub struct Random(pub u64);
 
 impl Random {
@@ -194,7 +193,6 @@ impl Receiver {
         }
     }
 
-    /// Returns None at the end of a stream.
     pub fn receive(&mut self) -> Result<Option<Arrived>, Corrupted> {
         loop {
             if let Some((kind, arrived)) = self.poll()? {

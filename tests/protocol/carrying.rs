@@ -34,7 +34,6 @@ pub struct Down {
 
 #[derive(Debug, Clone, Hash)]
 pub struct Carrier {
-    /// The commands in the control link on the main process's machine.
     commands: VecDeque<Ordered>,
     order: u64,
     up: VecDeque<Up>,
@@ -153,7 +152,6 @@ impl Setting {
 }
 
 impl World {
-    /// Returns false if the link is full.
     pub fn tell(&mut self, index: usize, ordered: Ordered) -> bool {
         let Self { children, elsewhere, .. } = self;
         let child = &mut children[index];

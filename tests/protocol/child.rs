@@ -67,7 +67,6 @@ fn is_away(sending: &Sending, link: &Link) -> bool {
     matches!(sending.reader(link.grant), Some(Reader::Left | Reader::Ahead | Reader::Done))
 }
 
-/// Returns the next step between two items, and the resulting state.
 fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
     let mut sending = pump.sending.clone();
     let mut permit = |reader: usize| permit(setting.heavy, &mut sending[reader], &links[first + reader]);
@@ -135,7 +134,6 @@ impl World {
         !child.looked && !has_enough && nothing_waits && has_said_so
     }
 
-    /// Returns whether the next step of a child's graph needs no item from another process.
     pub fn is_by_itself(&self, setting: &Setting, index: usize) -> bool {
         let child = &self.children[index];
         let reads_share = setting.dispatches && !setting.is_dispatcher(index);
@@ -155,7 +153,7 @@ impl World {
         }
         child.control.pop_front();
         match (step, ordered.command) {
-            (Step::Run(_), Command::Epoch(epoch) | Command::Repeat(epoch)) => {
+            (Step::Run { .. }, Command::Epoch(epoch) | Command::Repeat(epoch)) => {
                 child.pump.begin(Stream::first(epoch));
                 child.pump.dealing.turn.start();
                 child.doing = Doing::Pumping;

@@ -35,7 +35,7 @@ impl Display for Explored {
     }
 }
 
-/// With 10^7 states, two 128-bit fingerprints collide in only one of 10^24 explorations.
+/// A 128-bit hash of a state. Among 10^7 states, two hashes are equal with a probability of about 10^-24.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint(u64, u64);
 
@@ -87,7 +87,6 @@ impl Words {
         }
     }
 
-    /// Numbers above 254 are added as an escape byte and a separate word.
     #[inline]
     fn number(&mut self, number: u64) {
         match u8::try_from(number) {
@@ -179,7 +178,6 @@ impl Known {
     }
 }
 
-/// Explores a model. The test fails if an invalid state is found.
 #[track_caller]
 pub fn holds<M: Model>(what: &str, model: &M) -> Explored {
     let began = std::time::Instant::now();

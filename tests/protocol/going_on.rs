@@ -26,13 +26,11 @@ pub struct GoingOn {
 }
 
 impl Place {
-    /// Returns the position before the last `back` deliveries.
     pub fn of(setting: &Setting, books: &Books<Graph>, back: u64) -> Option<Self> {
         let (accounts, turn) = books.accounts(back)?;
         Some(Self { turn, ..Self::at(setting, books, accounts) })
     }
 
-    /// Returns the position at which the items in `accounts` have been delivered.
     pub fn at(setting: &Setting, books: &Books<Graph>, accounts: Vec<Account>) -> Self {
         let positions = books.positions_at(accounts);
         let share = |snapshot: Option<&Snapshot<Graph>>| snapshot.map(|one| one.share).unwrap_or_default();
@@ -85,7 +83,6 @@ impl Setting {
         }
     }
 
-    /// Returns the position `ago` items before the current item.
     fn place(&self, world: &World, books: &Books<Graph>, ago: u64) -> Option<Place> {
         let held = books.total().saturating_sub(world.given.into());
         Place::of(self, books, ago + held)
@@ -179,7 +176,6 @@ impl Setting {
         Ok(())
     }
 
-    /// Returns how many of the first `delivered` items come from a worker, in strict order.
     fn given_of(&self, worker: usize, delivered: u8) -> u64 {
         let mut left: Vec<usize> = (0..self.workers).map(|worker| self.made_by(worker).len()).collect();
         let (mut given, mut turn) = (0, 0);
@@ -194,7 +190,6 @@ impl Setting {
         given
     }
 
-    /// Returns the items that a worker computes if it resumes from the snapshot `graph`.
     fn makes_from(&self, worker: usize, graph: &Graph) -> Vec<u8> {
         let mut made = vec![graph.made.0; graph.made.1.into()];
         if !graph.exhausted {

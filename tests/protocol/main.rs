@@ -13,6 +13,7 @@ mod main_process;
 mod memory;
 mod restarting;
 mod resuming;
+mod rules;
 mod saving;
 mod shards;
 mod shared;

@@ -329,7 +329,8 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// Takes a unit or permits another item while the main process waits for answers. Returns whether either succeeded.
+    /// Takes a unit or permits another item while the main process waits for answers. Returns whether a unit was taken
+    /// or an item was permitted.
     fn relieve(&mut self, setting: &Setting) -> bool {
         let arrived = self.arrived().unwrap_or_else(|| {
             self.drop_old();

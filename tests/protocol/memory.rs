@@ -89,7 +89,6 @@ impl ReadEnd {
         }
     }
 
-    /// Drops obsolete units, and returns whether a unit of the current stream is pending.
     pub fn look(&self, link: &mut Link) -> bool {
         while let Some(unit) = link.units.front() {
             match self.receiving.judge(unit.stream) {

@@ -27,7 +27,6 @@ pub struct Resumption {
     /// items' checksum.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
-    /// The dispatched items that the worker had read before the snapshot.
     pub share: Account,
 }
 
@@ -161,7 +160,6 @@ impl Setting {
 }
 
 impl World {
-    /// Sends a snapshot, or drops it if the link is full.
     pub fn between_items(&mut self, setting: &Setting, index: usize) {
         let may_save = self.snapshots > 0;
         let child = &mut self.children[index];

@@ -101,9 +101,7 @@ struct World {
     collecting: Collecting,
     books: Books<u8>,
     replacing: Replacing,
-    /// For each peer, the messages received before their turn.
     held: Vec<VecDeque<Unit>>,
-    /// For each peer, the number of items that the user has received.
     given: Vec<u8>,
     deaths: u8,
     snapshots: u8,
@@ -145,7 +143,6 @@ impl Shards {
         rounds.flat_map(|round| (0..self.peers()).filter(move |&peer| self.items[peer] > round)).nth(given)
     }
 
-    /// `turn` is the peer that sends the next item.
     fn start(&self, world: &World, accounts: &[Account], worker: usize, turn: usize) -> Start {
         let positions = world.books.positions_at(accounts.to_vec());
         let peers = (0..self.shards).map(|shard| worker + shard * self.workers);
@@ -201,7 +198,7 @@ impl Shards {
         world.held[worker + unit.shard * self.workers].push_back(unit);
     }
 
-    /// Replaces exited workers. Returns false if no worker has exited.
+    /// Replaces all exited workers, and returns false if no worker has exited.
     fn replace_dead(&self, world: &mut World) -> bool {
         let is_dead = |worker: &usize| world.workers[*worker].is_gone && !world.replacing.rests(*worker);
         let dead: Vec<usize> = (0..self.workers).filter(is_dead).collect();
@@ -269,7 +266,6 @@ impl Shards {
         }
     }
 
-    /// Returns None if the main process must wait.
     fn read(&self, world: &World) -> Option<Result<World, String>> {
         let mut after = world.clone();
         for link in &mut after.links {
@@ -426,7 +422,6 @@ impl Shards {
         }
     }
 
-    /// Returns None if the worker must wait between two items.
     fn pump(&self, worker: &mut Worker, link: &Link, index: usize) -> Option<Result<(), String>> {
         let stream = worker.sending.stream();
         let Some(turn) = worker.dealing.turn.next() else {

@@ -44,7 +44,6 @@ impl<T: Hash> Part<T> {
 }
 
 impl<T: PartialEq> Part<T> {
-    /// Replaces the part, unless the new value equals the old value.
     pub fn set(&mut self, value: T) {
         if **self != value {
             *self = value.into();

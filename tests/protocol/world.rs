@@ -65,7 +65,7 @@ pub struct Setting {
 pub enum Doing {
     Idle,
     Pumping,
-    /// The graph runs. A worker's graph may be waiting for a dispatched item.
+    /// The child's graph runs, or waits for a dispatched item.
     InGraph,
     /// The dispatching process waits until another pass is requested.
     Between,
@@ -97,13 +97,11 @@ pub struct Child {
     pub epoch: u32,
     /// Whether the child has changed since its last snapshot.
     pub may_save: bool,
-    /// The link on which the next snapshot will be sent.
     pub next_link: usize,
     /// The dispatched items that were read in this pass, and those before the position from which the worker has
     /// resumed.
     pub share_account: Account,
     pub share_start: Account,
-    /// The snapshot of the dispatching process that the worker must still relay.
     pub relay: Option<Part<Dealt<Graph>>>,
 }
 
@@ -283,7 +281,6 @@ impl Setting {
         (0..self.outputs.len() as u8).filter(|&item| usize::from(item) % self.workers == worker).collect()
     }
 
-    /// Returns the items that a worker computes from its source items from number `from` on.
     pub fn made_in(&self, worker: usize, from: usize) -> Vec<u8> {
         let share = self.share_of(worker);
         let most = self.header_of(worker).map_or(share.len(), |most| share.len().min(most.into()));

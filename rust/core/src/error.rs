@@ -6,38 +6,19 @@ use std::path::PathBuf;
 /// The reason why a shared region, a link or a watch could not be created or attached.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// A system call failed.
     #[error("{what}: {source}{}", way_out(source))]
-    System {
-        /// The failed operation, as the start of the error message.
-        what: &'static str,
-        /// The error that the operating system reported.
-        source: io::Error,
-    },
+    System { what: &'static str, source: io::Error },
     /// The file system of a shared region's temporary file is full (portable fallback only).
     #[error(
         "no room for {bytes} bytes of shared memory on the file system of {} ({source}): free some space there, set TMPDIR \
          to a folder with more space, or unset TORCHDATA_PORTABLE if the system has memfd_create",
         folder.display()
     )]
-    NoRoom {
-        /// The requested size of the region in bytes.
-        bytes: usize,
-        /// The folder that contains the temporary file.
-        folder: PathBuf,
-        /// The error that the operating system reported.
-        source: io::Error,
-    },
-    /// The process that created the region runs a release with another memory layout.
+    NoRoom { bytes: usize, folder: PathBuf, source: io::Error },
     #[error(
         "the shared region has layout version {found}, this build reads {expected}: one process runs another release"
     )]
-    Version {
-        /// The version of the layout in the region.
-        found: u32,
-        /// The version of the layout that this build reads.
-        expected: u32,
-    },
+    Version { found: u32, expected: u32 },
     /// The header of the region is inconsistent, or does not match the size of the region.
     #[error("the shared region is not a valid link: {0}")]
     Invalid(&'static str),
@@ -47,7 +28,6 @@ pub enum OpenError {
 }
 
 impl OpenError {
-    /// Returns the error for a process that cannot be watched.
     pub fn watch(source: io::Error) -> Self {
         Self::System { what: "cannot watch a process", source }
     }
@@ -58,13 +38,10 @@ impl OpenError {
 #[error("the shared memory of a link is corrupted: {0}")]
 pub struct Corrupted(pub &'static str);
 
-/// The reason why a unit (message) could not be taken from the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum TakeError {
-    /// The ring does not contain a valid unit at this position.
     #[error(transparent)]
     Corrupted(#[from] Corrupted),
-    /// This process could not allocate memory for the bytes of the unit.
     #[error(transparent)]
     NoMemory(#[from] NoMemory),
 }

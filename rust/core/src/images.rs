@@ -13,21 +13,12 @@ pub use fast_image_resize::FilterType as Filter;
 /// The maximum size of the buffers that a thread keeps for its next image, in bytes.
 const MOST_KEPT: usize = 16 << 20;
 
-/// The reason why an image cannot be resized.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResizeError {
-    /// The number of channels is neither 1 nor 3.
     #[error("pixels of {0} channels; there must be 1 or 3")]
     Channels(usize),
-    /// The length of a buffer does not match the size of its image.
     #[error("a buffer of {found} bytes for an image of {needed}")]
-    Length {
-        /// The length of the buffer in bytes.
-        found: usize,
-        /// The size of the image in bytes.
-        needed: usize,
-    },
-    /// The region is empty, or extends beyond the image.
+    Length { found: usize, needed: usize },
     #[error("the region is empty or reaches beyond the image")]
     Region,
 }
@@ -35,11 +26,8 @@ pub enum ResizeError {
 /// A decoded image: rows of pixels, with one byte per channel.
 #[derive(Debug, Clone, Copy)]
 pub struct Pixels<'a> {
-    /// The bytes of all pixels, row by row.
     pub bytes: &'a [u8],
-    /// The number of pixels per row.
     pub width: u32,
-    /// The number of rows.
     pub height: u32,
     /// The number of bytes (channels) per pixel: 1 or 3.
     pub channels: usize,
@@ -48,22 +36,16 @@ pub struct Pixels<'a> {
 /// A part of an image, in fractional pixels.
 #[derive(Debug, Clone, Copy)]
 pub struct Region {
-    /// The distance from the image's left edge to the part's left edge.
     pub left: f64,
-    /// The distance from the image's top edge to the part's top edge.
     pub top: f64,
-    /// The distance from the image's left edge to the part's right edge.
     pub right: f64,
-    /// The distance from the image's top edge to the part's bottom edge.
     pub bottom: f64,
 }
 
 /// The size and layout of the resized image.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// The number of pixels per row.
     pub width: u32,
-    /// The number of rows.
     pub height: u32,
     /// Whether each row is reversed from left to right.
     pub mirrored: bool,
@@ -81,7 +63,6 @@ thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
 }
 
-/// Resizes a region of `source` into `out`.
 pub fn resize(
     source: Pixels<'_>,
     region: Region,

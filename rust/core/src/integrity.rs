@@ -7,8 +7,8 @@
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A constant that is mixed into each check, so that wiped memory (a word of zeros) does not pass as valid.
 const NOT_ZERO: u64 = 0x5bd1;
-/// `KEYS` are combined with both factors of a multiplication, because a product of zeros would be zero. After each pair
-/// of words, `STEPS` are added to the keys, so that swapped words change the checksum.
+/// `KEYS` are combined with both factors of a multiplication, so that words of zeros do not have the product zero.
+/// `STEPS` are added to the keys after each pair of words, so that swapped words change the checksum.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
@@ -126,7 +126,7 @@ impl Checksum {
 /// The value is readable in `from` and writable in `to`.
 #[inline(always)]
 unsafe fn pass_on<T: Copy>(from: *const u8, to: *mut u8, at: usize) -> T {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the conditions that this function documents.
     unsafe {
         let piece = from.add(at).cast::<T>().read_unaligned();
         to.add(at).cast::<T>().write_unaligned(piece);
@@ -197,35 +197,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sealed_word_can_be_opened_and_every_change_within_a_byte_is_detected() {
-        for value in [0, 1, 40, 0x1234_5678, SEALED, SEALED - 7, 1 << 47] {
-            let word = seal(value);
-            assert_eq!(open(word), Some(value));
-            for byte in 0..8 {
-                for mask in 1..=255_u64 {
-                    assert_eq!(open(word ^ (mask << (8 * byte))), None, "{value:#x}, byte {byte} ^ {mask:#x}");
-                }
-            }
-        }
-        // A change within one byte of a value changes the product with `WORD` by at least 2^48, and therefore the check
-        // bits.
+    fn a_change_within_one_byte_of_a_value_changes_the_check_bits() {
         for byte in 0..6 {
             for change in 1..=255_u64 {
                 let moved = (change << (8 * byte)).wrapping_mul(WORD);
                 assert!(moved.min(moved.wrapping_neg()) >= 1 << SEALED_BITS, "byte {byte}, change {change}");
             }
         }
-        assert_eq!(open(0), None, "wiped memory");
-        assert_eq!(open(u64::MAX), None);
-    }
-
-    #[test]
-    fn a_value_wider_than_a_word_is_restored_from_a_known_earlier_value() {
-        let known = (7 << SEALED_BITS) - 3;
-        assert_eq!(open_after(known, seal(known)), Some(known));
-        assert_eq!(open_after(known, seal(known + 100)), Some(known + 100));
-        assert_eq!(open_after(known, seal(known - 1)), Some(known + SEALED), "far ahead rather than behind");
-        assert_eq!(open_after(u64::MAX, seal(u64::MAX - 1)), None);
     }
 
     #[test]

@@ -20,16 +20,3 @@ pub fn bounds(sizes: &[u32]) -> Option<Vec<i32>> {
     }
     Some(all)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::bounds;
-
-    #[test]
-    fn bounds_are_sums_of_the_sizes_and_none_for_a_row_that_is_too_long() {
-        assert_eq!(bounds(&[3, 1, 2]), Some(vec![0, 3, 4, 6]));
-        assert_eq!(bounds(&[]), Some(vec![0]));
-        assert_eq!(bounds(&[1 << 30, 1 << 30]), None);
-        assert_eq!(bounds(&[u32::MAX]), None);
-    }
-}

@@ -12,7 +12,6 @@ pub struct RoundRobin {
 }
 
 impl RoundRobin {
-    /// Creates a rotation among `peers` active peers.
     pub fn new(peers: usize, in_order: bool) -> Self {
         Self { ended: vec![false; peers], live: peers, current: 0, in_order }
     }
@@ -37,7 +36,6 @@ impl RoundRobin {
         (self.live > 0).then_some(self.current)
     }
 
-    /// Returns whether the order of the peers is strict.
     pub fn is_in_order(&self) -> bool {
         self.in_order
     }
@@ -63,7 +61,6 @@ impl RoundRobin {
         }
     }
 
-    /// Returns whether a peer has ended.
     pub fn is_ended(&self, peer: usize) -> bool {
         self.ended[peer]
     }

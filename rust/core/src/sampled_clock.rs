@@ -63,12 +63,4 @@ mod tests {
         assert_eq!(steps(&mut clock, &mut now, Duration::from_millis(2), 3), [256, 8, 8]);
         assert_eq!(steps(&mut clock, &mut now, Duration::from_micros(20), 4), [8, 16, 32, 64]);
     }
-
-    #[test]
-    fn with_equal_limits_the_clock_is_read_at_regular_calls() {
-        let mut clock = SampledClock::new(1, 1, Duration::from_millis(1));
-        assert!((0..9).all(|_| clock.sample().is_some()));
-        let mut clock = SampledClock::new(3, 3, Duration::from_millis(1));
-        assert_eq!((0..9).filter(|_| clock.sample().is_some()).count(), 3);
-    }
 }

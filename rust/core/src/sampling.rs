@@ -3,11 +3,9 @@
 //! The generator is MT19937 (M. Matsumoto and T. Nishimura, "Mersenne Twister", ACM TOMACS 8, 1998), as in CPython.
 //! Python determines how a seed is converted to the state from which the sampler starts.
 
-/// The number of words in the generator's state.
 pub const WORDS: usize = 624;
 const MIDDLE: usize = 397;
 
-/// The random number generator.
 pub struct MersenneTwister {
     words: [u32; WORDS],
     /// The index of the next word, or `WORDS` to compute new words first.
@@ -63,40 +61,5 @@ impl MersenneTwister {
             pool[chosen] = pool[left as usize - 1];
         }
         order
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Computes the state like `init_genrand` of the reference implementation.
-    fn seeded(seed: u32) -> MersenneTwister {
-        let mut words = [seed; WORDS];
-        for place in 1..WORDS {
-            let before = words[place - 1];
-            words[place] = 1_812_433_253u32.wrapping_mul(before ^ (before >> 30)).wrapping_add(place as u32);
-        }
-        MersenneTwister::new(words, WORDS)
-    }
-
-    #[test]
-    fn draws_what_the_reference_implementation_draws() {
-        let mut generator = seeded(5489);
-        assert_eq!(generator.draw(), 3_499_211_612);
-        let later = (1..10_000).map(|_| generator.draw()).last();
-        assert_eq!(later, Some(4_123_659_995)); // as C++ specifies for std::mt19937
-    }
-
-    #[test]
-    fn a_permutation_has_every_number_once() {
-        let mut order = seeded(1).permutation(10_000);
-        order.sort_unstable();
-        assert!(order.into_iter().eq(0..10_000));
-    }
-
-    #[test]
-    fn a_permutation_of_zero_numbers_is_empty() {
-        assert!(seeded(1).permutation(0).is_empty());
     }
 }

@@ -47,12 +47,6 @@ impl SeedGenerator {
         Self { worker: shared.clone(), shared }
     }
 
-    /// Restarts from `seed`.
-    pub fn seed(&mut self, seed: u64) {
-        *self = Self::new(seed);
-    }
-
-    /// Returns a seed from the shared stream.
     pub fn generate_shared_seed(&mut self) -> u64 {
         self.shared.next_u64()
     }
@@ -77,12 +71,6 @@ impl SeedGenerator {
         Self { shared: self.shared.clone(), worker: stream([a, b ^ position, c, d]) }
     }
 
-    /// Replaces this generator by its child with number `id`.
-    pub fn spawn_in_place(&mut self, id: u64) {
-        *self = self.spawn(id);
-    }
-
-    /// Exports the state as bytes.
     pub fn export(&self) -> Vec<u8> {
         let mut state = Vec::with_capacity(STATE_LEN);
         state.push(STATE_VERSION);
@@ -93,7 +81,6 @@ impl SeedGenerator {
         state
     }
 
-    /// Creates a generator from an exported state.
     pub fn import(state: &[u8]) -> Result<Self, InvalidState> {
         if state.len() != STATE_LEN || state[0] != STATE_VERSION {
             return Err(InvalidState);
@@ -106,30 +93,5 @@ impl SeedGenerator {
             rng
         };
         Ok(Self { shared: read(1), worker: read(49) })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Other seeds would change the order of every seeded pipeline.
-    #[test]
-    fn known_seeds_do_not_change() {
-        let mut seeds = SeedGenerator::new(42);
-        assert_eq!(seeds.generate_shared_seed(), 6870544660090538354);
-        assert_eq!(seeds.generate_seed(), 6870544660090538354, "not spawned: the shared seeds");
-        let mut child = seeds.spawn(3);
-        assert_eq!(child.generate_shared_seed(), 1456767826909357026);
-        assert_eq!(child.generate_seed(), 2428305741014958126);
-        assert_eq!(child.spawn(1).generate_seed(), 3730109500009162398);
-    }
-
-    #[test]
-    fn a_child_depends_on_the_position_of_its_parent() {
-        let mut parent = SeedGenerator::new(5);
-        let mut early = parent.spawn(0);
-        parent.generate_seed();
-        assert_ne!(early.generate_seed(), parent.spawn(0).generate_seed());
     }
 }

@@ -15,7 +15,7 @@ const BLOCK: usize = 1024;
 /// The layout of elements in memory.
 #[derive(Debug, Clone)]
 pub struct Strided {
-    /// The axes outside of `line`, outermost first.
+    /// The axes outside of the axis `line`, with the outermost axis first.
     around: Vec<Axis>,
     line: Axis,
     group: Axis,
@@ -74,12 +74,10 @@ impl Strided {
         Some(Self { around: joined, line, group, run, len })
     }
 
-    /// Returns the total number of bytes of all elements.
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Returns whether the elements are already contiguous.
     pub fn is_dense(&self) -> bool {
         self.run == self.len
     }
@@ -89,7 +87,7 @@ impl Strided {
     /// # Safety
     /// `from` points to the first readable element. `to` is writable for `len` bytes, and overlaps no source element.
     pub unsafe fn copy(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: guaranteed by the caller.
+        // SAFETY: the caller guarantees the conditions that this function documents.
         unsafe { self.copy_around(&self.around, from, to, self.len) }
     }
 
@@ -131,7 +129,7 @@ impl Strided {
 /// `index` is less than `axis.count`, and all elements of the axis are parts of one object.
 #[inline(always)]
 unsafe fn place(from: *const u8, axis: Axis, index: usize) -> *const u8 {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the conditions that this function documents.
     unsafe { from.offset(index as isize * axis.stride) }
 }
 
@@ -149,7 +147,7 @@ unsafe fn copy_runs(from: *const u8, axis: Axis, to: *mut u8, step: usize, run: 
             unsafe { *to.add(index * step).cast::<[u8; RUN]>() = *place(from, axis, index).cast::<[u8; RUN]>() };
         }
     }
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the conditions that this function documents.
     unsafe {
         match run {
             1 => copy::<1>(from, axis, to, step),

@@ -22,7 +22,8 @@ unsafe fn fill_buffer(
     len: usize,
 ) -> PyResult<()> {
     let len = ffi::Py_ssize_t::try_from(len).map_err(|_| PyBufferError::new_err("the buffer is too long"))?;
-    // SAFETY: guaranteed by the caller. PyBuffer_FillInfo takes its own reference to `owner`.
+    // SAFETY: the caller guarantees the conditions that this function documents. PyBuffer_FillInfo takes its own
+    // reference to `owner`.
     let done = unsafe { ffi::PyBuffer_FillInfo(view, owner, data.cast::<c_void>(), len, 0, flags) };
     if done == 0 { Ok(()) } else { Err(Python::attach(PyErr::fetch)) }
 }

@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// The durations of sleeps. Each sleep is twice as long as the preceding sleep, up to `longest`.
+/// The durations of the sleeps within one wait. Each sleep is twice as long as the preceding sleep, up to `longest`.
 #[derive(Clone, Copy)]
 pub struct Slices {
     first: Duration,

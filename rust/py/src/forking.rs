@@ -12,8 +12,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// The duration of a call of `take` above which the call has waited for the lock. Without a wait, a call takes about 3
-/// µs.
+/// A call of `take` that lasts longer than this has waited for the lock. A call that does not wait lasts about 3 µs.
 const UNCONTENDED: Duration = Duration::from_micros(30);
 /// After a wait, the number of further calls that must find the lock free before the process forks. Between two calls,
 /// other threads can take the lock for the time `PAUSE`.
@@ -29,7 +28,8 @@ thread_local! {
     static RETURNED: RefCell<Vec<Py<PyAny>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Delays forks by this thread until `take` acquires and releases a lock without waiting. None disables the delay.
+/// Delays forks by this thread until `take` acquires and releases a lock without waiting. If `take` is None, forks are
+/// not delayed.
 #[pyfunction]
 pub fn fork_waits_for(take: Option<Py<PyAny>>) {
     let before = (TAKE.replace(take), RETURNED.take());

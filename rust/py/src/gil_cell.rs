@@ -27,7 +27,7 @@ impl<T> GilCell<T> {
         Self(Cell::new(value))
     }
 
-    /// `look` must not run Python code, or detach from the interpreter.
+    /// Calls `look` with the value. `look` must not run Python code or detach from the interpreter.
     #[inline]
     pub fn with<R>(&self, _py: Python<'_>, look: impl FnOnce(&mut T) -> R) -> R {
         #[cfg(not(Py_GIL_DISABLED))]

@@ -1,6 +1,4 @@
 //! The extension module `torchdata._native`, which converts arguments, calls the engine, and wraps results.
-// The macros of PyO3 generate items without docs and with undocumented unsafe blocks.
-#![allow(missing_docs)]
 
 use pyo3::panic::PanicException;
 use pyo3::prelude::*;
@@ -61,7 +59,7 @@ fn is_portable() -> bool {
 /// Returns whether the portable fallback is used because the system lacks or forbids a feature of Linux.
 #[pyfunction]
 fn system_lacks() -> bool {
-    process::choice() == process::Choice::Lacking
+    process::lacks_system_calls()
 }
 
 /// Creates objects that PyO3 would otherwise create later while it holds a lock, which a forked child could inherit.

@@ -58,22 +58,19 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
     };
     let capsule = module.getattr("_ARRAY_API")?.cast_into::<PyCapsule>()?;
     let table: NonNull<*const c_void> = capsule.pointer_checked(None)?.cast();
-    // SAFETY: in all versions, the first entry of the table is `unsigned int PyArray_GetNDArrayCVersion(void)`.
-    let abi = unsafe {
-        let version: extern "C" fn() -> c_uint = std::mem::transmute(table.as_ptr().read());
+    let version = |entry: usize| {
+        // SAFETY: in all versions, both entries below are functions without arguments that return `unsigned int`.
+        let version: extern "C" fn() -> c_uint = unsafe { std::mem::transmute(table.as_ptr().add(entry).read()) };
         version()
     };
+    let abi = version(0); // PyArray_GetNDArrayCVersion
     if abi > NEWEST_ABI {
         return Err(PyRuntimeError::new_err(format!(
             "this NumPy has the binary interface {abi:#x}, but this torchdata supports up to {NEWEST_ABI:#x}: install \
              an older NumPy or a newer torchdata"
         )));
     }
-    // SAFETY: entry 211 is `unsigned int PyArray_GetNDArrayCFeatureVersion(void)`.
-    let features = unsafe {
-        let version: extern "C" fn() -> c_uint = std::mem::transmute(table.as_ptr().add(211).read());
-        version()
-    };
+    let features = version(211); // PyArray_GetNDArrayCFeatureVersion
     SECOND.store(features >= SECOND_FEATURES, Ordering::Relaxed);
     std::mem::forget(capsule); // the capsule must exist as long as the pointer, even if the module is unloaded
     // SYNC(numpy): pairs with `numpy`; the table and its targets have been initialized before.
@@ -117,7 +114,8 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn item_size(self, dtype: *const c_void) -> npy_intp {
-        // SAFETY: guaranteed by the caller. NumPy's version determines the layout of the descriptor.
+        // SAFETY: the caller guarantees the conditions that this function documents. NumPy's version determines the
+        // layout of the descriptor.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).1.elsize
@@ -130,7 +128,7 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn has_metadata(self, dtype: *const c_void) -> bool {
-        // SAFETY: see `item_size`.
+        // SAFETY: the caller guarantees a built-in dtype, whose layout depends on the version of NumPy.
         unsafe {
             let metadata = if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).1.metadata
@@ -146,7 +144,7 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing `datetime64` or `timedelta64`.
     pub unsafe fn unit_of(self, dtype: *const c_void) -> *mut PyArray_DatetimeDTypeMetaData {
-        // SAFETY: see `item_size`.
+        // SAFETY: the caller guarantees a built-in dtype, whose layout depends on the version of NumPy.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).2[3].cast()

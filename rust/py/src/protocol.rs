@@ -2,7 +2,7 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use torchdata_core::protocol::{Acknowledged, Command, Obedience, Replacing, Step};
+use torchdata_core::protocol::{Command, Obedience, Replacing, Step};
 
 fn command(kind: &str, number: u64) -> PyResult<Command> {
     let epoch =
@@ -37,9 +37,7 @@ impl PyObedience {
     fn obey(&mut self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
         Ok(match self.0.obey(command(kind, number)?) {
             Step::Leave => ("leave", false, false),
-            Step::Run(Acknowledged::Begun) => ("run", true, false),
-            Step::Run(Acknowledged::Done) => ("run", false, true),
-            Step::Run(Acknowledged::Both) => ("run", true, true),
+            Step::Run { first, last } => ("run", first, last),
             Step::Apply => ("apply", false, true),
             Step::End => ("end", false, false),
         })

@@ -5,7 +5,7 @@
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};
-use std::os::fd::{FromRawFd, OwnedFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -13,8 +13,9 @@ use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use std::sync::Arc;
 use torchdata_core::ranks::meeting::{Meeting, Tokens};
-use torchdata_core::ranks::{Answer, Verdict, WATCH};
+use torchdata_core::ranks::{Answer, Verdict};
 
+use crate::descriptors::take_fd;
 use crate::enter::{self, Slices};
 
 /// The reason for a failure, the ranks at fault, and the rank that has detected the fault.
@@ -35,20 +36,8 @@ impl Drop for PyMeeting {
     }
 }
 
-fn blame(verdict: Verdict) -> Blame {
-    (format!("{:?}", verdict.fault).to_lowercase(), verdict.ranks, verdict.by)
-}
-
 fn seconds(value: f64) -> PyResult<Duration> {
     Duration::try_from_secs_f64(value).map_err(|error| PyValueError::new_err(error.to_string()))
-}
-
-fn owned(descriptor: RawFd) -> PyResult<OwnedFd> {
-    if descriptor < 0 {
-        return Err(PyValueError::new_err(format!("not a descriptor: {descriptor}")));
-    }
-    // SAFETY: the caller has detached the descriptor from its socket object, so no other code closes it.
-    Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
 }
 
 impl PyMeeting {
@@ -83,7 +72,7 @@ impl PyMeeting {
         }
         Ok(match answer.expect("a wait without a limit ends with an answer") {
             Answer::Least(value) => Ok(value),
-            Answer::Failed(verdict) => Err(blame(verdict)),
+            Answer::Failed(Verdict { fault, ranks, by }) => Err((format!("{fault:?}").to_lowercase(), ranks, by)),
         })
     }
 }
@@ -93,7 +82,7 @@ impl PyMeeting {
     /// Creates the `Meeting` of rank 0, which takes ownership of the listening socket for the other `size - 1` ranks.
     #[staticmethod]
     fn host(descriptor: RawFd, size: u32, hello: [u8; 16], welcome: [u8; 16]) -> PyResult<Self> {
-        let listener = TcpListener::from(owned(descriptor)?);
+        let listener = TcpListener::from(take_fd(descriptor)?);
         Ok(Self::new(Meeting::host(listener, size, Tokens { hello, welcome })?))
     }
 
@@ -106,7 +95,7 @@ impl PyMeeting {
         welcome: [u8; 16],
         patience: f64,
     ) -> PyResult<Self> {
-        let (socket, patience) = (TcpStream::from(owned(descriptor)?), seconds(patience)?);
+        let (socket, patience) = (TcpStream::from(take_fd(descriptor)?), seconds(patience)?);
         Ok(Self::new(py.detach(|| Meeting::join(socket, rank, Tokens { hello, welcome }, patience))?))
     }
 
@@ -148,8 +137,5 @@ impl PyMeeting {
 
     /// The number of seconds after the timeout without a message from a silent rank.
     #[classattr]
-    #[pyo3(name = "WATCH")]
-    fn watch() -> f64 {
-        WATCH.as_secs_f64()
-    }
+    const WATCH: f64 = torchdata_core::ranks::WATCH.as_secs_f64();
 }

@@ -5,7 +5,6 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::seed::SeedGenerator;
 
-/// The class that `torchdata.dataloader2.random.SeedGenerator` wraps.
 #[pyclass(name = "SeedGenerator", module = "torchdata._native")]
 pub struct PySeedGenerator(SeedGenerator);
 
@@ -14,10 +13,6 @@ impl PySeedGenerator {
     #[new]
     fn new(seed: u64) -> Self {
         Self(SeedGenerator::new(seed))
-    }
-
-    fn seed(&mut self, seed: u64) {
-        self.0.seed(seed);
     }
 
     fn generate_shared_seed(&mut self) -> u64 {
@@ -30,10 +25,6 @@ impl PySeedGenerator {
 
     fn spawn(&self, worker_id: u64) -> Self {
         Self(self.0.spawn(worker_id))
-    }
-
-    fn spawn_in_place(&mut self, worker_id: u64) {
-        self.0.spawn_in_place(worker_id);
     }
 
     fn export<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {

@@ -125,7 +125,6 @@ impl SavedGlobals {
     }
 }
 
-/// The shards of a worker, which take turns in the worker's process.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ShardTurns {
     shards: Vec<Py<SavedGlobals>>,

@@ -5,12 +5,12 @@ use pyo3::sync::PyOnceLock;
 
 use torchdata_core::process::watching::{self, Stall, Watch};
 
-/// Called with (key, seconds, thread) if a call does not return.
+/// A callback with the arguments (key, seconds, thread), which is called if a call of a loader does not return.
 ///
 /// FORK: this cell is set during an import, while Python's import lock is held.
 static ON_STALL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// The caller must hold the GIL.
+/// Returns the watch of this process. The caller must hold the GIL.
 pub fn watch(_py: Python<'_>) -> &'static Watch {
     watching::watch(tell)
 }

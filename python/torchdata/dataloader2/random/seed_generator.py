@@ -59,7 +59,7 @@ class SeedGenerator:
 
     def seed(self, seed: int | None = None) -> None:
         """Restarts from `seed`; None draws a new seed, so that two epochs without a seed differ."""
-        self._native.seed(self._checked(seed))
+        self._native = _native.SeedGenerator(self._checked(seed))
 
     def generate_shared_seed(self) -> int:
         """Returns a seed from 0 to 2**64 - 1 that is equal on all ranks and workers."""
@@ -82,7 +82,7 @@ class SeedGenerator:
                 f"worker_id must not be negative. Expected `rank` equal or larger than 0, but got {worker_id}."
             )
         if inplace:
-            self._native.spawn_in_place(worker_id)
+            self._native = self._native.spawn(worker_id)
             return self
         return SeedGenerator(_rngs=self._native.spawn(worker_id))
 

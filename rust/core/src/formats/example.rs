@@ -5,14 +5,10 @@
 
 use crate::formats::wire::{Fields, WireError, WireValue};
 
-/// The type of a feature's values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FeatureKind {
-    /// The values are byte strings.
     Bytes,
-    /// The values are 32-bit floats.
     Float,
-    /// The values are 64-bit integers.
     Int64,
 }
 
@@ -26,7 +22,6 @@ pub struct Feature<'a> {
 }
 
 impl<'a> Feature<'a> {
-    /// Replaces the contents of `out` with the values of a feature of floats.
     pub fn floats(&self, out: &mut Vec<f32>) -> Result<(), WireError> {
         out.clear();
         for part in &self.parts {
@@ -39,7 +34,6 @@ impl<'a> Feature<'a> {
         Ok(())
     }
 
-    /// Replaces the contents of `out` with the values of a feature of integers.
     pub fn integers(&self, out: &mut Vec<i64>) -> Result<(), WireError> {
         out.clear();
         for part in &self.parts {

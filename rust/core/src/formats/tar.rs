@@ -47,13 +47,10 @@ fn octal(field: &[u8]) -> Option<u64> {
 const LONGEST_NUMBER: usize = 100;
 const SHORTEST_RECORD: usize = 5;
 
-/// The reason why an extended header is invalid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum PaxError {
-    /// There is no valid record at this offset.
     #[error("there is no valid record at byte {0} of its extended header")]
     Record(usize),
-    /// A number in the header has more than `LONGEST_NUMBER` digits.
     #[error("a number in its extended header has more than {LONGEST_NUMBER} digits")]
     Number,
 }

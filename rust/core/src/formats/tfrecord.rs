@@ -14,26 +14,16 @@ pub fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
 
-/// The reason why a record cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// The length does not match its checksum.
     #[error("the checksum of its length is wrong: the file is damaged, or is not an (uncompressed) TFRecord file")]
     Length,
-    /// The data does not match its checksum.
     #[error("the checksum of its data is wrong: the file is damaged")]
     Data,
-    /// The length exceeds the maximum of the caller.
     #[error(
         "its length of {length} bytes is more than max_length={longest}: the file is damaged, or needs a larger max_length"
     )]
-    TooLong {
-        /// The length in the file, in bytes.
-        length: u64,
-        /// The maximum length in bytes.
-        longest: u64,
-    },
-    /// The file ends within the record.
+    TooLong { length: u64, longest: u64 },
     #[error("the file is truncated: it ends after {found} of the record's {wanted} bytes")]
     Truncated {
         /// The number of available bytes, including checksums.
@@ -43,13 +33,11 @@ pub enum RecordError {
     },
 }
 
-/// Reads the records of one file.
 #[derive(Debug)]
 pub struct Records {
     /// The bytes from index `begin` on have not been returned as records yet.
     buffer: Vec<u8>,
     begin: usize,
-    /// The offset of the next record in the file.
     pub offset: u64,
     /// The number of the next record, counted from 0.
     pub record: u64,
@@ -69,7 +57,6 @@ impl Records {
         &self.buffer[self.begin..]
     }
 
-    /// Adds the next bytes of the file.
     pub fn feed(&mut self, bytes: &[u8]) {
         self.buffer.drain(..self.begin);
         self.begin = 0;
@@ -88,7 +75,6 @@ impl Records {
         Ok(Some(data))
     }
 
-    /// Skips the record that `peek` returned.
     pub fn advance(&mut self) {
         let whole = self.length().ok().flatten().map(|length| HEAD + length + TAIL);
         if let Some(whole) = whole.filter(|&whole| whole <= self.unread().len()) {

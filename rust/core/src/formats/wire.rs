@@ -2,33 +2,25 @@
 //!
 //! See <https://protobuf.dev/programming-guides/encoding>.
 
-/// The reason why bytes are not a protocol buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
-    /// A field extends beyond the end of its message.
     #[error("its data is not a valid protocol buffer: a field ends too early")]
     Truncated,
-    /// An integer has more than ten bytes.
     #[error("its data is not a valid protocol buffer: an integer is too long")]
     Varint,
-    /// A field has an unknown type or the number 0.
     #[error("its data is not a valid protocol buffer: a field has a type that does not exist")]
     Tag,
-    /// The name of a feature is not UTF-8.
     #[error("its data is not a valid protocol buffer: the name of a feature is not UTF-8")]
     Name,
 }
 
-/// The bytes of a field's value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WireValue<'a> {
     /// An integer in 7-bit groups, lowest group first.
     Varint(&'a [u8]),
-    /// A value of 8 bytes.
     Fixed64(&'a [u8]),
     /// The bytes of a string, of a nested message, or of packed numbers.
     Bytes(&'a [u8]),
-    /// A value of 4 bytes.
     Fixed32(&'a [u8]),
 }
 
@@ -41,7 +33,6 @@ pub struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Returns an iterator over the fields of `message`.
     pub fn new(message: &'a [u8]) -> Self {
         Self { rest: message }
     }
@@ -69,9 +60,7 @@ impl<'a> Fields<'a> {
     }
 
     fn take(&mut self, count: usize) -> Result<&'a [u8], WireError> {
-        let (taken, rest) = self.rest.split_at_checked(count).ok_or(WireError::Truncated)?;
-        self.rest = rest;
-        Ok(taken)
+        self.rest.split_off(..count).ok_or(WireError::Truncated)
     }
 
     fn varint(&mut self) -> Result<&'a [u8], WireError> {
@@ -91,7 +80,6 @@ impl<'a> Iterator for Fields<'a> {
     }
 }
 
-/// Appends the integers in `bytes` to `out`.
 pub fn varints(mut bytes: &[u8], out: &mut Vec<i64>) -> Result<(), WireError> {
     while let Some(&first) = bytes.first() {
         let length = if first < 0x80 { 1 } else { varint_length(bytes)? };

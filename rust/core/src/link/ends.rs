@@ -14,13 +14,12 @@ use crate::process::region::Region;
 use crate::protocol::Obedience;
 
 /// The shared memory of a link, from which the producer end and the consumer end are taken.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Link {
-    layout: Arc<Layout>,
+    pub(super) layout: Arc<Layout>,
 }
 
 impl Link {
-    /// Creates a link with these sizes.
     pub fn create(config: LinkConfig) -> Result<Self, OpenError> {
         Ok(Self { layout: Arc::new(Layout::create(config)?) })
     }
@@ -30,7 +29,6 @@ impl Link {
         Ok(Self { layout: Arc::new(Layout::attach(Region::attach(fd)?)?) })
     }
 
-    /// Returns the memory of the link.
     pub fn region(&self) -> &Region {
         &self.layout.region
     }
@@ -58,24 +56,9 @@ impl Link {
         Ok(next)
     }
 
-    /// Returns whether a process has taken the consumer end.
     pub fn has_consumer(&self) -> bool {
         // The load is relaxed, because no other data is read based on the flag.
         self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
-    }
-
-    pub(super) fn layout(&self) -> &Arc<Layout> {
-        &self.layout
-    }
-
-    /// Returns a probe, which checks whether the ring contains pending units.
-    pub fn probe(&self) -> Probe {
-        Probe { layout: Arc::clone(&self.layout) }
-    }
-
-    /// Returns an announcer, which informs the consumer when the producer's process waits for another process.
-    pub fn announcer(&self, peer: BellRef) -> Announcer {
-        Announcer { layout: Arc::clone(&self.layout), peer }
     }
 
     /// Returns how many items and bytes the producer has sent, unless it counts elsewhere (see
@@ -84,15 +67,7 @@ impl Link {
         let sent = &self.layout.header().sent;
         (sent.items.load(Ordering::Relaxed), sent.bytes.load(Ordering::Relaxed))
     }
-}
 
-/// Checks the state of a link from a process that owns neither end of the link.
-#[derive(Debug, Clone)]
-pub struct Probe {
-    layout: Arc<Layout>,
-}
-
-impl Probe {
     /// Returns whether there are published units that the consumer has not taken yet.
     #[inline]
     pub fn pending(&self) -> bool {
@@ -109,24 +84,15 @@ impl Probe {
         let order = open(word).ok_or(Corrupted("the ordered epoch cannot be read"))?;
         Ok(Obedience::is_superseded(epoch, order))
     }
-}
 
-/// Informs the consumer of a link that the producer's process waits for another process.
-#[derive(Debug, Clone)]
-pub struct Announcer {
-    layout: Arc<Layout>,
-    peer: BellRef,
-}
-
-impl Announcer {
-    /// Reports to the consumer that the producer waits in `epoch`, and wakes up the consumer.
-    pub fn starve(&self, epoch: u32) {
+    /// Informs the consumer, whose bell is `peer`, that the producer's process waits for another process in `epoch`.
+    pub fn starve(&self, epoch: u32, peer: &BellRef) {
         // SYNC(starve): pairs with Consumer::starves; no other data is read through this word.
         self.layout.header().starving.store(seal(u64::from(epoch)), Ordering::Release);
-        self.peer.ring();
+        peer.ring();
     }
 
-    /// Reports that the producer no longer waits.
+    /// Informs the consumer that the producer's process no longer waits.
     pub fn go_on(&self) {
         self.layout.header().starving.store(seal(0), Ordering::Relaxed);
     }

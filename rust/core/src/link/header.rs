@@ -35,7 +35,6 @@ pub struct LinkConfig {
     pub ring_capacity: u64,
     /// The number of entries of the return ring, which is also the maximum number of allocated blocks.
     pub return_capacity: u64,
-    /// The number of bytes of the arena.
     pub arena_capacity: u64,
 }
 

@@ -96,7 +96,6 @@ impl Lease {
         self.returns.layout.arena_ptr(self.offset)
     }
 
-    /// Returns the length of the buffer in bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -104,19 +103,17 @@ impl Lease {
     /// Copies the bytes into private memory, so that the producer cannot change them while they are decoded.
     pub fn private_copy(&self) -> Result<Vec<u8>, NoMemory> {
         let mut copy = Vec::new();
-        self.copy_into(&mut copy)?;
+        self.append_to(&mut copy)?;
         Ok(copy)
     }
 
-    /// Copies the bytes like `private_copy`, but into an existing vector, whose memory is reused.
-    pub fn copy_into(&self, copy: &mut Vec<u8>) -> Result<(), NoMemory> {
-        copy.clear();
+    pub fn append_to(&self, copy: &mut Vec<u8>) -> Result<(), NoMemory> {
         copy.try_reserve_exact(self.len).map_err(|_| NoMemory(self.len))?;
         // SAFETY: the memory of the lease is valid for its length, the vector has room for it, and all byte values are
         // valid. If a faulty producer writes during the copy, only the copied bytes are wrong.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.as_mut_ptr(), copy.as_mut_ptr(), self.len);
-            copy.set_len(self.len);
+            std::ptr::copy_nonoverlapping(self.as_mut_ptr(), copy.as_mut_ptr().add(copy.len()), self.len);
+            copy.set_len(copy.len() + self.len);
         }
         Ok(())
     }

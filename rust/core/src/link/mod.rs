@@ -11,6 +11,6 @@ pub mod producer;
 mod unit;
 pub mod wake;
 
-pub use ends::{Announcer, Link, Probe};
+pub use ends::Link;
 pub use header::LinkConfig;
 pub use unit::{OPAQUE, sampled_len};

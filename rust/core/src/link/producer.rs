@@ -43,10 +43,8 @@ impl Part {
     }
 }
 
-/// The result of an attempt to push a unit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Push {
-    /// The unit was pushed.
     Done,
     /// The ring is full. The caller must wait until [`Producer::writable`] returns true.
     Full,
@@ -122,7 +120,6 @@ impl Producer {
         &self.flow
     }
 
-    /// Returns the arena in which the blocks for units of this link are allocated.
     pub fn arena(&self) -> &Arc<Arena> {
         &self.arena
     }
@@ -149,7 +146,6 @@ impl Producer {
         }
     }
 
-    /// Begins a stream with empty counts.
     pub fn begin(&mut self, stream: Stream) {
         self.sending.begin(stream);
         self.account = Account::default();
@@ -173,7 +169,6 @@ impl Producer {
         self.account
     }
 
-    /// Returns the number and the checksum of the items that each shard has sent.
     pub fn accounts(&self) -> impl ExactSizeIterator<Item = Account> + '_ {
         self.all_shards().map(|shard| shard.account)
     }
@@ -237,7 +232,6 @@ impl Producer {
         self.streaming = false;
     }
 
-    /// Returns the current stream.
     pub fn stream(&self) -> Stream {
         self.sending.stream()
     }
@@ -298,11 +292,10 @@ impl Producer {
 
     /// Announces a command for an epoch or a stop before the command itself is sent (see `Command::order`).
     pub fn order(&self, order: u64) {
-        // SYNC(order): pairs with Probe::is_superseded.
+        // SYNC(order): pairs with Link::is_superseded.
         self.layout.header().order.store(seal(order), Ordering::Release);
     }
 
-    /// Returns how many messages the consumer has acknowledged.
     pub fn acknowledged(&self) -> Result<u64, Corrupted> {
         // SYNC(acknowledge): pairs with Consumer::acknowledge.
         let word = self.layout.header().acknowledged.load(Ordering::Acquire);
@@ -357,7 +350,7 @@ impl Producer {
         if self.arena.is_untidy()
             && let Some(now) = self.clock.sample()
         {
-            self.arena.tidy_at(now)?;
+            self.arena.tidy(now)?;
         }
         let (pushed, digest) = self.write(kind, parts, payload)?;
         if pushed == Push::Done {
@@ -421,8 +414,8 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Wakes up the consumer if it waits for items of this link. Must be called if the next item does not follow
-    /// immediately.
+    /// Wakes up the consumer if it waits for items of this link. A producer must call this method if its next item does
+    /// not follow immediately.
     pub fn flush(&mut self) {
         if self.wake.flush(&self.peer, &self.layout.header().items_wanted) {
             add(&self.flow.wakes, 1);

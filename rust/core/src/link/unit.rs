@@ -22,7 +22,7 @@ const LEN_BITS: u32 = 48;
 /// # Safety
 /// `data` must be readable for `len` bytes.
 pub unsafe fn sampled_len(data: *const u8, len: usize) -> u64 {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the conditions that this function documents.
     len as u64 | unsafe { sample(data, len) } << LEN_BITS
 }
 

@@ -11,11 +11,10 @@ use std::time::{Duration, Instant};
 use crate::process::board::BellRef;
 use crate::sync::bell::Wanted;
 
-/// The maximum delay of the consumer's wake-up. If items have longer intervals, the producer rings the bell for each
-/// item.
+/// The maximum time that a sleeping consumer is woken up late. If the interval between items is longer, the producer
+/// rings the bell for each item.
 const PATIENCE: Duration = Duration::from_micros(50);
 
-/// Decides when one producer wakes up its consumer.
 #[derive(Debug)]
 pub struct WakePolicy {
     waiting: u32,
@@ -60,7 +59,6 @@ impl WakePolicy {
         wanted.is_raised() && self.ring(bell)
     }
 
-    /// Wakes up the consumer. Returns whether the consumer slept.
     pub fn ring(&mut self, bell: &BellRef) -> bool {
         self.waiting = 0;
         bell.ring()

@@ -12,7 +12,6 @@ use super::region::Region;
 use crate::error::OpenError;
 use crate::sync::bell::{Bell, Parker};
 
-/// Puts threads to sleep and wakes them up with calls of the operating system.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SystemParker;
 
@@ -26,15 +25,12 @@ impl Parker for SystemParker {
     }
 }
 
-/// The doorbells of all processes of a loader, in one small region of shared memory.
 #[derive(Debug)]
 pub struct BellBoard {
-    /// The shared memory of the doorbells.
     pub region: Region,
 }
 
 impl BellBoard {
-    /// Creates the shared memory of `count` doorbells.
     pub fn create(count: usize) -> Result<Arc<Self>, OpenError> {
         let len = count.max(1).saturating_mul(size_of::<CachePadded<Bell>>());
         Ok(Arc::new(Self { region: Region::create(len, len)? }))
@@ -45,7 +41,6 @@ impl BellBoard {
         Ok(Arc::new(Self { region: Region::attach(fd)? }))
     }
 
-    /// Returns the number of doorbells.
     pub fn len(&self) -> usize {
         self.region.len() / size_of::<CachePadded<Bell>>()
     }
@@ -70,7 +65,6 @@ impl BellRef {
         unsafe { &*self.board.region.as_mut_ptr().cast::<CachePadded<Bell>>().add(self.index) }
     }
 
-    /// Waits like [`Bell::wait`].
     pub fn wait(&self, timeout: Duration, ready: impl FnMut() -> bool) -> bool {
         self.bell().wait(&SystemParker, timeout, ready)
     }
@@ -80,13 +74,11 @@ impl BellRef {
         self.board.len()
     }
 
-    /// Checks for sleepers like [`Bell::has_sleeper`].
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         self.bell().has_sleeper()
     }
 
-    /// Wakes up all threads that sleep on this doorbell, like [`Bell::ring`].
     #[inline]
     pub fn ring(&self) -> bool {
         self.bell().ring(&SystemParker)

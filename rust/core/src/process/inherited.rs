@@ -32,7 +32,7 @@ struct InheritedEntry {
 
 // SAFETY: `next` is written before the entry is published, and its target is never freed. All other fields are atomic.
 unsafe impl Sync for InheritedEntry {}
-// SAFETY: as for `Sync`.
+// SAFETY: the fields allow concurrent access, so another thread can also own the entry.
 unsafe impl Send for InheritedEntry {}
 
 static FIRST: AtomicPtr<InheritedEntry> = AtomicPtr::new(ptr::null_mut());
@@ -85,7 +85,6 @@ fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
 pub struct Mapping(&'static InheritedEntry);
 
 impl Mapping {
-    /// Registers the mapping of `len` bytes at `start`.
     pub fn note(start: *const u8, len: usize) -> Self {
         Self(note(MAPPING, start as usize, len))
     }
@@ -103,7 +102,6 @@ impl Mapping {
         self.0.state.store(OWN_MAPPING, Ordering::Release);
     }
 
-    /// Reverts one call of `pin`.
     #[inline]
     pub fn unpin(&self) {
         self.0.pins.fetch_sub(1, Ordering::Relaxed);
@@ -203,18 +201,11 @@ fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
 }
 
 /// # Safety
-/// The entry is a mapping of this process, and all code that reads the mapping accepts zeros.
-unsafe fn wipe(entry: &InheritedEntry) {
-    // SAFETY: the owner frees the entry before it unmaps the memory, so the range still belongs to this mapping.
-    unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
-}
-
-/// # Safety
 /// The range consists of mappings that are no longer used.
 unsafe fn put_zeros(start: usize, len: usize) {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the conditions that this function documents.
     unsafe { libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0) };
 }
 
@@ -223,8 +214,9 @@ unsafe fn put_zeros(start: usize, len: usize) {
 pub fn wipe_what_is_the_parents() {
     // SYNC(noted): pairs with `Mapping::wipe_on_fork`.
     for entry in entries().filter(|entry| entry.state.load(Ordering::Acquire) == OWN_MAPPING) {
-        // SAFETY: these mappings contain only counters, which are atomic and for which zero is a valid value.
-        unsafe { wipe(entry) };
+        // SAFETY: these mappings contain only atomic counters, for which zero is a valid value. The owner frees the
+        // entry before it unmaps the memory, so the range still belongs to this mapping.
+        unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
     }
 }
 

@@ -1,6 +1,7 @@
 //! Detects the exit of a process, and makes a child exit together with its parent.
 
 use std::os::fd::OwnedFd;
+use std::os::unix::process::parent_id;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -10,7 +11,6 @@ use super::inherited::Descriptor;
 use super::signals::without_signals;
 use crate::error::{self, OpenError};
 
-/// Watches another process.
 #[derive(Debug)]
 pub struct Watch {
     pid: i32,
@@ -28,7 +28,7 @@ impl Watch {
             return Err(OpenError::watch(std::io::ErrorKind::InvalidInput.into()));
         }
         let fd = system().watch(pid).map_err(OpenError::watch)?.map(Descriptor::note);
-        Ok(Self { pid, fd, parent: parent_id() == pid })
+        Ok(Self { pid, fd, parent: parent_id() as i32 == pid })
     }
 
     /// Watches a descriptor that becomes readable when a process on another machine exits.
@@ -46,7 +46,7 @@ impl Watch {
 
     fn number_exited(&self) -> bool {
         // A zombie keeps its id, but its children immediately have a new parent.
-        if self.parent { parent_id() != self.pid } else { has_exited(self.pid) }
+        if self.parent { parent_id() as i32 != self.pid } else { has_exited(self.pid) }
     }
 
     /// Returns whether any of the processes has exited. If all watches have descriptors, this takes a single system
@@ -81,10 +81,6 @@ impl Watch {
             }
         }
     }
-}
-
-fn parent_id() -> i32 {
-    std::os::unix::process::parent_id() as i32
 }
 
 fn poll_exit(fd: &Descriptor, timeout: Duration) -> bool {

@@ -18,4 +18,4 @@ mod system;
 pub mod turns;
 pub mod watching;
 
-pub use backend::{Choice, choice, portable};
+pub use backend::{lacks_system_calls, portable};

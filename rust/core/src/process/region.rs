@@ -54,8 +54,11 @@ impl Region {
     /// Frees the pages of the bytes `offset..offset + len`, which are zero afterwards.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
+        #[cfg(target_os = "linux")]
         // SAFETY: the range is inside the mapping, which is shared memory, and callers do not need the freed contents.
-        unsafe { system().punch(self.as_mut_ptr().add(offset), len) }
+        return unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::Remove, offset, len) };
+        #[cfg(not(target_os = "linux"))]
+        Err(io::ErrorKind::Unsupported.into())
     }
 
     /// Maps the region of `fd`, a descriptor that was received from the process that created the region.
@@ -108,7 +111,6 @@ impl Region {
         (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// Returns the size of the region in bytes.
     pub fn len(&self) -> usize {
         self.map.len()
     }
@@ -118,7 +120,6 @@ impl Region {
         self.map.as_mut_ptr()
     }
 
-    /// Requests huge pages for the bytes `offset..offset + len`.
     pub fn advise_huge(&self, offset: usize, len: usize) {
         system().advise_huge(&self.map, offset, len);
     }

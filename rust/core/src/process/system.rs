@@ -21,24 +21,6 @@ pub(super) trait System: Sync {
 
     fn advise_huge(&self, map: &MmapRaw, offset: usize, len: usize);
 
-    /// Frees pages of a shared mapping, whose bytes are zero afterwards. May fail with `Unsupported`.
-    ///
-    /// # Safety
-    /// The range is a shared mapping of a memory file, and its contents are not needed.
-    unsafe fn punch(&self, start: *mut u8, len: usize) -> io::Result<()> {
-        #[cfg(target_os = "linux")]
-        // SAFETY: guaranteed by the caller.
-        return match unsafe { libc::madvise(start.cast(), len, libc::MADV_REMOVE) } {
-            0 => Ok(()),
-            _ => Err(io::Error::last_os_error()),
-        };
-        #[cfg(not(target_os = "linux"))]
-        {
-            let _ = (start, len);
-            Err(io::ErrorKind::Unsupported.into())
-        }
-    }
-
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration);
 
     fn unpark(&self, word: &AtomicU32);

@@ -10,7 +10,8 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 const MOST: u32 = 10;
-/// While waits do not yield, every `TRY_AGAIN`th wait yields up to `TRIED` times to test whether yielding helps.
+/// While yielding is switched off, every `TRY_AGAIN`th wait still yields up to `TRIED` times, to test whether yielding
+/// helps again.
 const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
 /// If a sleep takes fewer nanoseconds than this, the next wait yields `MOST` times.
@@ -31,8 +32,8 @@ pub struct Turns {
     turns: AtomicU32,
     /// The number of waits since yielding was last tested.
     since_tried: AtomicU32,
-    /// A point in time that a yield to an unrelated thread postpones by `PRICE` times the yield's duration. Waits do
-    /// not yield while this point is over `CREDIT` nanoseconds away.
+    /// A time in nanoseconds that each yield to an unrelated thread postpones by `PRICE` times the yield's duration.
+    /// Waits do not yield while this time is more than `CREDIT` nanoseconds in the future.
     paid: AtomicU64,
 }
 

@@ -6,16 +6,15 @@
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
-
-use crossbeam_utils::sync::{Parker, Unparker};
 
 use super::fork;
 use super::signals::without_signals;
 
-/// The upper bits of a heartbeat's word count all calls in steps of `CALL`, and the lower bits count running calls.
+/// In the word of a heartbeat, the upper bits count all calls in steps of `CALL`, and the lower bits count running
+/// calls.
 const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
@@ -28,7 +27,6 @@ const LONGEST: Duration = Duration::from_secs(10);
 const GIVE_UP: Duration = Duration::from_secs(1);
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
-/// Returns the id of the calling thread according to `pthread_self`.
 #[inline]
 pub fn this_thread() -> u64 {
     // SAFETY: the call has no preconditions and cannot fail.
@@ -51,20 +49,17 @@ pub struct Pulse {
 }
 
 impl Pulse {
-    /// Records that a call begins.
     #[inline]
     pub fn enter(&self) {
         self.thread.store(this_thread(), Relaxed);
         self.word.store(self.word.load(Relaxed).wrapping_add(CALL + INSIDE), Relaxed);
     }
 
-    /// Records that a call returns.
     #[inline]
     pub fn leave(&self) {
         self.word.store(self.word.load(Relaxed).wrapping_sub(INSIDE), Relaxed);
     }
 
-    /// Returns whether a call is in progress.
     pub fn is_inside(&self) -> bool {
         self.word.load(Relaxed) & ALL_INSIDE != 0
     }
@@ -75,7 +70,6 @@ impl Pulse {
         self.signs.load(Relaxed)
     }
 
-    /// Sets or clears a flag.
     pub fn set_sign(&self, sign: u8, set: bool) {
         if set {
             self.signs.fetch_or(sign, Relaxed);
@@ -136,29 +130,21 @@ impl Watched {
 #[derive(Default)]
 struct WatchState {
     watched: Vec<Watched>,
-    thread: Option<Watcher>,
+    thread: Option<JoinHandle<()>>,
     stop: bool,
     running: bool,
-    stoppers: Vec<Unparker>,
     forks: u32,
     number: u64,
-}
-
-impl WatchState {
-    fn wake(&self) {
-        self.thread.iter().for_each(|watcher| watcher.wake.unpark());
-    }
-}
-
-struct Watcher {
-    thread: JoinHandle<()>,
-    wake: Unparker,
 }
 
 /// The watched callers of a process.
 pub struct Watch {
     generation: u64,
     state: Mutex<WatchState>,
+    /// Wakes up the watching thread.
+    wake: Condvar,
+    /// Wakes up the callers of `stop` when the watching thread ends.
+    ended: Condvar,
     tell: fn(&Stall),
 }
 
@@ -177,7 +163,8 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
         {
             return watch;
         }
-        let new = Box::into_raw(Box::new(Watch { generation, state: Mutex::default(), tell }));
+        let (state, wake, ended) = (Mutex::default(), Condvar::new(), Condvar::new());
+        let new = Box::into_raw(Box::new(Watch { generation, state, wake, ended, tell }));
         // SYNC(watch): pairs with the load above.
         if WATCH.compare_exchange(current, new, AcqRel, Relaxed).is_err() {
             // SAFETY: `new` was created above, and no other thread has seen it.
@@ -200,23 +187,19 @@ impl Watch {
         }
         state.stop = false;
         if state.running {
-            state.wake();
+            self.wake.notify_all();
         } else {
             let named = std::thread::Builder::new().name("torchdata-watch".to_owned());
-            let parker = Parker::new();
-            let wake = parker.unparker().clone();
-            state.thread =
-                without_signals(|| named.spawn(move || self.run(&parker))).ok().map(|thread| Watcher { thread, wake });
+            state.thread = without_signals(|| named.spawn(move || self.run())).ok();
             state.running = state.thread.is_some();
         }
     }
 
-    /// Stops watching this heartbeat.
     pub fn end(&self, pulse: &Arc<Pulse>) {
         pulse.set_sign(UNWATCHED, false);
         let mut state = self.state();
         state.watched.retain(|one| !std::ptr::eq(one.pulse.as_ptr(), Arc::as_ptr(pulse)));
-        state.wake();
+        self.wake.notify_all();
     }
 
     /// Stops the watching thread before a fork or at the end of the process. Waits at most `GIVE_UP` for a thread that
@@ -224,25 +207,20 @@ impl Watch {
     pub fn stop(&self) {
         let mut state = self.state();
         state.stop = true;
-        state.wake();
-        let is_thread = |one: &Watcher| one.thread.thread().id() == std::thread::current().id();
+        self.wake.notify_all();
+        let is_thread = |one: &JoinHandle<()>| one.thread().id() == std::thread::current().id();
         if state.thread.as_ref().is_some_and(is_thread) {
             return; // the watching thread itself forks
         }
-        let (ended, deadline) = (Parker::new(), Instant::now() + GIVE_UP);
-        while state.running {
-            if Instant::now() >= deadline {
-                return;
-            }
-            state.stoppers.push(ended.unparker().clone());
-            drop(state);
-            ended.park_deadline(deadline);
-            state = self.state();
+        let waited = self.ended.wait_timeout_while(state, GIVE_UP, |state| state.running);
+        (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        if state.running {
+            return;
         }
-        let (watcher, number) = (state.thread.take(), state.number);
+        let (thread, number) = (state.thread.take(), state.number);
         drop(state);
-        if let Some(watcher) = watcher {
-            let _ = watcher.thread.join();
+        if let Some(thread) = thread {
+            let _ = thread.join();
             // The kernel still lists the thread for a short time after the join.
             let (path, since) = (format!("/proc/self/task/{number}"), Instant::now());
             while since.elapsed() < FORGOTTEN && std::fs::exists(&path).unwrap_or(false) {
@@ -272,7 +250,7 @@ impl Watch {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn run(&self, parker: &Parker) {
+    fn run(&self) {
         let mut state = self.state();
         state.number = thread_number();
         loop {
@@ -291,12 +269,10 @@ impl Watch {
             }
             let patience = state.watched.iter().map(|one| one.patience).min().unwrap_or(LONGEST);
             let pause = (patience / CHECKS).clamp(SHORTEST, LONGEST);
-            drop(state);
-            parker.park_timeout(pause);
-            state = self.state();
+            (state, _) = self.wake.wait_timeout(state, pause).unwrap_or_else(PoisonError::into_inner);
         }
         state.running = false;
-        state.stoppers.drain(..).for_each(|stopper| stopper.unpark());
+        self.ended.notify_all();
     }
 }
 

@@ -30,18 +30,15 @@ pub struct Snapshot<S> {
     pub sent: Account,
     /// The writer's position in the dispatched items at the time of the snapshot.
     pub share: Share,
-    /// The serialized graph.
     pub content: S,
 }
 
 /// A snapshot of the dispatching process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealt<S> {
-    /// The number of the pass.
     pub pass: u32,
     /// For each worker, the number and checksum of the items that were dispatched to it in this pass.
     pub accounts: Vec<Account>,
-    /// The serialized graph.
     pub content: S,
 }
 
@@ -64,7 +61,7 @@ struct Peer<S> {
     ended: bool,
     /// Whether the oldest snapshot precedes every position that may be requested.
     begun: bool,
-    /// The snapshots in ascending order. Only the first is guaranteed to precede the user's position.
+    /// The snapshots in ascending order. Only the first snapshot is guaranteed to precede the user's position.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
@@ -80,14 +77,6 @@ pub struct PeerPosition<'a, S> {
 const LOOK_BACK: usize = 64;
 const LONG_LOOK_BACK: usize = 1 << 16;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct KeptDeliveries {
-    /// The number of deliveries that are kept after the user has received their items.
-    beyond: usize,
-    /// The number of deliveries that are kept if the user's position is unknown.
-    unknown: usize,
-}
-
 /// A reader's log of deliveries and its snapshots in one epoch.
 #[derive(Debug, Clone, Hash)]
 pub struct Books<S> {
@@ -97,14 +86,16 @@ pub struct Books<S> {
     log: VecDeque<(u32, Account)>,
     total: u64,
     dealt: VecDeque<Dealt<S>>,
-    memory: KeptDeliveries,
+    /// The number of deliveries that are kept after the user has received their items.
+    beyond: usize,
+    /// The number of deliveries that are kept if the user's position is unknown.
+    unknown: usize,
     longest: usize,
     first: usize,
     latest: Option<usize>,
 }
 
 impl<S> Books<S> {
-    /// Creates empty records for a number of peers.
     pub fn new(peers: usize) -> Self {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
@@ -120,7 +111,8 @@ impl<S> Books<S> {
             log: VecDeque::new(),
             total: 0,
             dealt: VecDeque::new(),
-            memory: KeptDeliveries { beyond, unknown },
+            beyond,
+            unknown,
             longest: 2 * beyond,
             first: 0,
             latest: None,
@@ -134,7 +126,7 @@ impl<S> Books<S> {
         (self.first, self.latest) = (0, None);
         let mut kept: Vec<S> = self.dealt.drain(..).map(|dealt| dealt.content).collect();
         self.total = 0;
-        self.longest = 2 * self.memory.beyond;
+        self.longest = 2 * self.beyond;
         for (index, peer) in self.peers.iter_mut().enumerate() {
             peer.taken = starts.get(index).copied().unwrap_or_default();
             (peer.ended, peer.begun) = (false, false);
@@ -185,7 +177,7 @@ impl<S> Books<S> {
 
     #[cold]
     fn cut(&mut self, lag: Option<u64>) {
-        let kept = lag.map_or(self.memory.unknown, |lag| lag as usize + self.memory.beyond);
+        let kept = lag.map_or(self.unknown, |lag| lag as usize + self.beyond);
         let superfluous = self.log.len().saturating_sub(kept);
         self.log.drain(..superfluous);
         self.longest = 2 * kept;
@@ -212,16 +204,17 @@ impl<S> Books<S> {
 
     /// Returns the positions of all peers after the items that `accounts` counts, which may include undelivered items.
     pub fn positions_at(&self, accounts: Vec<Account>) -> Vec<PeerPosition<'_, S>> {
-        let positions = self.peers.iter().zip(accounts);
-        positions.map(|(peer, given)| PeerPosition { given, snapshot: newest(&peer.snapshots, given) }).collect()
+        let positions = self.peers.iter().zip(accounts).map(|(peer, given)| {
+            let snapshot = peer.snapshots.iter().rev().find(|snapshot| snapshot.sent.items <= given.items);
+            PeerPosition { given, snapshot }
+        });
+        positions.collect()
     }
 
-    /// Returns whether a snapshot of this peer is stored.
     pub fn has_snapshot(&self, peer: usize) -> bool {
         !self.peers[peer].snapshots.is_empty()
     }
 
-    /// Returns whether a snapshot of the dispatching process is stored.
     pub fn has_dealt(&self) -> bool {
         !self.dealt.is_empty()
     }
@@ -241,7 +234,7 @@ impl<S> Books<S> {
     /// deliveries that the user has not received yet.
     pub fn keep(&mut self, peer: usize, snapshot: Snapshot<S>, lag: Option<u64>) -> Vec<S> {
         let given =
-            lag.and_then(|lag| self.accounts(lag.saturating_add(self.memory.beyond as u64).min(self.log.len() as u64)));
+            lag.and_then(|lag| self.accounts(lag.saturating_add(self.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
         // If `lag` is None, the user has received at least the items before the start of the log.
@@ -273,27 +266,4 @@ impl<S> Books<S> {
 
 fn order<S>(dealt: &Dealt<S>) -> (u32, u64) {
     (dealt.pass, dealt.items())
-}
-
-fn newest<S>(snapshots: &VecDeque<Snapshot<S>>, given: Account) -> Option<&Snapshot<S>> {
-    snapshots.iter().rev().find(|snapshot| snapshot.sent.items <= given.items)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Account, Books, LOOK_BACK, Share, Snapshot};
-
-    #[test]
-    fn snapshots_go_when_what_was_given_has_passed_the_next_one() {
-        let mut books = Books::new(1);
-        for item in 0..1000 {
-            books.deliver(0, item, |_| Some(5));
-            let sent = Account { items: item + 1, checksum: 0 };
-            books.keep(0, Snapshot { sent, share: Share::default(), content: sent.items }, Some(5));
-        }
-        assert!(books.peers[0].snapshots.len() <= LOOK_BACK + 7);
-        assert!(books.log.len() <= 2 * (LOOK_BACK + 5) + 1);
-        let (positions, _) = books.positions(5).expect("not too long ago");
-        assert_eq!((positions[0].given.items, positions[0].snapshot.map(|one| one.content)), (995, Some(995)));
-    }
 }

@@ -9,7 +9,6 @@ pub enum Next {
     Deliver(usize),
     /// Receive this peer's next item before its turn, because the next peer in turn waits for another process.
     TakeIn(usize),
-    /// Wait until something changes.
     Wait,
     /// Fail, because a required process has exited, so no more items arrive.
     Fail,
@@ -25,7 +24,6 @@ pub enum Next {
 /// informs the main process, which receives other workers' items early.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
-    /// The rotation of the peers.
     pub turn: RoundRobin,
     has_died: bool,
 }

@@ -25,7 +25,6 @@ pub struct Dealing {
 }
 
 impl Dealing {
-    /// Creates the order for this number of readers.
     pub fn new(readers: usize) -> Self {
         Self { turn: RoundRobin::new(readers, false) }
     }

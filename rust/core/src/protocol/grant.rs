@@ -61,12 +61,10 @@ impl Grant {
     /// The grant in a new link, before the reader has written one.
     pub const NONE: u64 = seal(0);
 
-    /// Creates the grant of a reader in `stream` with this request.
     pub fn new(stream: Stream, wish: Wish) -> Self {
         Self { stream, wish }
     }
 
-    /// Returns the grant as a word to store in shared memory.
     #[inline]
     pub fn word(self) -> u64 {
         let (wish, count) = match self.wish {
@@ -106,46 +104,5 @@ impl Grant {
     #[inline]
     pub fn credit(wanted: u32, sent: u32) -> u32 {
         difference(u64::from(wanted), u64::from(sent), COUNT_BITS).max(0) as u32
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::{Grant, Reader, Stream, Wish};
-
-    fn seen(reader: Stream, wish: Wish, writer: Stream) -> Option<Reader> {
-        Grant::read(Grant::new(reader, wish).word(), writer)
-    }
-
-    #[test]
-    fn a_grant_is_for_its_own_stream_only() {
-        for epoch in [0, 1, 5, (1 << 14) - 1, 1 << 14, u32::MAX - 1] {
-            let own = Stream::first(epoch);
-            assert_eq!(seen(own, Wish::Items(7), own), Some(Reader::Here(7)));
-            assert_eq!(seen(own, Wish::Items(7), Stream::first(epoch + 1)), Some(Reader::Behind));
-            assert_eq!(seen(Stream::first(epoch + 1), Wish::Items(7), own), Some(Reader::Done));
-            for pass in 1..9 {
-                let (this, next) = (Stream::new(epoch, pass), Stream::new(epoch, pass + 1));
-                assert_eq!(seen(next, Wish::Items(1), this), Some(Reader::Ahead));
-                assert_eq!(seen(next, Wish::Left, this), Some(Reader::Ahead));
-                assert_eq!(seen(this, Wish::Left, this), Some(Reader::Left));
-                assert_eq!(seen(this, Wish::Items(1), next), Some(Reader::Behind));
-                assert_eq!(seen(this, Wish::Done, next), Some(Reader::Done));
-            }
-        }
-    }
-
-    #[test]
-    fn at_a_links_birth_nothing_is_granted() {
-        assert_eq!(Grant::read(Grant::NONE, Stream::default()), Some(Reader::Behind));
-        assert_eq!(Grant::read(0, Stream::default()), None, "wiped memory is damage");
-    }
-
-    #[test]
-    fn credit_counts_on_where_the_counters_wrap() {
-        let top = (1 << 30) - 1;
-        assert_eq!(Grant::credit(3, top), 4);
-        assert_eq!(Grant::credit(top, top), 0);
-        assert_eq!(Grant::credit(top - 1, top), 0, "a reader that pauses takes back what was not used");
     }
 }

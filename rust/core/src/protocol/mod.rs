@@ -34,7 +34,7 @@ pub use books::{Books, Dealt, PeerPosition, Share, Snapshot};
 pub use collecting::{Collecting, Next};
 pub use dealing::{Deal, Dealing};
 pub use grant::{Grant, Reader, Wish};
-pub use obedience::{Acknowledged, Command, Obedience, Step};
+pub use obedience::{Command, Obedience, Step};
 pub use receiving::{Judgement, Receiving};
 pub use replacing::{Replacing, TRIES, Verdict};
 pub use sending::{Ahead, Permit, Sending};

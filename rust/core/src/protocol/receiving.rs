@@ -34,12 +34,10 @@ impl Receiving {
         self.set_window(window)
     }
 
-    /// Returns the current stream.
     pub fn stream(&self) -> Stream {
         self.stream
     }
 
-    /// Returns what to do with a unit of `stream`.
     #[inline]
     pub fn judge(&self, stream: Stream) -> Judgement {
         match stream.cmp(&self.stream) {
@@ -67,7 +65,6 @@ impl Receiving {
         self.grant()
     }
 
-    /// Returns the current grant.
     #[inline]
     pub fn grant(&self) -> Grant {
         Grant::new(self.stream, Wish::Items(self.taken.wrapping_add(self.window)))

@@ -19,8 +19,8 @@ pub enum Permit {
 /// Limits how many bytes of large buffers a writer may have in flight.
 ///
 /// A window limits the number of items, but large items may need gigabytes. When the reader has to wait, the limit
-/// doubles, or halves if the reader has taken fewer bytes than the limit since its last wait, because a higher limit
-/// would not help.
+/// doubles. If the reader has taken fewer bytes than the limit since its last wait, the limit halves instead, because a
+/// higher limit would not help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
@@ -38,7 +38,6 @@ impl Ahead {
     pub const LEAST: u64 = 64 << 20;
     const MOST: u64 = 1 << 40;
 
-    /// Returns the current limit for the bytes in flight.
     pub fn allowed(self) -> u64 {
         self.allowed
     }
@@ -59,7 +58,6 @@ impl Ahead {
     }
 }
 
-/// The state of a writer in its current stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Sending {
     stream: Stream,
@@ -70,7 +68,6 @@ pub struct Sending {
 }
 
 impl Sending {
-    /// Begins a stream.
     pub fn begin(&mut self, stream: Stream) {
         *self = Self { stream, sent: 0, credit: 0, owed: 0 };
     }
@@ -91,7 +88,6 @@ impl Sending {
         self.owed = self.owed.saturating_sub(1);
     }
 
-    /// Returns the current stream.
     pub fn stream(&self) -> Stream {
         self.stream
     }
@@ -133,7 +129,6 @@ impl Sending {
         Grant::read(word, self.stream)
     }
 
-    /// Counts a sent item.
     #[inline]
     pub fn sent(&mut self) {
         self.sent = self.sent.wrapping_add(1);

@@ -8,7 +8,6 @@ use std::fmt;
 pub struct Stream(u64);
 
 impl Stream {
-    /// Creates the stream for pass number `pass` of epoch number `epoch`.
     pub const fn new(epoch: u32, pass: u32) -> Self {
         Self(((epoch as u64) << 32) | pass as u64)
     }
@@ -28,12 +27,10 @@ impl Stream {
         self.0
     }
 
-    /// Returns the number of the epoch.
     pub const fn epoch(self) -> u32 {
         (self.0 >> 32) as u32
     }
 
-    /// Returns the number of the pass.
     pub const fn pass(self) -> u32 {
         self.0 as u32
     }

@@ -94,39 +94,3 @@ impl<M> QueuePosition<M> {
         }
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::QueuePosition;
-
-    fn shown(place: &QueuePosition<u64>) -> (u64, u64, Vec<u64>) {
-        (place.mark, place.steps, place.ahead().collect())
-    }
-
-    fn given(place: &QueuePosition<u64>) -> Vec<u64> {
-        let (mark, steps, ahead) = shown(place);
-        (0..mark + steps).chain(ahead.iter().map(|index| mark + index)).collect()
-    }
-
-    #[test]
-    fn a_mark_of_an_item_delivered_earlier_advances_the_position() {
-        let mut place = QueuePosition::new(0, 3, [4]);
-        assert_eq!(given(&place), [0, 1, 2, 4]);
-        place.note_late(1, 2);
-        assert_eq!(shown(&place), (2, 1, vec![2]));
-        place.note_late(0, 1);
-        assert_eq!((shown(&place), &place.spent[..]), ((2, 1, vec![2]), &[0, 1][..]));
-        place.note_late(4, 5);
-        place.note(3, None);
-        assert_eq!((shown(&place), place.given()), ((5, 0, vec![]), 5));
-        assert_eq!(place.marks().count(), 1 + place.spent.len());
-    }
-
-    #[test]
-    fn a_late_mark_counts_although_the_gap_was_already_closed() {
-        let mut place = QueuePosition::new(0, 0, [1]);
-        place.note(0, None);
-        place.note_late(1, 2);
-        assert_eq!((shown(&place), given(&place)), ((2, 0, vec![]), vec![0, 1]));
-    }
-}

@@ -39,7 +39,6 @@ pub struct Hub {
 }
 
 impl Hub {
-    /// Creates a hub for `size` ranks including itself.
     pub fn new(size: u32) -> Self {
         let size = size as usize;
         Self {
@@ -96,7 +95,6 @@ impl Hub {
         self.tell_all(&Message::Bye);
     }
 
-    /// Processes a message from a connected member.
     pub fn receive(&mut self, rank: u32, message: Message, now: Instant) {
         if let Seat::Taken { heard } = &mut self.seats[rank as usize]
             && (heard.is_some() || message == Message::Beat)
@@ -117,7 +115,7 @@ impl Hub {
             Message::Failed(verdict) => self.fail(verdict.fault, verdict.ranks, rank),
             _ => {}
         }
-        self.judge(now);
+        self.tick(now);
     }
 
     /// Records that the connection to a member has broken, or that the member has sent invalid data.
@@ -128,12 +126,6 @@ impl Hub {
         }
     }
 
-    /// Checks timeouts. Must be called at least once per heartbeat interval while an operation runs.
-    pub fn tick(&mut self, now: Instant) {
-        self.judge(now);
-    }
-
-    /// Sends a heartbeat to all members.
     pub fn beat(&mut self) {
         self.tell_all(&Message::Beat);
     }
@@ -177,12 +169,13 @@ impl Hub {
         // If the operation has already ended, its result has been sent, so the timeout is ignored.
         if operation == self.operation && self.trial.is_none() && self.verdict.is_none() {
             self.trial = Some(Trial { by, missing: self.missing().collect(), begun: now });
-            self.judge(now);
+            self.tick(now);
         }
     }
 
-    /// Ends the wait for missing ranks once each has sent a message, or after `WATCH`.
-    fn judge(&mut self, now: Instant) {
+    /// Ends the wait for missing ranks once each has sent a message, or after `WATCH`. Must be called at least once per
+    /// heartbeat interval while an operation runs.
+    pub fn tick(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {
             Seat::Taken { heard: Some(heard) } => heard <= trial.begun,

@@ -79,9 +79,7 @@ fn is_equal(one: Token, other: Token) -> bool {
 /// The secrets with which a member and the hub identify each other.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
-    /// The secret that members send.
     pub hello: Token,
-    /// The secret that the hub sends.
     pub welcome: Token,
 }
 
@@ -99,14 +97,14 @@ impl Table {
     fn turn(&mut self, now: Instant) {
         self.let_in(now);
         for (rank, stream) in (0..).zip(&mut self.streams) {
-            let Some(stream) = stream.as_mut().filter(|stream| !stream.broken()) else { continue };
+            let Some(stream) = stream.as_mut().filter(|stream| !stream.broken) else { continue };
             for message in stream.read() {
                 match &mut self.role {
                     RankRole::Hub(hub) => hub.receive(rank, message, now),
                     RankRole::Member(member) => member.receive(message, now),
                 }
             }
-            if stream.broken() {
+            if stream.broken {
                 match &mut self.role {
                     RankRole::Hub(hub) => hub.lose(rank),
                     RankRole::Member(member) => member.lose(),
@@ -126,7 +124,7 @@ impl Table {
                     self.streams[rank as usize] = Some(caller);
                     hub.seat(rank);
                 }
-                None if !caller.broken() && now < since + HELLO => door.callers.push_back((caller, since)),
+                None if !caller.broken && now < since + HELLO => door.callers.push_back((caller, since)),
                 _ => {}
             }
         }
@@ -160,8 +158,8 @@ impl Table {
 
     fn sources(&self) -> Vec<Source> {
         let callers = self.door.iter().flat_map(|door| &door.callers).map(|(caller, _)| caller);
-        let streams = self.streams.iter().flatten().chain(callers).filter(|stream| !stream.broken());
-        let sockets = streams.map(|stream| -> Source { (stream.socket().clone(), stream.congested()) });
+        let streams = self.streams.iter().flatten().chain(callers).filter(|stream| !stream.broken);
+        let sockets = streams.map(|stream| -> Source { (stream.socket.clone(), stream.congested()) });
         sockets.chain(self.door.iter().map(|door| -> Source { (door.listener.clone(), false) })).collect()
     }
 }

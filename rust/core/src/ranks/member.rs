@@ -70,7 +70,6 @@ impl Member {
         self.outgoing.push(Message::Bye);
     }
 
-    /// Processes a message from the hub.
     pub fn receive(&mut self, message: Message, now: Instant) {
         if self.heard.is_some() || message == Message::Beat {
             self.heard = Some(now);
@@ -109,12 +108,10 @@ impl Member {
         }
     }
 
-    /// Sends a heartbeat to the hub.
     pub fn beat(&mut self) {
         self.outgoing.push(Message::Beat);
     }
 
-    /// Returns the messages to send to the hub.
     pub fn outgoing(&mut self) -> Vec<Message> {
         std::mem::take(&mut self.outgoing)
     }

@@ -5,31 +5,16 @@ use super::{Fault, Verdict};
 /// A secret with which two ranks of a group identify each other, because any program can connect to the port.
 pub type Token = [u8; 16];
 
-/// A message between hub and member.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
     /// The first message of a member, which identifies the member and counts as its value for operation 0.
-    Hello {
-        /// The secret of the group.
-        token: Token,
-        /// The rank of the member.
-        rank: u32,
-    },
+    Hello { token: Token, rank: u32 },
     /// The first message of the hub, in which the hub identifies itself to the member.
-    Welcome {
-        /// The secret of the hub.
-        token: Token,
-    },
+    Welcome { token: Token },
     /// A rank's value for an operation.
-    Value {
-        /// The number of the operation.
-        operation: u64,
-        /// The rank's value.
-        value: i64,
-    },
+    Value { operation: u64, value: i64 },
     /// The result of an operation.
     Least {
-        /// The number of the operation.
         operation: u64,
         /// The minimum of all values.
         value: i64,
@@ -37,10 +22,7 @@ pub enum Message {
     /// A sign that the sender is running.
     Beat,
     /// A member informs the hub that it has timed out in an operation.
-    Late {
-        /// The number of the operation.
-        operation: u64,
-    },
+    Late { operation: u64 },
     /// A member informs the hub that it abandons its current operation.
     Left,
     /// The sender leaves the group normally.
@@ -78,7 +60,6 @@ impl Message {
         }
     }
 
-    /// Appends the message to a buffer.
     pub fn encode(&self, into: &mut Vec<u8>) {
         let start = into.len();
         into.extend([self.kind(), 0, 0]);
@@ -154,7 +135,5 @@ impl Message {
 }
 
 fn field<const N: usize>(rest: &mut &[u8]) -> Result<[u8; N], Damaged> {
-    let (field, after) = rest.split_first_chunk::<N>().ok_or(Damaged)?;
-    *rest = after;
-    Ok(*field)
+    rest.split_off(..N).and_then(|field| field.try_into().ok()).ok_or(Damaged)
 }

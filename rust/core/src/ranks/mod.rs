@@ -46,7 +46,6 @@ pub enum Fault {
 /// A failure report, which all ranks receive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Verdict {
-    /// The reason why the operation has failed.
     pub fault: Fault,
     /// The ranks at fault, in ascending order (never empty).
     pub ranks: Vec<u32>,
@@ -54,7 +53,6 @@ pub struct Verdict {
     pub by: u32,
 }
 
-/// The result of an operation.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Answer {
     /// The minimum of all values.

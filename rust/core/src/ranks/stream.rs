@@ -14,10 +14,10 @@ const PIECE: usize = 1024;
 
 #[derive(Debug)]
 pub struct RankStream {
-    socket: Arc<TcpStream>,
+    pub socket: Arc<TcpStream>,
     came: Vec<u8>,
     goes: Vec<u8>,
-    broken: bool,
+    pub broken: bool,
 }
 
 impl RankStream {
@@ -25,14 +25,6 @@ impl RankStream {
         socket.set_nonblocking(true)?;
         socket.set_nodelay(true)?;
         Ok(Self { socket: Arc::new(socket), came: Vec::new(), goes: Vec::new(), broken: false })
-    }
-
-    pub fn socket(&self) -> &Arc<TcpStream> {
-        &self.socket
-    }
-
-    pub fn broken(&self) -> bool {
-        self.broken
     }
 
     pub fn congested(&self) -> bool {

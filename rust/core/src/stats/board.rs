@@ -21,6 +21,9 @@ use crate::process::region::Region;
 /// The `generation` of a board that is only read. This number is not the generation of any process.
 const NO_PROCESS: u64 = u64::MAX;
 
+/// The maximum size of another loader's board in bytes, because reading a board allocates memory.
+const LARGEST_READABLE: usize = 512 << 20;
+
 /// The role of a process in its loader.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
@@ -35,19 +38,12 @@ pub enum Role {
     Dispatcher = 3,
 }
 
-impl Role {
-    pub(super) fn is_one(number: u32) -> bool {
-        number <= Self::Dispatcher as u32
-    }
-}
-
 /// The counters of all processes of a loader, in shared memory. If user code forks, the child gets private, zero-filled
 /// memory, so its counts are not visible.
 #[derive(Debug)]
 pub struct Board {
-    /// The shared memory of the counters.
     pub region: Region,
-    config: BoardConfig,
+    pub config: BoardConfig,
     /// The creator's descriptor of the memory, which other programs find in `/proc`.
     fd: Option<Descriptor>,
     generation: u64,
@@ -89,7 +85,11 @@ impl Board {
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let region = Region::observe(&file.map_err(error::system("cannot open the counters"))?)?;
         let board = Self::checked(region, NO_PROCESS)?;
-        if board.config.is_readable() { Ok(board) } else { Err(OpenError::Invalid("it is larger than any board")) }
+        if board.config.total() <= LARGEST_READABLE {
+            Ok(board)
+        } else {
+            Err(OpenError::Invalid("it is larger than any board"))
+        }
     }
 
     fn checked(region: Region, generation: u64) -> Result<Arc<Self>, OpenError> {
@@ -129,11 +129,6 @@ impl Board {
         self.fd.iter().for_each(Descriptor::close);
     }
 
-    /// Returns the sizes of the board.
-    pub fn config(&self) -> BoardConfig {
-        self.config
-    }
-
     /// Returns whether the time of each pipe is measured.
     pub fn is_full(&self) -> bool {
         self.header().full.load(Relaxed) != 0
@@ -144,7 +139,6 @@ impl Board {
         self.header().wants_large.store(1, Relaxed);
     }
 
-    /// Returns whether the processes may send snapshots of any size.
     pub fn wants_large_snapshots(&self) -> bool {
         self.header().wants_large.load(Relaxed) != 0
     }
@@ -181,7 +175,7 @@ impl Board {
 #[derive(Debug, Clone)]
 pub struct PageRef {
     pub(super) board: Arc<Board>,
-    index: usize,
+    pub(super) index: usize,
 }
 
 impl PageRef {
@@ -211,7 +205,7 @@ impl PageRef {
 
     pub(super) fn record_at(&self, index: usize) -> Option<&PipeRecord> {
         let offset = size_of::<PageHeader>() + index * size_of::<PipeRecord>();
-        // SAFETY: as for `flow_at`.
+        // SAFETY: the checked index is inside the page. The record is aligned, and all access is atomic.
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
@@ -242,11 +236,6 @@ impl PageRef {
         flow.direction.store(if sends { 1 } else { 2 }, Relaxed);
         // SAFETY: the flow is in the memory of the board.
         Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _) })
-    }
-
-    /// Returns the index of this page on its board, which is also the index of its process.
-    pub fn index(&self) -> usize {
-        self.index
     }
 
     /// Returns the counter of the process's waits for commands.
@@ -282,7 +271,6 @@ impl PageRef {
         self.span().begin(nanoseconds());
     }
 
-    /// Records that the current epoch has ended, if one is running.
     pub fn end_span(&self) {
         self.span().end(nanoseconds());
     }
@@ -295,7 +283,6 @@ impl PageRef {
         self.header().signal.store(signal, Ordering::Release);
     }
 
-    /// Counts a snapshot that this process has sent.
     pub fn snapshot_sent(&self) {
         let count = &self.header().snapshots;
         count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
@@ -341,12 +328,10 @@ impl PageRef {
         Some(PipeRef { page: self.clone(), index })
     }
 
-    /// Returns the record of a pipe, or None if `index` is too large.
     pub fn pipe_at(&self, index: usize) -> Option<PipeRef> {
         self.record_at(index).map(|_| PipeRef { page: self.clone(), index })
     }
 
-    /// Returns whether the time of each pipe is measured.
     pub fn is_full(&self) -> bool {
         self.board.is_full()
     }
@@ -355,19 +340,13 @@ impl PageRef {
 /// A reference to the record of a pipe.
 #[derive(Debug, Clone)]
 pub struct PipeRef {
-    page: PageRef,
+    pub page: PageRef,
     index: usize,
 }
 
 impl PipeRef {
-    /// Returns the record.
     pub fn record(&self) -> &PipeRecord {
         self.page.record_at(self.index).expect("checked when it was named")
-    }
-
-    /// Returns the page of counters that contains the record.
-    pub fn page(&self) -> &PageRef {
-        &self.page
     }
 
     /// Returns the word in which the process stores its running pipe, and the value of this word while this pipe runs.

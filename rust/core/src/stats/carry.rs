@@ -69,12 +69,12 @@ impl PageRef {
     /// Returns a copy of this page's counters, which `take_in` writes to a page of another board.
     pub fn carry_out(&self) -> Vec<u8> {
         // SYNC(pipes): pairs with PageRef::set_pipes.
-        let pipes = self.header().pipes.load(Ordering::Acquire).min(self.board.config().pipes) as usize;
+        let pipes = self.header().pipes.load(Ordering::Acquire).min(self.board.config.pipes) as usize;
         let flows = (0..).map_while(|index| self.flow_at(index));
         let flows = flows.take_while(|flow| flow.direction.load(Relaxed) != 0).count();
         let words = self.words();
         let mut carried = vec![nanoseconds(), pipes as u64, flows as u64];
-        for span in spans(self.board.config().flows_at(), pipes, flows) {
+        for span in spans(self.board.config.flows_at(), pipes, flows) {
             let read = || words[span.words.clone()].iter().map(|word| word.load(Ordering::Acquire)).collect::<Vec<_>>();
             carried.extend(span.guard.map_or_else(read, |guard| self.sequence_at(guard).read(read)));
         }
@@ -87,7 +87,7 @@ impl PageRef {
         let (carried, rest) = carried.as_chunks::<WORD>();
         let carried: Vec<u64> = carried.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
         let [then, pipes, flows] = *carried.first_chunk::<HEAD>().ok_or(CONTRADICTS)?;
-        let config = self.board.config();
+        let config = self.board.config;
         if !rest.is_empty() || pipes > config.pipes.into() || flows > config.flows.into() {
             return Err(CONTRADICTS);
         }
@@ -108,8 +108,8 @@ impl PageRef {
 
     fn write(&self, span: &Span, values: &[u64], by: u64) {
         let words = self.words();
-        // Words are written in reverse, with Release, so that a reader that reads the new `arena_used` also reads the
-        // new `arena_peak`.
+        // Words are written in reverse order with Release, because a reader that reads the new `arena_used` must also
+        // read the new `arena_peak`.
         for (word, &value) in span.words.clone().zip(values).rev() {
             let value = if span.moment == Some(word) { moved(value, by) } else { value };
             if span.guard == Some(word) {

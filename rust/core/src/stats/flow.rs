@@ -25,7 +25,7 @@ pub type WaitRef = Counter<Wait>;
 
 // SAFETY: all access to the counters is atomic, and the keeper can be shared.
 unsafe impl<C: Sync> Send for Counter<C> {}
-// SAFETY: as above.
+// SAFETY: all access to the counters is atomic, and the keeper can be shared.
 unsafe impl<C: Sync> Sync for Counter<C> {}
 
 impl<C> Counter<C> {
@@ -65,7 +65,6 @@ impl WaitRef {
     }
 }
 
-/// The guard of a wait in progress.
 #[derive(Debug)]
 pub struct Waiting<'a>(&'a Wait);
 

@@ -26,7 +26,6 @@ pub(super) const KIND: usize = 56;
 /// The number of bytes for the name of another machine.
 pub(super) const PLACE: usize = 112;
 
-/// The sizes of a board.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BoardConfig {
     /// The number of pages (processes).
@@ -52,11 +51,6 @@ impl BoardConfig {
 
     pub(super) fn is_sensible(self) -> bool {
         self.pages <= 1 << 16 && self.flows <= 1 << 16 && self.pipes <= 1 << 10
-    }
-
-    /// Returns whether the board is small enough to read, because reading a board allocates memory.
-    pub(super) fn is_readable(self) -> bool {
-        self.is_sensible() && self.total() <= 512 << 20
     }
 }
 
@@ -128,12 +122,10 @@ pub struct Wait {
     pub since: AtomicU64,
     /// The total duration of all finished waits in nanoseconds.
     pub total: AtomicU64,
-    /// The number of finished waits.
     pub count: AtomicU64,
 }
 
 impl Wait {
-    /// Records that a wait begins.
     pub fn begin(&self, now: u64) {
         self.sequence.change(|| {
             self.whom.store(0, Relaxed);
@@ -168,7 +160,6 @@ pub struct Flow {
     pub items: AtomicU64,
     /// The number of bytes of units and their blocks that were sent in all epochs.
     pub bytes: AtomicU64,
-    /// The number of fragments that were sent.
     pub fragments: AtomicU64,
     /// The number of times that this process has woken up the process at the opposite end.
     pub wakes: AtomicU64,
@@ -185,9 +176,7 @@ pub struct Flow {
     pub wait: Wait,
     /// The number of bytes of the arena that are in use.
     pub arena_used: AtomicU64,
-    /// The maximum of `arena_used` so far.
     pub arena_peak: AtomicU64,
-    /// The size of the arena in bytes.
     pub arena_capacity: AtomicU64,
     /// The number of items that the sender may be ahead of the receiver.
     pub window: AtomicU64,
@@ -207,7 +196,6 @@ pub(super) struct SkippedKind {
     pub name: [AtomicU8; KIND],
 }
 
-/// The record of one pipe of a process.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct PipeRecord {
@@ -255,7 +243,6 @@ impl PipeRecord {
         place.store(place.load(Relaxed).saturating_add(weight.min(u64::from(u32::MAX)) as u32), Relaxed);
     }
 
-    /// Counts an item that was skipped because of an exception of this type.
     pub fn skip(&self, kind: &str) {
         self.skipped.fetch_add(1, Relaxed);
         let mut cut = [const { AtomicU8::new(0) }; KIND];

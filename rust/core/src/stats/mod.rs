@@ -15,4 +15,4 @@ pub use board::{Board, PageRef, PipeRef, Role};
 pub use clock::{coarse_nanoseconds, nanoseconds};
 pub use flow::{FlowRef, WaitRef, Waiting};
 pub use layout::{BoardConfig, Flow, PipeRecord, Wait, add};
-pub use read::{Unreadable, Value};
+pub use read::Value;

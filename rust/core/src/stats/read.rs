@@ -9,19 +9,16 @@ use super::layout::{Flow, PipeRecord, STEPS, Wait, middle_of, read_text};
 /// The value of a counter, or a group of such values.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
-    /// There is no value.
     Nothing,
-    /// A boolean.
     Flag(bool),
     /// A number, such as a count, an id or a time in nanoseconds.
     Number(u64),
     /// An estimated duration in nanoseconds.
     Estimate(f64),
-    /// A text, such as a label.
     Text(String),
     /// A list of values of one kind.
     List(Vec<Self>),
-    /// Values with their names.
+    /// Named values, such as all counters of a pipe.
     Fields(Vec<(&'static str, Self)>),
 }
 
@@ -63,51 +60,41 @@ macro_rules! fields {
     };
 }
 
-/// An error that means that a page contains invalid data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("page {page} of the counters {what}")]
-pub struct Unreadable {
-    /// The number of the page.
-    pub page: usize,
-    /// The problem, as a part of the error message.
-    pub what: &'static str,
-}
-
 impl Board {
     /// Returns the values of the pages of all processes, except for damaged pages (see `damage`).
     pub fn read(self: &Arc<Self>) -> Vec<Value> {
-        self.pages().filter_map(|page| page.read_as(page.index()).ok().flatten()).collect()
+        self.pages().filter_map(|page| page.read().ok().flatten()).collect()
     }
 
-    /// Returns the first damaged page. A page is damaged if this version of torchdata never writes such contents.
-    pub fn damage(self: &Arc<Self>) -> Option<Unreadable> {
+    /// Describes the first damaged page. A page is damaged if this version of torchdata never writes such contents.
+    pub fn damage(self: &Arc<Self>) -> Option<String> {
         self.pages().find_map(|page| page.counted_pipes().err())
     }
 
     fn pages(self: &Arc<Self>) -> impl Iterator<Item = PageRef> + '_ {
-        (0..self.config().pages as usize).filter_map(|index| self.page(index))
+        (0..self.config.pages as usize).filter_map(|index| self.page(index))
     }
 }
 
 impl PageRef {
-    fn counted_pipes(&self) -> Result<Option<usize>, Unreadable> {
-        let refuse = |what| Err(Unreadable { page: self.index(), what });
+    fn counted_pipes(&self) -> Result<Option<usize>, String> {
+        let refuse = |what| Err(format!("page {} of the counters {what}", self.index));
         let role = self.header().role.load(Relaxed);
         if role == 0 {
             return Ok(None);
         }
-        if !Role::is_one(role) {
+        if role > Role::Dispatcher as u32 {
             return refuse("contains a process with an unknown role");
         }
         // SYNC(pipes): pairs with PageRef::set_pipes.
         let pipes = self.header().pipes.load(Ordering::Acquire);
-        if pipes > self.board.config().pipes {
+        if pipes > self.board.config.pipes {
             return refuse("counts more pipes than its capacity");
         }
         Ok(Some(pipes as usize))
     }
 
-    fn read_as(&self, shown: usize) -> Result<Option<Value>, Unreadable> {
+    fn read(&self) -> Result<Option<Value>, String> {
         let Some(pipes) = self.counted_pipes()? else { return Ok(None) };
         let header = self.header();
         let ([role, pid, number], began) = header.sequence.read(|| {
@@ -117,10 +104,10 @@ impl PageRef {
         // SYNC(stack): pairs with PageRef::set_stack.
         let signal = header.signal.load(Ordering::Acquire);
         let pipes = (0..pipes).filter_map(|index| self.record_at(index));
-        let flows = (0..self.board.config().flows as usize).map_while(|index| self.flow_at(index));
+        let flows = (0..self.board.config.flows as usize).map_while(|index| self.flow_at(index));
         let used = flows.take_while(|flow| flow.direction.load(Relaxed) != 0);
         Ok(Some(fields!(
-            header: page = shown as u64, role = role, pid = pid, number = number, began = began, epoch, current,
+            header: page = self.index as u64, role = role, pid = pid, number = number, began = began, epoch, current,
             signal = signal, stack, restarts, snapshots, inside, inside_samples,
             gone = header.gone.load(Relaxed) != 0, heard, ran, stood, lived,
             carried, place = read_text(&header.place), all_pipes, idle = wait(&header.idle),
@@ -148,18 +135,16 @@ fn flow(flow: &Flow) -> Value {
 fn pipe(record: &PipeRecord) -> Value {
     let (yielded, base) = record.sequence.read(|| (record.yielded.load(Relaxed), record.base.load(Relaxed)));
     let samples = record.samples.load(Relaxed);
+    let kinds = record.skipped_kinds().into_iter();
+    let kinds: Vec<_> = kinds.map(|(kind, count)| Value::List(vec![kind.into(), count.into()])).collect();
     let counts: [u64; STEPS] = std::array::from_fn(|step| u64::from(record.histogram[step].load(Relaxed)));
     fields!(
         record: label = read_text(&record.label), location = read_text(&record.location),
         reader = record.reader.load(Relaxed).checked_sub(1), flags, capacity, yielded = yielded,
         items = yielded.wrapping_add(base as u64), samples = samples, own, skipped, retries,
-        skipped_kinds = skipped_kinds(record),
+        skipped_kinds = kinds,
         quantiles = (samples > 0).then(|| vec![quantile(&counts, 0.5), quantile(&counts, 0.99)]),
     )
-}
-
-fn skipped_kinds(record: &PipeRecord) -> Vec<Value> {
-    record.skipped_kinds().into_iter().map(|(kind, count)| Value::List(vec![kind.into(), count.into()])).collect()
 }
 
 fn quantile(counts: &[u64; STEPS], which: f64) -> f64 {

@@ -8,7 +8,7 @@
 //!
 //! A ringing thread resets the count of sleepers, so further rings are cheap until a thread sleeps again.
 //!
-//! A stray write to the bell delays a wake-up until the sleeper's timeout, or causes an unnecessary wake-up.
+//! If a faulty process overwrites the bell, a sleeper is woken up unnecessarily, or only after its timeout.
 
 use std::time::Duration;
 
@@ -18,7 +18,6 @@ use crate::sync::primitive::{AtomicU32, AtomicU64, Ordering, fence};
 pub trait Parker {
     /// Sleeps while `word` equals `seen`, for at most `timeout`.
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration);
-    /// Wakes all threads that sleep on `word`.
     fn unpark(&self, word: &AtomicU32);
 }
 
@@ -116,7 +115,6 @@ impl Wanted {
         fence(Ordering::SeqCst);
     }
 
-    /// Clears the flag.
     pub fn lower(&self) {
         self.0.store(0, Ordering::Relaxed);
     }

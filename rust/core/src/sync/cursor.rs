@@ -24,17 +24,14 @@ pub struct ProducerCursor {
 }
 
 impl ProducerCursor {
-    /// Creates a cursor for a new ring with `capacity` slots.
     pub fn new(capacity: u64) -> Self {
         Self { tail: 0, head: 0, capacity }
     }
 
-    /// Returns the next position to write.
     pub fn tail(&self) -> u64 {
         self.tail
     }
 
-    /// Returns whether at least `wanted` slots are free.
     #[inline]
     pub fn has_room(&mut self, shared_head: &AtomicU64, wanted: u64) -> Result<bool, Corrupted> {
         if self.capacity - (self.tail - self.head) >= wanted {
@@ -75,12 +72,10 @@ pub struct ConsumerCursor {
 }
 
 impl ConsumerCursor {
-    /// Creates a cursor for a new ring with `capacity` slots.
     pub fn new(capacity: u64) -> Self {
         Self { head: 0, tail: 0, capacity }
     }
 
-    /// Returns the next position to read.
     pub fn head(&self) -> u64 {
         self.head
     }
@@ -107,7 +102,7 @@ impl ConsumerCursor {
 
     /// Checks that this side's cursor in shared memory is intact.
     ///
-    /// Must be called before each sleep, because the producer and `Probe::pending` do not detect a damaged cursor.
+    /// Must be called before each sleep, because the producer and `Link::pending` do not detect a damaged cursor.
     #[inline]
     pub fn check(&self, shared_head: &AtomicU64) -> Result<(), Corrupted> {
         if shared_head.load(Ordering::Relaxed) == seal(self.head) {

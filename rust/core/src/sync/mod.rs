@@ -2,5 +2,4 @@
 
 pub mod bell;
 pub mod cursor;
-pub mod exclusive;
 pub mod primitive;

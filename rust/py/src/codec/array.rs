@@ -25,7 +25,7 @@ pub fn write_order(order: &Order, payload: &mut Vec<u8>) {
     payload.extend(order.iter().map(|&axis| axis as u8));
 }
 
-/// The bytes from `take` come from another process and are not trusted.
+/// Reads an order of axes. The bytes from `take` come from another process, so they are checked.
 pub fn read_order<'a>(dimensions: usize, mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Vec<usize>> {
     if take(1)?[0] == 0 {
         return Ok(Vec::new());
@@ -102,7 +102,7 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
             }
         }
     }
-    // SAFETY: as above.
+    // SAFETY: `object` exists, because the last array in the loop above refers to it as its base.
     let base = unsafe { Bound::from_borrowed_ptr(array.py(), object) };
     let block = &base.cast::<ArenaBuffer>().ok()?.get().block;
     let whole = parts.strided.is_none() && block.as_mut_ptr() == parts.data && block.len() == parts.len;
@@ -122,7 +122,8 @@ pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Opt
     (block.as_mut_ptr().cast_const() == data && block.len() == len).then(|| Arc::clone(block))
 }
 
-/// `over` contains the memory and its owner, or None if the array allocates its own memory.
+/// Creates an array. `over` contains the array's memory and its owner, or is None if the array allocates its own
+/// memory.
 pub fn make<'py>(
     py: Python<'py>,
     dtype: Dtype,

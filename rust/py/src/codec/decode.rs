@@ -56,7 +56,7 @@ enum Bulk<'a> {
 }
 
 impl Bulk<'_> {
-    /// The bytes may be in shared memory, so they must be copied before use.
+    /// Returns the address and the length of the bytes, which may be in shared memory and must be copied before use.
     fn location(&self) -> (*const u8, usize) {
         match self {
             Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),
@@ -71,7 +71,8 @@ impl Bulk<'_> {
             Bulk::Buffer(Buffer::Owned(bytes)) => PyString::from_bytes(py, bytes),
             Bulk::Buffer(Buffer::Leased(lease)) => {
                 let mut scratch = SCRATCH.take();
-                lease.copy_into(&mut scratch).map_err(errors::memory)?;
+                scratch.clear();
+                lease.append_to(&mut scratch).map_err(errors::memory)?;
                 let string = PyString::from_bytes(py, &scratch);
                 if scratch.capacity() <= MOST_KEPT {
                     SCRATCH.set(scratch);
@@ -90,7 +91,7 @@ impl Bulk<'_> {
 
     fn to_bytearray<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (data, len) = self.location();
-        // SAFETY: as above.
+        // SAFETY: the memory is valid for its length as long as `self`. The interpreter copies the bytes.
         unsafe {
             Bound::from_owned_ptr_or_err(py, ffi::PyByteArray_FromStringAndSize(data.cast(), len as ffi::Py_ssize_t))
         }
@@ -99,9 +100,7 @@ impl Bulk<'_> {
 
 impl<'py, 'a> Decoder<'py, 'a> {
     fn take(&mut self, len: usize) -> PyResult<&'a [u8]> {
-        let (taken, rest) = self.rest.split_at_checked(len).ok_or_else(malformed)?;
-        self.rest = rest;
-        Ok(taken)
+        self.rest.split_off(..len).ok_or_else(malformed)
     }
 
     fn byte(&mut self) -> PyResult<u8> {
@@ -116,7 +115,8 @@ impl<'py, 'a> Decoder<'py, 'a> {
         usize::try_from(self.word()?).map_err(|_| malformed())
     }
 
-    /// Each member takes at least one byte, so a larger count is an error.
+    /// Returns the number of members. Each member takes at least one byte, so a number above the remaining bytes is an
+    /// error.
     fn count(&mut self) -> PyResult<usize> {
         self.length().and_then(|count| if count <= self.rest.len() { Ok(count) } else { Err(malformed()) })
     }

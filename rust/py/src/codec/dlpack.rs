@@ -38,10 +38,6 @@ impl ElementType {
         (self.lanes == 1 && self.bits > 0 && self.bits.is_multiple_of(8)).then_some(usize::from(self.bits / 8))
     }
 
-    fn is_complex(self) -> bool {
-        self.code == Self::COMPLEX
-    }
-
     /// Whether torch may negate elements of this type lazily, for example in the imaginary part of a conjugate.
     fn has_lazy_sign(self) -> bool {
         const FLOAT: u8 = 2;
@@ -80,7 +76,7 @@ struct Versioned {
 #[repr(C)]
 struct ExchangeApi {
     version: [u32; 2],
-    /// This module does not use these three functions.
+    /// Three functions of the table that this module does not call.
     others: [usize; 3],
     object_of: unsafe extern "C" fn(*mut Versioned, *mut *mut ffi::PyObject) -> c_int,
     describe: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut Described) -> c_int>,
@@ -204,10 +200,10 @@ impl<'py> Exported<'py> {
     fn has_lazy_bits(&self) -> PyResult<bool> {
         let (py, element) = (self.item.py(), self.tensor.element);
         let is = |name: &Bound<'py, PyString>| self.item.call_method0(name)?.is_truthy();
-        Ok(element.has_lazy_sign() && is(intern!(py, "is_neg"))? || element.is_complex() && is(intern!(py, "is_conj"))?)
+        Ok(element.has_lazy_sign() && is(intern!(py, "is_neg"))?
+            || element.code == ElementType::COMPLEX && is(intern!(py, "is_conj"))?)
     }
 
-    /// Elements can be outside of the storage if a user has resized the storage.
     fn is_within_storage(&self) -> PyResult<bool> {
         let py = self.item.py();
         let storage = self.item.call_method0(intern!(py, "untyped_storage"))?;
@@ -222,7 +218,7 @@ impl<'py> Exported<'py> {
     }
 }
 
-/// Returns None if the number of bytes overflows.
+/// Returns the number of bytes from the first to the last element in memory, or None if this number overflows.
 pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     let last = shape.iter().zip(strides).try_fold(0_usize, |last, (&count, &stride)| {
         let steps = usize::try_from(count).ok()?.checked_sub(1)?;
@@ -297,11 +293,11 @@ impl<M> Home<M> {
     /// # Safety
     /// `managed` points to the first field of a `Home` that `leave` has created, and is not used after this call.
     unsafe extern "C" fn free(managed: *mut M) {
-        // SAFETY: guaranteed by the caller. `managed` is at offset 0 of `Home`.
+        // SAFETY: the caller guarantees the conditions that this function documents. `managed` is at offset 0 of
+        // `Home`.
         drop(unsafe { Box::from_raw(managed.cast::<Self>()) });
     }
 
-    /// Moves the value to the heap. `free` deletes it.
     fn leave(self) -> *mut M {
         Box::into_raw(Box::new(self)).cast()
     }

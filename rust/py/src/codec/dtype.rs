@@ -90,7 +90,7 @@ impl Dtype {
         }
     }
 
-    /// The bytes from `take` come from another process and are not trusted.
+    /// Reads a dtype. The bytes from `take` come from another process, so they are checked.
     pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
         let number = take(1)?[0];
         let mut unit = None;

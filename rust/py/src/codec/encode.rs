@@ -125,7 +125,8 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// An object with two references cannot occur twice, because one reference belongs to the encoder.
+    /// Records an object that may occur twice in the item. An object with at most two references cannot occur twice,
+    /// because one reference belongs to the encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: the call only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
@@ -174,7 +175,8 @@ impl Encoder {
         if overlaps { Err(Stop::Whole) } else { Ok(()) }
     }
 
-    /// An item may contain only one pickled member, which must not share objects with other members.
+    /// Records a member that must be pickled. An item may contain only one such member, which must not share objects
+    /// with other members.
     fn other(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
         if depth == 0 {
             self.pickle(item)?;
@@ -236,9 +238,10 @@ impl Encoder {
             if !tuple.is_empty() {
                 self.visit(item)?;
             }
-            // SAFETY: an exact tuple. The members are borrowed references, which are valid while the tuple exists.
+            // SAFETY: `object` is an exact tuple. The members are borrowed references, which are valid while the tuple
+            // exists.
             let member = |index: usize| unsafe { ffi::PyTuple_GetItem(object, index as ffi::Py_ssize_t) };
-            // SAFETY: as above.
+            // SAFETY: the GIL is held, and `member` runs no Python code.
             if unsafe { numbers::put_block(&mut self.payload, Tag::Tuple, tuple.len(), member) } {
                 return Ok(());
             }
@@ -290,7 +293,7 @@ impl Encoder {
         let object = list.as_ptr();
         // SAFETY: `object` is a list of this length. The members are borrowed while no other code can change the list.
         let member = |index: usize| unsafe { ffi::PyList_GetItem(object, index as ffi::Py_ssize_t) };
-        // SAFETY: as above.
+        // SAFETY: the GIL is held, and `member` runs no Python code.
         if unsafe { numbers::put_block(&mut self.payload, tag, len, member) } {
             return Ok(());
         }
@@ -389,7 +392,7 @@ impl Encoder {
         Ok(self.dense(item, data, reach)?)
     }
 
-    /// The returned memory ranges of the object's tensors do not overlap.
+    /// Pickles an object, and returns the memory ranges of its tensors, which do not overlap.
     fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<Span>> {
         self.opaque = true;
         let py = item.py();

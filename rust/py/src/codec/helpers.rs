@@ -49,7 +49,7 @@ pub enum Kind {
     Other,
 }
 
-/// The types are never freed, so their addresses stay unique.
+/// The kinds of known types by the address of the type. The types are never freed, so their addresses stay unique.
 ///
 /// FORK: the lock is only taken with the GIL held, and never held while Python code runs. Python forks with the GIL
 /// held, so a forked child never finds this mutex locked.

@@ -47,35 +47,36 @@ pub enum Tag {
     None,
     False,
     True,
-    /// i64
+    /// Followed by an i64.
     Int,
-    /// f64
+    /// Followed by an f64.
     Float,
-    /// bulk, UTF-8
+    /// Followed by a bulk of UTF-8 text.
     Str,
-    /// bulk
+    /// Followed by a bulk of bytes.
     Bytes,
-    /// len, items
+    /// Followed by the number of members, and the members.
     Tuple,
     List,
-    /// len, encoded key, encoded value, …
+    /// Followed by the number of entries, and each key and value.
     Dict,
     DataChunk,
-    /// dtype, number of dimensions, order of the axes, shape, bulk (elements)
+    /// Followed by the dtype, the number of dimensions, the order of the axes, the shape, and a bulk of the elements.
     Array,
-    /// dtype, len, bytes
+    /// Followed by the dtype, the length and the bytes of the scalar.
     Scalar,
-    /// element type, number of dimensions, flag for strides, shape, strides, bulk (elements)
+    /// Followed by the element type, the number of dimensions, a flag for strides, the shape, the strides, and a bulk
+    /// of the elements.
     Tensor,
-    /// bulk (the pickle), len, bulks (its buffers)
+    /// Followed by a bulk with the pickle, and the number and the bulks of the pickle's buffers.
     Pickle,
-    /// an item to which later parts can refer, numbered from zero among such items
+    /// Followed by an item to which later parts can refer by its number. Such items are numbered from zero.
     Kept,
-    /// number of the earlier `Kept` item that this tag repeats
+    /// Followed by the number of the `Kept` item that occurs again.
     Again,
-    /// u64, for an int that does not fit into i64
+    /// Followed by a u64, for an int that does not fit into an i64.
     Unsigned,
-    /// container, element, len, values (see `numbers`)
+    /// Followed by the tags of the container and of the elements, the length, and the values (see `numbers`).
     Numbers,
 }
 

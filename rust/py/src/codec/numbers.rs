@@ -24,13 +24,14 @@ fn width(element: Tag) -> usize {
     if element == Tag::True { 1 } else { 8 }
 }
 
-/// Leaves no Python exception set.
+/// Converts an int to a word of 64 bits, without leaving a Python exception set.
 ///
 /// # Safety
 /// `object` is an existing int, and the GIL is held.
 pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     let mut overflow = 0;
-    // SAFETY: as above. For a large int, the first call sets `overflow`, and the second call sets an exception.
+    // SAFETY: the caller guarantees an existing int and the GIL. For a large int, the first call sets `overflow`, and
+    // the second call sets an exception.
     unsafe {
         let value = ffi::PyLong_AsLongLongAndOverflow(object, &mut overflow);
         if overflow == 0 {
@@ -48,7 +49,7 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     }
 }
 
-/// Writes nothing and returns false if a block cannot contain the members.
+/// Writes the members of a sequence as one block, or returns false without writing if a block cannot contain them.
 ///
 /// # Safety
 /// The GIL is held. For each index below `len`, `member` runs no Python code and returns a borrowed member or NULL.
@@ -61,7 +62,8 @@ pub unsafe fn put_block(
     if len < 2 {
         return false;
     }
-    // SAFETY: guaranteed by the caller. The code below inspects types and reads numbers, which runs no Python code.
+    // SAFETY: the caller guarantees the conditions that this function documents. The code below inspects types and
+    // reads numbers, which runs no Python code.
     unsafe {
         let first = member(0);
         let second = member(1);

@@ -18,7 +18,7 @@ pub enum OutBuffer {
 type Owner<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 
 pub struct Source {
-    /// An address, because pointers cannot be sent to other threads.
+    /// The memory's address as a number, because pointers cannot be sent to other threads.
     address: usize,
     len: usize,
     strided: Option<Box<Strided>>,

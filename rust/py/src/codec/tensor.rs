@@ -58,7 +58,7 @@ pub struct Description {
     pub len: usize,
 }
 
-/// The bytes from `take` come from another process and are not trusted.
+/// Reads a tensor's description. The bytes from `take` come from another process, so they are checked.
 pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Description> {
     let &[code, bits, dimensions, has_strides] = take(4)? else { return Err(malformed()) };
     let element = ElementType { code, bits, lanes: 1 };

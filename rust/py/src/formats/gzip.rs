@@ -17,7 +17,8 @@ const FIRST: u8 = 0x1f;
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
     decoder: Option<GzDecoder<GzipSource>>,
-    /// Never dropped without the GIL, because PyO3 would take a lock, which a forked child could inherit.
+    /// The source after the end of the stream. The source is dropped with the GIL held, because PyO3 would otherwise
+    /// take a lock, which a forked child could inherit.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
     /// An error, which is raised once all bytes that were decompressed before it have been returned.
@@ -44,7 +45,6 @@ impl GzipReader {
         Ok(PyBytes::new(py, &self.buffer[..count.map_err(raised)?]))
     }
 
-    /// There is no `__clear__`, because the reader never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(self.decoder.as_ref().map(|decoder| &decoder.get_ref().read))
     }

@@ -86,7 +86,6 @@ impl TFRecordReader {
         PyBytes::new(py, self.records.unread())
     }
 
-    /// There is no `__clear__`, because the reader never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.read)?;
         visit.call(&self.maker.convert)?;

@@ -1,7 +1,7 @@
 //! Measures the time of pipes in some of their calls, so that measuring costs little even for small items.
 //!
 //! About one of `interval` outermost calls (outside of other pipes' calls) is measured, together with its nested calls.
-//! The own time of a pipe excludes the pipes from which it reads in the same thread.
+//! The own time of a pipe does not include the time of the pipes from which it reads in the same thread.
 //!
 //! Because an outermost call may make many nested calls, a guard (`guard.rs`) calls this module for a nested call only
 //! if [`is_measuring`] is true, or to detect that the guard's calls are no longer nested.
@@ -140,7 +140,7 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// Records a slow call. More slow calls may follow, so the next call is measured.
+/// Records a slow call, and makes the next call a measured call, because more slow calls may follow.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);
@@ -149,7 +149,8 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns how many calls a measured call represents. Slow calls represent only themselves, because all are recorded.
+/// Returns how many calls a measured call represents. A slow call represents only itself, because every slow call is
+/// recorded.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

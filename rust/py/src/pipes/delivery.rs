@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
 use std::time::Duration;
 
-use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
+use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration, PyTypeError};
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -15,6 +15,7 @@ use pyo3::prelude::*;
 use torchdata_core::process::watching::{CUT, HELD, Pulse, UNWATCHED};
 
 use crate::gil_cell::{GilCell, GilNumber};
+use crate::pipes::iterators::iternext_of;
 use crate::pipes::turn::Turn;
 use crate::seconds::duration;
 use crate::watching;
@@ -135,12 +136,8 @@ impl Delivery {
         let new = match iterator {
             None => None,
             Some(iterator) => {
-                let class = iterator.get_type();
-                // SAFETY: this slot contains an iternext function, or NULL if the type is not an iterator.
-                let next: Option<ffi::iternextfunc> =
-                    unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
-                let next = next.ok_or_else(|| {
-                    pyo3::exceptions::PyTypeError::new_err(format!("{iterator} of type {class} is not an iterator"))
+                let next = iternext_of(&iterator).ok_or_else(|| {
+                    PyTypeError::new_err(format!("{iterator} of type {} is not an iterator", iterator.get_type()))
                 })?;
                 Some(EpochSource { iterator: iterator.unbind(), next })
             }
@@ -246,7 +243,6 @@ impl Delivery {
     }
 }
 
-/// The base class of loader iterators.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct DeliveryIterator {
     delivery: Py<Delivery>,

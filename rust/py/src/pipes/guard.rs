@@ -23,6 +23,7 @@ use torchdata_core::stats::nanoseconds;
 use crate::finalized::new_type;
 use crate::panics::caught;
 use crate::pipes::clocking;
+use crate::pipes::iterators::{iternext_of, stopped_by};
 use crate::pipes::metering::Metering;
 use crate::pipes::sequence::SequenceIterator;
 use crate::pipes::token::IterationToken;
@@ -54,7 +55,7 @@ struct Guard {
     current: *const AtomicU32,
     mark: u32,
     nested: bool,
-    /// `next_timed` only counts down to the next check whether the guard's calls are nested.
+    /// In `next_timed`, the countdown only determines when to check again whether the guard's calls are nested.
     metering: Metering,
     /// Whether the iterator is the built-in `map`, whose function must not end the data with a StopIteration (PEP 479).
     sealed: bool,
@@ -119,10 +120,7 @@ pub fn guard_iterator<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = pipe.py();
     let class = iterator.get_type();
-    // SAFETY: this slot contains an iternext function, or NULL if the type is not an iterator.
-    let next: Option<ffi::iternextfunc> =
-        unsafe { std::mem::transmute(ffi::PyType_GetSlot(class.as_type_ptr(), ffi::Py_tp_iternext)) };
-    let Some(next) = next else {
+    let Some(next) = iternext_of(&iterator) else {
         return Err(PyTypeError::new_err(format!(
             "__iter__ of {} must return an iterator, but returned an object of type {}",
             describe(&pipe),
@@ -139,7 +137,7 @@ pub fn guard_iterator<'py>(
         (&raw mut (*guard).token).write(token.get());
         (&raw mut (*guard).counter).write(token.get().counter());
         let (call, argument) = match token.get().place() {
-            Some(place) if place.pipe.page().is_full() => {
+            Some(place) if place.pipe.page.is_full() => {
                 let (current, mark) = place.pipe.running();
                 (&raw mut (*guard).current).write(current);
                 (&raw mut (*guard).mark).write(mark);
@@ -170,12 +168,13 @@ pub fn guard_iterator<'py>(
     }
 }
 
-/// Some iterators of users start again after their end, and a pipe that asks twice would mix two passes.
+/// Replaces the iterator's own function after the end, because some iterators of users restart if they are called after
+/// their end.
 unsafe extern "C" fn no_more(_: *mut ffi::PyObject) -> *mut ffi::PyObject {
     std::ptr::null_mut()
 }
 
-/// The code for the common case cannot panic.
+/// Returns the next item. A panic would abort the process, and the code for the common case cannot panic.
 unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the caller keeps the guard alive. A current guard is not cleared, so it owns its token and iterator.
     unsafe {
@@ -188,10 +187,11 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
 /// Returns NULL if there is no item or the guard is invalid.
 ///
 /// # Safety
-/// As in `next_item`.
+/// The guard exists. A guard that is not cleared owns its token, pipe and iterator.
 #[inline(always)]
 unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_item`.
+    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
+    // pipe and iterator.
     unsafe {
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
             return std::ptr::null_mut();
@@ -207,7 +207,8 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
 
 #[inline(always)]
 unsafe fn count(guard: *mut Guard, items: u64) {
-    // SAFETY: as in `next_item`.
+    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
+    // pipe and iterator.
     unsafe {
         (*(*guard).token).count(items);
         if let Some(counter) = (*guard).counter.as_ref() {
@@ -246,7 +247,8 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
 /// This function cannot panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_metered`. The record is not used after the call, which may bind the token to another record.
+    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
+    // pipe and iterator. The record is not used after the call, which may bind the token to another record.
     unsafe {
         let first = (*guard).metering.measured == 0;
         begin_first(guard, first);
@@ -258,7 +260,7 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
         let inside = (*guard).metering.note(began);
         end_first(guard, first, !item.is_null());
         if !first && let Some(place) = (*(*guard).token).place() {
-            place.pipe.page().inside(inside);
+            place.pipe.page.inside(inside);
         }
         item
     }
@@ -266,7 +268,8 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
 
 /// During the call, the statistics show that this pipe is running.
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: see `next_metered` and `metered`. The token keeps the word `current` valid until the guard is cleared.
+    // SAFETY: `next_item` passes its own guard to this function, and that guard is valid and not cleared. The token
+    // keeps the word `current` valid until the guard is cleared.
     unsafe {
         let guard = object.cast::<Guard>();
         let before = (*(*guard).current).load(Relaxed);
@@ -284,7 +287,8 @@ unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
 }
 
 unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_timed`.
+    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
+    // pipe and iterator.
     unsafe {
         let first =
             (*guard).metering.measured == 0 && (*(*guard).token).place().is_some_and(|place| place.root && place.main);
@@ -307,13 +311,14 @@ unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) 
     let (Some(place), Some(timed)) = (token.place(), timed) else { return };
     place.sample(timed);
     if let (true, Some((took, weight))) = (place.root && place.main && !first, timed.whole) {
-        place.pipe.page().inside(took.saturating_mul(weight).min(timed.passed.max(took)));
+        place.pipe.page.inside(took.saturating_mul(weight).min(timed.passed.max(took)));
     }
 }
 
 unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_metered`. The boxed `Ranging` exists as long as the guard, which the caller of `next_item`
-    // keeps alive. Looking up the key raises no exception, because all keys of a module's dict are strings.
+    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
+    // pipe and iterator. The boxed `Ranging` exists as long as the guard, which the caller of `next_item` keeps alive.
+    // Looking up the key raises no exception, because all keys of a module's dict are strings.
     unsafe {
         let guard = object.cast::<Guard>();
         let ranging = &*(*guard).ranging;
@@ -330,17 +335,17 @@ unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObje
     }
 }
 
-/// Errors are only reported, so that loading continues.
+/// Begins a range in torch's profiler. An error is only reported, so that loading continues.
 ///
 /// # Safety
 /// The pipe exists.
 unsafe fn begin_range(py: Python<'_>, begin: &Py<PyAny>, pipe: *mut ffi::PyObject) -> Option<Py<PyAny>> {
-    // SAFETY: guaranteed by the caller.
+    // SAFETY: the caller guarantees the conditions that this function documents.
     let pipe = unsafe { Bound::from_borrowed_ptr(py, pipe) };
     begin.call1(py, (pipe,)).map_err(|error| error.write_unraisable(py, Some(begin.bind(py)))).ok()
 }
 
-/// An exception that the pipe has raised is preserved.
+/// Ends a range in torch's profiler. If the pipe has raised an exception, this exception stays set.
 fn end_range(py: Python<'_>, end: Py<PyAny>) {
     let passing = PyErr::take(py);
     if let Err(error) = end.call1(py, (py.None(), py.None(), py.None())) {
@@ -352,26 +357,28 @@ fn end_range(py: Python<'_>, end: Py<PyAny>) {
 }
 
 unsafe fn begin_first(guard: *mut Guard, first: bool) {
-    // SAFETY: as in `next_metered`.
+    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
+    // pipe and iterator.
     if first && let Some(place) = unsafe { (*(*guard).token).place() } {
-        place.pipe.page().begin_first();
+        place.pipe.page.begin_first();
     }
 }
 
-/// The first item begins the epoch of the main process in the statistics.
 unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
-    // SAFETY: as in `next_metered`.
+    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
+    // pipe and iterator.
     if first && let Some(place) = unsafe { (*(*guard).token).place() } {
-        place.pipe.page().end_first();
+        place.pipe.page.end_first();
         if came {
-            place.pipe.page().begin_span(None);
+            place.pipe.page.begin_span(None);
         }
     }
 }
 
 #[cold]
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: as in `next_item`.
+    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
+    // pipe and iterator.
     unsafe {
         while goes_on(guard) {
             let item = ask(guard);
@@ -385,7 +392,8 @@ unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
 
 unsafe fn goes_on(guard: *mut Guard) -> bool {
     let ended = |py: Python<'_>| {
-        // SAFETY: as in `next_item`.
+        // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its
+        // token, pipe and iterator.
         let (id, sealed) = unsafe { ((*guard).id, (*guard).sealed) };
         if id == CLEARED || is_panic(py) {
             return false;
@@ -398,7 +406,8 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
         match outcome(token, &pipe, &iterator, id, sealed) {
             Ok(Outcome::Continues) => return true,
             Ok(Outcome::Paused) => {}
-            // SAFETY: as in `next_item`.
+            // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its
+            // token, pipe and iterator.
             Ok(Outcome::Ended) => unsafe { (*guard).next = no_more },
             Err(error) => error.restore(py),
         }
@@ -420,7 +429,6 @@ enum Outcome {
     Ended,
     /// A subclass of StopIteration, such as `PauseIteration`, was raised.
     Paused,
-    /// An exception was skipped.
     Continues,
 }
 
@@ -448,13 +456,7 @@ fn outcome(
     let error = if !error.is_instance_of::<PyStopIteration>(py) {
         error
     } else if sealed {
-        let raised = PyRuntimeError::new_err(format!(
-            "{}: the function raised StopIteration, which would end the iteration although the source has more items; \
-             catch it in the function (`next(iterator, default)` does not raise it)",
-            describe(pipe)
-        ));
-        raised.set_cause(py, Some(error));
-        raised
+        stopped_by(py, &format!("{}: the function", describe(pipe)), error)
     } else {
         token.finish();
         let is_plain = error.get_type(py).is(py.get_type::<PyStopIteration>());
@@ -524,8 +526,8 @@ unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc,
 }
 
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: as in `traverse`. `id` changes first: dropping a reference may run other code, and that code must see an
-    // invalid guard.
+    // SAFETY: the garbage collector calls the slot with an existing guard. `id` changes first: dropping a reference may
+    // run other code, and that code must see an invalid guard.
     unsafe {
         let guard = object.cast::<Guard>();
         (*guard).id = CLEARED;

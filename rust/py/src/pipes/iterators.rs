@@ -31,8 +31,25 @@ pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> 
     }
 }
 
-pub fn next_of<'py>(py: Python<'py>, iterator: &Py<PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    // SAFETY: the constructors check that the object is an iterator. NULL means the end or an exception.
+/// Returns the function that computes the next item, or None if the object is not an iterator.
+pub fn iternext_of(iterator: &Bound<'_, PyAny>) -> Option<ffi::iternextfunc> {
+    // SAFETY: this slot contains an iternext function, or NULL if the type is not an iterator.
+    unsafe { std::mem::transmute(ffi::PyType_GetSlot(iterator.get_type().as_type_ptr(), ffi::Py_tp_iternext)) }
+}
+
+/// Replaces a StopIteration of a user function, which would look like the end of the data (PEP 479).
+pub fn stopped_by(py: Python<'_>, function: &str, error: PyErr) -> PyErr {
+    let raised = PyRuntimeError::new_err(format!(
+        "{function} raised StopIteration, which would end the iteration although the source has more items; catch it \
+         in the function (`next(iterator, default)` does not raise it)"
+    ));
+    raised.set_cause(py, Some(error));
+    raised
+}
+
+pub fn next_of<'py>(iterator: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    let py = iterator.py();
+    // SAFETY: callers pass an iterator. NULL means the end or an exception.
     let item = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyIter_Next(iterator.as_ptr())) };
     match item {
         Some(item) => Ok(Some(item)),
@@ -48,22 +65,6 @@ pub struct FilterIterator {
     plain: Vec<Py<PyType>>,
     on_dropped: Py<PyAny>,
     to_bool: Py<PyAny>,
-}
-
-impl FilterIterator {
-    /// Replaces a StopIteration of the predicate, which would look like the end of the data (PEP 479).
-    #[cold]
-    fn failure(&self, py: Python<'_>, error: PyErr) -> PyErr {
-        if !error.is_instance_of::<PyStopIteration>(py) {
-            return error;
-        }
-        let raised = PyRuntimeError::new_err(
-            "Filter: filter_fn raised StopIteration, which would end the iteration although the source has more items; \
-             catch it in the function (`next(iterator, default)` does not raise it)",
-        );
-        raised.set_cause(py, Some(error));
-        raised
-    }
 }
 
 #[pymethods]
@@ -87,8 +88,11 @@ impl FilterIterator {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        while let Some(item) = next_of(py, &self.source)? {
-            let result = call(self.predicate.bind(py), &item).map_err(|error| self.failure(py, error))?;
+        while let Some(item) = next_of(self.source.bind(py))? {
+            let result = call(self.predicate.bind(py), &item).map_err(|error| {
+                let is_stop = error.is_instance_of::<PyStopIteration>(py);
+                if is_stop { stopped_by(py, "Filter: filter_fn", error) } else { error }
+            })?;
             // SAFETY: the code only compares addresses with those of objects that are never freed.
             let (is_true, is_false) =
                 unsafe { (result.as_ptr() == ffi::Py_True(), result.as_ptr() == ffi::Py_False()) };
@@ -137,7 +141,7 @@ impl IndexedIterator {
     }
 
     fn __next__<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Some(index) = next_of(py, &self.indices)? else { return Ok(None) };
+        let Some(index) = next_of(self.indices.bind(py))? else { return Ok(None) };
         call(self.item_at.bind(py), &index).map(Some).or_else(|error| {
             if error.is_instance_of::<PyException>(py) {
                 self.on_error.bind(py).call1((error.value(py), index))?;
@@ -146,7 +150,6 @@ impl IndexedIterator {
         })
     }
 
-    /// There is no `__clear__`, because the iterator never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.item_at)?;
         visit.call(&self.indices)?;

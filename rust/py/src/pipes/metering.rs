@@ -80,7 +80,7 @@ impl CountedItems {
             return None;
         }
         if self.metering.measured == 0 {
-            self.pipe.page().begin_first();
+            self.pipe.page.begin_first();
         }
         Some(nanoseconds())
     }
@@ -97,7 +97,7 @@ impl CountedItems {
 
     #[inline(never)]
     fn note(&mut self, began: u64, came: bool) {
-        let page = self.pipe.page();
+        let page = &self.pipe.page;
         if self.metering.measured != 0 {
             page.inside(self.metering.note(began));
             return;

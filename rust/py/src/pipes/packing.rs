@@ -6,7 +6,6 @@ use torchdata_core::packing;
 
 use crate::codec::array_of;
 
-/// Returns the position of each token in its piece, for pieces of the given sizes.
 #[pyfunction]
 pub fn row_positions(py: Python<'_>, sizes: Vec<u32>) -> PyResult<Bound<'_, PyAny>> {
     array_of(py, &packing::positions(&sizes))

@@ -24,7 +24,7 @@ fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<SequenceKin
 pub struct SequenceIterator {
     sequence: Py<PyAny>,
     kind: SequenceKind,
-    /// The number of items. Not used for a list, whose length can change.
+    /// The number of items, which is not used for a list because a list can change its length.
     length: usize,
     /// The index of the next item, or `u64::MAX` after the end, which is final even if a list grows.
     position: GilNumber,
@@ -45,7 +45,8 @@ impl SequenceIterator {
             SequenceKind::Range { start, step } => Ok((start + step * position as i64).into_pyobject(py)?.into_any()),
             // SAFETY: the kind ensures that the sequence is a list.
             SequenceKind::List => unsafe { sequence.cast_unchecked::<PyList>() }.get_item(position),
-            // SAFETY: an existing object. Returns a new reference, or NULL with an exception set.
+            // SAFETY: `sequence` is an existing object. The call returns a new reference, or NULL with an exception
+            // set.
             SequenceKind::Other => unsafe {
                 let item = ffi::PySequence_GetItem(sequence.as_ptr(), position as ffi::Py_ssize_t);
                 Bound::from_owned_ptr_or_err(py, item)
@@ -98,7 +99,6 @@ impl SequenceIterator {
         }
     }
 
-    /// There is no `__clear__`, because the iterator never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.sequence)
     }

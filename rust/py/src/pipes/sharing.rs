@@ -17,7 +17,6 @@ pub struct ShareIterator {
     source: Py<PyAny>,
     run: usize,
     between: usize,
-    /// First, `before` items must be skipped, and then `left` items are yielded.
     before: AtomicUsize,
     left: AtomicUsize,
 }
@@ -51,14 +50,13 @@ impl ShareIterator {
             self.before.store(0, Relaxed);
             self.left.store(left, Relaxed);
         }
-        let item = next_of(py, &self.source)?;
+        let item = next_of(self.source.bind(py))?;
         if item.is_some() {
             self.left.store(left - 1, Relaxed);
         }
         Ok(item)
     }
 
-    /// There is no `__clear__`, because the iterator never changes its references (see `FilterIterator`).
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)
     }

@@ -29,14 +29,14 @@ impl BoardSlot {
     }
 }
 
-/// The token is never pickled or copied, so a copy of the pipe starts from the beginning.
+/// The state of a pipe's current iteration. A token is never pickled or copied, so a copy of the pipe starts from the
+/// beginning.
 #[pyclass(frozen, module = "torchdata._native")]
 #[repr(C)]
 pub struct IterationToken {
     current: AtomicU64,
     /// The number of items that the newest iterator has yielded or skipped, including items before a resumption.
     own: AtomicU64,
-    /// The record of the pipe in the statistics: a boxed `BoardSlot`, or null.
     place: AtomicPtr<BoardSlot>,
     /// The record that the next `begin` activates. Changes only together with `place`.
     pending: GilCell<Option<Box<BoardSlot>>>,
@@ -78,7 +78,8 @@ impl IterationToken {
         });
     }
 
-    /// The previous record stays allocated, because a running call may still use it.
+    /// Makes items count in the record that `bind` has set. The previous record stays allocated, because a running call
+    /// may still use it.
     pub fn activate(&self, py: Python<'_>) {
         self.pending.with(py, |pending| {
             let Some(mut place) = pending.take() else { return };
@@ -103,7 +104,7 @@ impl IterationToken {
     pub fn finish(&self) {
         self.finished.store(true, Relaxed);
         if let Some(place) = self.place().filter(|place| place.root && place.main) {
-            place.pipe.page().end_span();
+            place.pipe.page.end_span();
         }
     }
 }
@@ -159,18 +160,16 @@ impl IterationToken {
     #[getter]
     fn is_timed(&self, py: Python<'_>) -> bool {
         self.pending.with(py, |pending| {
-            pending.as_deref().or_else(|| self.place()).is_some_and(|place| place.pipe.page().is_full())
+            pending.as_deref().or_else(|| self.place()).is_some_and(|place| place.pipe.page.is_full())
         })
     }
 
-    /// Counts an item that was skipped because of an exception of type `kind`, for the statistics.
     fn count_skipped(&self, kind: &str) {
         if let Some(place) = self.place() {
             place.pipe.record().skip(kind);
         }
     }
 
-    /// Counts a network request that is repeated after an error.
     fn count_retry(&self) {
         if let Some(place) = self.place() {
             place.pipe.record().retries.fetch_add(1, Relaxed);

@@ -21,8 +21,8 @@ use crate::seconds::duration;
 
 const ADDRESS: u32 = 48;
 
-/// Returns the address of a thread-local variable, combined with the number of forks, because a thread of the parent
-/// process may have the same address.
+/// Returns the id of this thread, combined with the number of forks, because a thread of the parent process may have
+/// the same id.
 fn this_thread() -> u64 {
     watching::this_thread() ^ (fork::current() << ADDRESS)
 }
@@ -158,13 +158,11 @@ impl Turn {
 
 #[pymethods]
 impl Turn {
-    /// Whether the calling thread is reading an item.
     #[getter]
     fn is_mine(&self) -> bool {
         self.reader.load() == this_thread()
     }
 
-    /// Calls a function while no other thread reads.
     fn call<'py>(&self, function: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = function.py();
         let thread = this_thread();
@@ -199,7 +197,6 @@ impl Turn {
     }
 }
 
-/// The base class of iterators whose `next()` only one thread calls at a time.
 #[pyclass(subclass, frozen, module = "torchdata._native")]
 pub struct SharedIterator {
     pub(super) turn: Py<Turn>,

@@ -71,7 +71,7 @@ type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
     place: GilCell<Option<QueuePosition<Py<PyAny>>>>,
-    /// None if the number of items to read ahead does not grow for small items.
+    /// The number of items to read ahead, or None if this number does not grow for small items.
     window: GilCell<Option<Window>>,
     /// `generation` and `process` identify the process of the worker threads.
     generation: u64,
@@ -268,7 +268,6 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Item(Entry { mark, ..Entry::new(item) }))
     }
 
-    /// Stores the result of a slot, and reserves the source and the next slot if both are free.
     fn put_and_reserve(
         &self,
         slot: Slot,
@@ -299,7 +298,8 @@ impl ReadAheadQueue {
         self.settle(slot, Outcome::End(error.map(Entry::new)))
     }
 
-    /// A hold does not wait for workers that process a plain item, because they cannot change it.
+    /// Submits an item for the workers. A hold does not wait for workers that process a plain item, because they cannot
+    /// change the item.
     fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
         self.get().map(|queue| queue.submit(Entry { is_plain, ..Entry::new(item) }))
     }

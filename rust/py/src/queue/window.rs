@@ -44,7 +44,8 @@ impl Window {
 const SHORT: ffi::Py_ssize_t = 256;
 const MOST_MEMBERS: usize = 16;
 
-/// Many small immutable objects can be read ahead and processed together.
+/// Returns whether an object is small and immutable, so that many such objects can be read ahead and processed
+/// together.
 pub(super) fn is_small(object: &Bound<'_, PyAny>) -> bool {
     let is_member = |object: &Bound<'_, PyAny>| {
         let pointer = object.as_ptr();

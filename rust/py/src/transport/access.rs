@@ -3,27 +3,60 @@
 //! Other threads and signal handlers set flags to stop or pause the reader, which the reading thread checks while it
 //! waits.
 
+use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use torchdata_core::link::consumer::Consumer;
 use torchdata_core::process::board::BellRef;
+use torchdata_core::process::watching::this_thread;
 use torchdata_core::protocol::{Account, Stream};
-use torchdata_core::sync::exclusive::{Exclusive, Held};
 
 use super::owning::OwningProcess;
 use super::reader::{Reader, Signs};
 use crate::enter;
+use crate::gil_cell::{GilCell, GilNumber};
 
 pub struct Access {
-    pub reader: Exclusive<Reader>,
+    /// The reader, or None while a thread uses the reader.
+    reader: GilCell<Option<Box<Reader>>>,
+    /// The thread that uses the reader, or 0.
+    holder: GilNumber,
     pub signs: Signs,
     /// Whether streams begin at the first request rather than with the epoch, as in a worker that reads dispatched
     /// items.
     on_demand: bool,
     /// A forked child must not take items of its parent.
     pub owner: OwningProcess,
+}
+
+/// Gives this thread exclusive access to the reader. If the process forks meanwhile, the reader is missing in the child.
+pub struct Held<'a, 'py> {
+    access: &'a Access,
+    py: Python<'py>,
+    reader: Option<Box<Reader>>,
+}
+
+impl Drop for Held<'_, '_> {
+    fn drop(&mut self) {
+        self.access.holder.store(0);
+        self.access.reader.with(self.py, |reader| *reader = self.reader.take());
+    }
+}
+
+impl Deref for Held<'_, '_> {
+    type Target = Reader;
+
+    fn deref(&self) -> &Reader {
+        self.reader.as_deref().expect("only `drop` removes the reader")
+    }
+}
+
+impl DerefMut for Held<'_, '_> {
+    fn deref_mut(&mut self) -> &mut Reader {
+        self.reader.as_deref_mut().expect("only `drop` removes the reader")
+    }
 }
 
 pub struct Start {
@@ -35,7 +68,13 @@ pub struct Start {
 
 impl Access {
     pub fn new(reader: Reader, own: BellRef, on_demand: bool) -> Self {
-        Self { reader: Exclusive::new(reader), signs: Signs::new(own), on_demand, owner: OwningProcess::this() }
+        Self {
+            reader: GilCell::new(Some(Box::new(reader))),
+            holder: GilNumber::new(0),
+            signs: Signs::new(own),
+            on_demand,
+            owner: OwningProcess::this(),
+        }
     }
 
     /// Returns the epoch and the pass of a new iterator, or pass 0 if the iterator's first request begins the pass.
@@ -43,8 +82,16 @@ impl Access {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
 
-    pub fn hold(&self) -> PyResult<Held<'_, Reader>> {
-        self.reader.try_hold().ok_or_else(|| {
+    /// Returns None if any thread, even the current thread, uses the reader.
+    #[inline]
+    pub fn try_hold<'py>(&self, py: Python<'py>) -> Option<Held<'_, 'py>> {
+        let reader = self.reader.with(py, Option::take)?;
+        self.holder.store(this_thread());
+        Some(Held { access: self, py, reader: Some(reader) })
+    }
+
+    pub fn hold<'py>(&self, py: Python<'py>) -> PyResult<Held<'_, 'py>> {
+        self.try_hold(py).ok_or_else(|| {
             PyRuntimeError::new_err(
                 "another thread is reading from this loader: a loader has one reader at a time (or a signal handler reads \
                  while the loop that it has interrupted also reads)",
@@ -52,11 +99,11 @@ impl Access {
         })
     }
 
-    fn hold_once_left(&self, py: Python<'_>) -> PyResult<Held<'_, Reader>> {
+    fn hold_once_left<'py>(&self, py: Python<'py>) -> PyResult<Held<'_, 'py>> {
         self.owner.check()?; // in a forked child, the reading thread of the parent does not exist
         let mut held = None;
         enter::poll(py, None, |_| {
-            held = self.reader.try_hold();
+            held = self.try_hold(py);
             if held.is_none() {
                 self.refuse_here("an epoch cannot begin while this thread waits for an item of the previous epoch")?;
                 self.signs.own.ring();
@@ -68,7 +115,7 @@ impl Access {
 
     /// Returns an error if this thread is reading, because it would wait for itself.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
-        if self.reader.is_held_here() {
+        if self.holder.load() == this_thread() {
             return Err(PyRuntimeError::new_err(format!(
                 "{why} (for example in a signal handler): leave the loop first"
             )));
@@ -76,7 +123,7 @@ impl Access {
         Ok(())
     }
 
-    /// Stops a thread that reads an earlier epoch.
+    /// Starts an epoch, and stops a thread that still reads an earlier epoch.
     pub fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64, start: Start) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.hold_once_left(py)?;
@@ -110,9 +157,9 @@ impl Access {
         Ok(())
     }
 
-    pub fn set_paused(&self, paused: bool) {
+    pub fn set_paused(&self, py: Python<'_>, paused: bool) {
         self.signs.paused.store(paused, Relaxed);
-        match self.reader.try_hold() {
+        match self.try_hold(py) {
             Some(mut held) if self.owner.is_this() => held.apply_pause(&self.signs),
             Some(_) => {} // in a forked child, the peers belong to the parent
             None => {
@@ -121,23 +168,23 @@ impl Access {
         }
     }
 
-    pub fn stop(&self) {
+    pub fn stop(&self, py: Python<'_>) {
         self.signs.stopped.store(true, Relaxed);
-        self.set_paused(true);
+        self.set_paused(py, true);
     }
 
     /// Replaces `dead` and all other exited processes, or returns false if a reading thread will replace them.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;
-        let Some(mut reader) = self.reader.try_hold() else { return Ok(false) };
+        let Some(mut reader) = self.try_hold(py) else { return Ok(false) };
         reader.replace_dead(py, dead).map(|()| true)
     }
 
     /// If `pass` is 0, this is the iterator's first request, which begins a pass.
     pub fn next<'py>(&self, py: Python<'py>, epoch: u32, pass: &AtomicU64) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.owner.check()?;
-        let mut held = self.hold()?;
+        let mut held = self.hold(py)?;
         let reader = &mut *held;
         if self.signs.epoch.load(Relaxed) != u64::from(epoch) {
             return Err(PyRuntimeError::new_err(
@@ -158,12 +205,12 @@ impl Access {
     }
 
     /// Ends a pass early, because unread items of this worker would block other workers.
-    pub fn leave(&self, epoch: u32, pass: u64) {
+    pub fn leave(&self, py: Python<'_>, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;
         }
         // A thread that holds the reader already reads a later pass, so this pass need not be ended.
-        if let Some(mut held) = self.reader.try_hold()
+        if let Some(mut held) = self.try_hold(py)
             && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass
             && !self.signs.is_over(epoch)

@@ -20,7 +20,6 @@ use crate::buffers::LeasedBuffer;
 use crate::errors;
 use crate::seconds::duration;
 
-/// Carries units and control words between two links on this machine and their copies on another machine.
 #[pyclass(frozen, name = "Carrier", module = "torchdata._native")]
 pub struct PyCarrier {
     carrier: Mutex<Carrier>,

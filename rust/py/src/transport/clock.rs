@@ -56,7 +56,7 @@ impl Clock {
         }
     }
 
-    /// `tries` is kept, because a replacement process may send the same item.
+    /// Ends a wait. The number of kills (`tries`) is kept, because a replacement process may send the same item.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;
@@ -77,7 +77,7 @@ impl Clock {
         }
     }
 
-    /// A wait for `paused` peers is not a stall.
+    /// Checks how long the wait has lasted. A wait for paused peers is not a stall.
     pub fn look(&mut self, py: Python<'_>, peer: Option<usize>, paused: bool) -> PyResult<()> {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         match &mut self.stall {

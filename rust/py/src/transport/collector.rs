@@ -90,8 +90,8 @@ impl Collector {
 
     /// Each process is given by its id, or by a descriptor that becomes readable when the process exits. After an exit,
     /// a waiting reader calls `on_exit(index)`, which must raise.
-    fn watch(&self, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> PyResult<()> {
-        self.access.hold()?.watch.watch(processes, on_exit).map_err(errors::open)
+    fn watch(&self, py: Python<'_>, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> PyResult<()> {
+        self.access.hold(py)?.watch.watch(processes, on_exit).map_err(errors::open)
     }
 
     /// `on_death(dead, received, ended, paused)` receives the indices of exited processes, for each peer the number of
@@ -105,11 +105,12 @@ impl Collector {
     /// If a callback raises an exception, nothing has changed, and the next read calls the callbacks again.
     fn watch_and_replace(
         &self,
+        py: Python<'_>,
         processes: Vec<(usize, Sign<'_>)>,
         on_death: Py<PyAny>,
         on_replace: Py<PyAny>,
     ) -> PyResult<()> {
-        self.access.hold().map(|mut held| held.watch.watch_and_replace(processes, Replacing { on_death, on_replace }))
+        self.access.hold(py).map(|mut held| held.watch.watch_and_replace(processes, Replacing { on_death, on_replace }))
     }
 
     /// Replaces all exited processes, or returns False if a reading thread will replace them.
@@ -119,59 +120,61 @@ impl Collector {
 
     /// Calls `on_surplus(next peer, peer that sent early, bytes)` once per epoch if early items use more than `most`
     /// bytes.
-    fn tell_surplus(&self, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
-        self.access.hold().map(|mut held| held.peers.tell_surplus_to(most, on_surplus))
+    fn tell_surplus(&self, py: Python<'_>, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
+        self.access.hold(py).map(|mut held| held.peers.tell_surplus_to(most, on_surplus))
     }
 
-    /// Calls `on_note(peer, note)` for each note from a peer.
-    fn tell_note(&self, on_note: Py<PyAny>) -> PyResult<()> {
-        self.access.hold().map(|mut held| held.on_note = Some(on_note))
+    fn tell_note(&self, py: Python<'_>, on_note: Py<PyAny>) -> PyResult<()> {
+        self.access.hold(py).map(|mut held| held.on_note = Some(on_note))
     }
 
     /// Link i uses the set of counters `first` + i, and `peers` contains the page number of each peer. In the main
     /// process, `IteratorGuard` rather than the collector counts the wait for an epoch's first item.
     fn count_into(
         &self,
+        py: Python<'_>,
         board: &Bound<'_, PyStatsBoard>,
         page: usize,
         first: usize,
         peers: Vec<u32>,
         main: bool,
     ) -> PyResult<()> {
-        let mut held = self.access.hold()?;
+        let mut held = self.access.hold(py)?;
         let flows = held.meters.count_into(board.get(), page, first, peers, main)?;
         held.peers.links.iter_mut().zip(flows).for_each(|(link, flow)| link.count_into(flow));
         Ok(())
     }
 
-    fn count_idle(&self, board: &Bound<'_, PyStatsBoard>, page: usize) -> PyResult<()> {
-        self.access.hold()?.meters.count_idle(board.get(), page)
+    fn count_idle(&self, py: Python<'_>, board: &Bound<'_, PyStatsBoard>, page: usize) -> PyResult<()> {
+        self.access.hold(py)?.meters.idle = Some(board.get().page(page)?.idle());
+        Ok(())
     }
 
     /// Calls `on_stall(peer, seconds)` after a wait of `seconds`, and whenever the time has doubled.
-    fn tell_stall(&self, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
-        self.access.hold().map(|mut held| held.clock.tell_stall_to(duration(seconds), on_stall))
+    fn tell_stall(&self, py: Python<'_>, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
+        self.access.hold(py).map(|mut held| held.clock.tell_stall_to(duration(seconds), on_stall))
     }
 
     /// `on_hang(peer, seconds, patience)` is called regularly, kills a process that takes longer than `patience`, and
     /// returns whether a process was killed. Each process that was killed for the awaited item doubles `patience`.
-    fn tell_hang(&self, on_hang: Py<PyAny>) -> PyResult<()> {
-        self.access.hold().map(|mut held| held.clock.tell_hang_to(on_hang))
+    fn tell_hang(&self, py: Python<'_>, on_hang: Py<PyAny>) -> PyResult<()> {
+        self.access.hold(py).map(|mut held| held.clock.tell_hang_to(on_hang))
     }
 
     /// Makes every wait raise `exception` once a command in the `control` link starts another epoch or stops the
     /// process. Waits of this process are reported to the main process over the link `output` and the doorbell `main`.
     fn set_interrupt(
         &self,
+        py: Python<'_>,
         control: &Bound<'_, PyLink>,
         exception: Py<PyAny>,
         output: &Bound<'_, PyLink>,
         board: &Bound<'_, PyBellBoard>,
         main: usize,
     ) -> PyResult<()> {
-        let announcer = output.get().0.announcer(bell(board, main)?);
-        self.access.hold()?.interrupt = Some(Interrupt { control: control.get().0.probe(), exception, announcer });
-        Ok(())
+        let output = (output.get().0.clone(), bell(board, main)?);
+        let interrupt = Interrupt { control: control.get().0.clone(), exception, output };
+        self.access.hold(py).map(|mut held| held.interrupt = Some(interrupt))
     }
 
     /// Must be called before the command to start the epoch is sent. Stops a thread that still reads an earlier epoch.
@@ -192,9 +195,9 @@ impl Collector {
         self.access.start_epoch(py, epoch, window, Start { accounts, turn, passed })
     }
 
-    fn follow(&self, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
+    fn follow(&self, py: Python<'_>, delivery: Option<Bound<'_, Delivery>>) -> PyResult<()> {
         let given = delivery.map_or(Given::Unknown, |delivery| Given::Counted(delivery.get().given()));
-        self.access.hold().map(|mut held| held.progress.given = given)
+        self.access.hold(py).map(|mut held| held.progress.given = given)
     }
 
     /// Returns the positions of all peers after `delivered` items, or the current positions if `delivered` is None.
@@ -218,13 +221,13 @@ impl Collector {
 
     /// Waits for each peer's first unit of the epoch, usually a snapshot.
     fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
-        self.access.hold()?.await_snapshots(py, &self.access.signs, dealt)
+        self.access.hold(py)?.await_snapshots(py, &self.access.signs, dealt)
     }
 
     /// Waits in a worker for the dispatching process's first snapshot of the epoch, which must be relayed, or for a
     /// command.
     fn await_relayed(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
-        self.access.hold()?.await_relayed(py, Stream::first(epoch))
+        self.access.hold(py)?.await_relayed(py, Stream::first(epoch))
     }
 
     fn delivered(&self, py: Python<'_>) -> u64 {
@@ -254,25 +257,25 @@ impl Collector {
     }
 
     /// Can be called at any time, also during a read.
-    fn pause(&self) {
-        self.access.set_paused(true);
+    fn pause(&self, py: Python<'_>) {
+        self.access.set_paused(py, true);
     }
 
-    fn resume(&self) {
-        self.access.set_paused(false);
+    fn resume(&self, py: Python<'_>) {
+        self.access.set_paused(py, false);
     }
 
     /// Ends the epoch in this process: no more items are returned, and the peers stop computing items. Can be called at
     /// any time, even by a signal handler or while another thread reads.
-    fn stop(&self) {
-        self.access.stop();
+    fn stop(&self, py: Python<'_>) {
+        self.access.stop(py);
     }
 
     /// Receives items early, because a peer could otherwise wait forever for the dispatching process, which may wait
     /// for other peers. Must be called repeatedly until all children have executed a command. `done` is true in the
     /// last call.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
-        let Some(mut held) = self.access.reader.try_hold() else { return Ok(()) }; // the reading thread does so itself
+        let Some(mut held) = self.access.try_hold(py) else { return Ok(()) }; // the reading thread does so itself
         if done {
             held.peers.links.iter_mut().for_each(Consumer::restore_grant);
             return Ok(());
@@ -281,17 +284,17 @@ impl Collector {
         peers.help_starving(py, collecting)
     }
 
-    fn taken(&self) -> PyResult<Vec<u64>> {
-        Ok(self.access.hold()?.peers.links.iter().map(Consumer::taken).collect())
+    fn taken(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        Ok(self.access.hold(py)?.peers.links.iter().map(Consumer::taken).collect())
     }
 
     /// Returns the bytes of shared memory that received items still use, for each link.
-    fn leased(&self) -> PyResult<Vec<u64>> {
-        Ok(self.access.hold()?.peers.links.iter().map(Consumer::leased).collect())
+    fn leased(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        Ok(self.access.hold(py)?.peers.links.iter().map(Consumer::leased).collect())
     }
 
-    fn acknowledge(&self, count: u64) -> PyResult<()> {
-        self.access.hold().map(|held| held.peers.links[0].acknowledge(count))
+    fn acknowledge(&self, py: Python<'_>, count: u64) -> PyResult<()> {
+        self.access.hold(py).map(|held| held.peers.links[0].acknowledge(count))
     }
 
     /// The iterator ends when a later epoch starts.
@@ -305,7 +308,7 @@ impl Collector {
     #[pyo3(signature = (peer, seconds = None))]
     fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.access.owner.check()?;
-        self.access.hold()?.receive(py, peer, seconds.map(duration))
+        self.access.hold(py)?.receive(py, peer, seconds.map(duration))
     }
 
     /// Returns the results after number `last`, their total time in seconds, and the message that ends the sequence, if
@@ -319,17 +322,19 @@ impl Collector {
         seconds: Option<f64>,
     ) -> PyResult<Row<'py>> {
         self.access.owner.check()?;
-        self.access.hold()?.receive_results(py, peer, last, seconds.map(duration))
+        self.access.hold(py)?.receive_results(py, peer, last, seconds.map(duration))
     }
 
     /// While a thread reads, its reference keeps this object alive, so nothing is visited. The lock is only used with
     /// the GIL, so all passes of the garbage collector visit the same references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.access.reader.try_hold().map_or(Ok(()), |reader| reader.traverse(&visit))
+        // SAFETY: the garbage collector holds the GIL, but passes no token.
+        let py = unsafe { Python::assume_attached() };
+        self.access.try_hold(py).map_or(Ok(()), |reader| reader.traverse(&visit))
     }
 
-    fn __clear__(&self) {
-        let cleared = self.access.reader.try_hold().map(|mut reader| reader.clear());
+    fn __clear__(&self, py: Python<'_>) {
+        let cleared = self.access.try_hold(py).map(|mut reader| reader.clear());
         drop(cleared); // after the reader is released, because dropping may run code that calls this object
     }
 }
@@ -364,6 +369,6 @@ impl ItemStream {
 
 impl Drop for ItemStream {
     fn drop(&mut self) {
-        self.collector.get().access.leave(self.epoch, *self.pass.get_mut());
+        Python::attach(|py| self.collector.get().access.leave(py, self.epoch, *self.pass.get_mut()));
     }
 }

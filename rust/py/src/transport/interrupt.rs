@@ -1,13 +1,15 @@
 //! Lets commands interrupt the waits of a worker's reader, and reports these waits to the main process.
 
 use pyo3::prelude::*;
-use torchdata_core::link::{Announcer, Probe};
+use torchdata_core::link::Link;
+use torchdata_core::process::board::BellRef;
 
 pub struct Interrupt {
-    pub control: Probe,
+    pub control: Link,
     /// Raised when the main process orders another epoch or a stop.
     pub exception: Py<PyAny>,
-    pub announcer: Announcer,
+    /// The link over which the main process receives items, and the bell of the main process.
+    pub output: (Link, BellRef),
 }
 
 impl Interrupt {
@@ -15,6 +17,11 @@ impl Interrupt {
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> bool {
         self.control.is_superseded(epoch).unwrap_or(true)
+    }
+
+    pub fn starve(&self, epoch: u32) {
+        let (link, main) = &self.output;
+        link.starve(epoch, main);
     }
 
     pub fn error(&self, py: Python<'_>) -> PyErr {

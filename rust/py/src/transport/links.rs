@@ -22,7 +22,6 @@ pub struct PyLink(pub Link);
 
 #[pymethods]
 impl PyLink {
-    /// Creates a link with an arena of up to `memory_budget` bytes.
     #[new]
     #[pyo3(signature = (memory_budget, ring_capacity = 262_144))]
     fn new(memory_budget: u64, ring_capacity: u64) -> PyResult<Self> {
@@ -32,13 +31,12 @@ impl PyLink {
         Link::create(config).map(Self).map_err(errors::open)
     }
 
-    /// Takes ownership of the descriptor.
+    /// Maps a link that another process has created. This call takes ownership of the descriptor.
     #[staticmethod]
     fn attach(fd: i32) -> PyResult<Self> {
         Link::attach(take_fd(fd)?).map(Self).map_err(errors::open)
     }
 
-    /// Returns the descriptor, or -1 if it has been closed.
     fn fileno(&self) -> i32 {
         self.0.region().fileno()
     }
@@ -71,7 +69,6 @@ impl PyBellBoard {
         BellBoard::attach(take_fd(fd)?).map(Self).map_err(errors::open)
     }
 
-    /// Returns the descriptor, or -1 if it has been closed.
     fn fileno(&self) -> i32 {
         self.0.region.fileno()
     }

@@ -29,11 +29,6 @@ impl Meters {
         Ok(flows)
     }
 
-    pub fn count_idle(&mut self, board: &PyStatsBoard, page: usize) -> PyResult<()> {
-        self.idle = Some(board.page(page)?.idle());
-        Ok(())
-    }
-
     pub fn begin(&mut self) {
         self.first = self.page.is_some();
     }

@@ -13,7 +13,7 @@ use torchdata_core::cadence::Cadence;
 use torchdata_core::error::Corrupted;
 use torchdata_core::link::arena::Arena;
 use torchdata_core::link::producer::{Part, Producer, Push};
-use torchdata_core::link::{OPAQUE, Probe, sampled_len};
+use torchdata_core::link::{Link, OPAQUE, sampled_len};
 use torchdata_core::process::board::BellRef;
 use torchdata_core::protocol::{Deal, Dealing, Permit, Reader, Stream};
 use torchdata_core::stats::{PageRef, WaitRef};
@@ -31,9 +31,9 @@ pub(super) fn is_over(deadline: Option<Instant>) -> bool {
 
 /// While items of the epoch `held` are recomputed, only a command for a later epoch or a stop interrupts this process
 /// (see `Outlet::held`).
-pub(super) fn is_interrupted(control: &Option<Probe>, held: Option<u32>) -> bool {
-    let obeys = |probe: &Probe| held.is_none_or(|epoch| probe.is_superseded(epoch).unwrap_or(true));
-    control.as_ref().is_some_and(|probe| probe.pending() && obeys(probe))
+pub(super) fn is_interrupted(control: &Option<Link>, held: Option<u32>) -> bool {
+    let obeys = |link: &Link| held.is_none_or(|epoch| link.is_superseded(epoch).unwrap_or(true));
+    control.as_ref().is_some_and(|link| link.pending() && obeys(link))
 }
 
 pub(super) struct Outlet {
@@ -52,7 +52,7 @@ pub(super) struct Outlet {
     pub entered: usize,
     pub own: BellRef,
     /// The control link, in which a pending command interrupts `Sender::pump`.
-    pub control: Option<Probe>,
+    pub control: Option<Link>,
     pub encoder: Encoder,
     pub more_comes: bool,
     pub departing: Option<Departing>,
@@ -101,7 +101,7 @@ fn turned(producers: &mut [Producer], has_shards: bool, target: usize) -> &mut P
 pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
     let mut untidy = false;
     for arena in arenas.iter().filter(|arena| arena.is_untidy()) {
-        untidy |= py.detach(|| arena.tidy()).map_err(errors::corrupted)?;
+        untidy |= py.detach(|| arena.tidy(Instant::now())).map_err(errors::corrupted)?;
     }
     Ok(untidy)
 }
@@ -119,7 +119,7 @@ pub(super) fn item_kind(encoder: &Encoder) -> u16 {
 }
 
 impl Outlet {
-    pub fn new(mut producers: Vec<Producer>, shards: u16, own: BellRef, control: Option<Probe>) -> Self {
+    pub fn new(mut producers: Vec<Producer>, shards: u16, own: BellRef, control: Option<Link>) -> Self {
         let has_shards = producers.len() == 1;
         if has_shards {
             producers[0].divide(shards);
@@ -155,11 +155,6 @@ impl Outlet {
         (self.departing, self.closing) = (None, None);
         (self.ending, self.owes) = (false, false);
         self.producers.iter_mut().for_each(|producer| producer.begin(stream));
-    }
-
-    pub fn begin_next(&mut self) {
-        self.begin(self.producers[0].stream().next_pass());
-        self.dealing.turn.start();
     }
 
     #[inline]
@@ -322,7 +317,8 @@ impl Outlet {
         if self.departing.is_none() { Ok(Sent::Done) } else { self.go_on_with(py, None) }
     }
 
-    /// The unit is abandoned if a signal handler or `tick` raises, or if the deadline expires.
+    /// Sends the rest of the departing unit. The unit is abandoned if a signal handler or `tick` raises, or if the
+    /// deadline expires.
     pub fn go_on_with(&mut self, py: Python<'_>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
         let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
         let sent = self.send(py, &mut departing, tick)?;
@@ -369,7 +365,8 @@ impl Outlet {
         })
     }
 
-    /// A buffer that does not fit into the arena is sent in fragments, starting with byte `streamed`.
+    /// Copies a buffer into the arena. A buffer that does not fit into the arena is sent in fragments, starting with
+    /// byte `streamed`.
     fn put_in_memory(
         &mut self,
         py: Python<'_>,
@@ -402,11 +399,11 @@ impl Outlet {
                 return Ok(Placed::Nowhere(sent));
             }
         }
-        // SAFETY: as above.
+        // SAFETY: `from` is valid for `len` bytes, because the owner of the source keeps the memory alive.
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Returns None if waiting would free no memory.
+    /// Copies a buffer into the arena, or returns None if waiting would free no memory.
     fn put_in_arena(
         &mut self,
         py: Python<'_>,
@@ -432,7 +429,8 @@ impl Outlet {
         }
     }
 
-    /// If the reader no longer wants the unit, the unit is dropped, and the result is `Sent::Done`.
+    /// Pushes a unit, and waits for space if the ring is full. If the reader no longer wants the unit, the unit is
+    /// dropped, and the result is `Sent::Done`.
     fn push_with(
         &mut self,
         py: Python<'_>,

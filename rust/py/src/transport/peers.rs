@@ -7,7 +7,6 @@
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
-use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use torchdata_core::error::Corrupted;
 use torchdata_core::link::consumer::{Buffer, Consumer, Unit};
@@ -35,7 +34,8 @@ impl Taken {
     }
 }
 
-/// A corrupted ring counts as an arrived unit, because the attempt to take the unit reports the corruption.
+/// Returns whether a unit has arrived. A corrupted ring counts as an arrived unit, because the attempt to take the unit
+/// reports the corruption.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
@@ -53,12 +53,12 @@ fn count_copies(consumer: &Consumer, unit: &Unit) {
     add(&flow.copied, leased.map(Buffer::len).sum::<usize>() as u64);
 }
 
-struct Surplus {
+pub struct Surplus {
     bytes: u64,
     most: u64,
     said: bool,
     /// Called with the next peer, the peer that sent early, and the bytes of early units.
-    on_surplus: Option<Py<PyAny>>,
+    pub on_surplus: Option<Py<PyAny>>,
 }
 
 pub struct Peers {
@@ -74,7 +74,7 @@ pub struct Peers {
     has_starved: bool,
     /// The memory of this unit is reused for the next unit.
     pub current: Taken,
-    surplus: Surplus,
+    pub surplus: Surplus,
 }
 
 impl Peers {
@@ -200,7 +200,8 @@ impl Peers {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
     }
 
-    /// If the next unit in the ring belongs to another peer, the unit is stored until that peer is next.
+    /// Takes the next unit of a peer. If the next unit in the ring belongs to another peer, the unit is stored until
+    /// that peer is next.
     #[inline]
     pub fn take(&mut self, peer: usize) -> PyResult<bool> {
         if let Some(taken) = self.taken_in[peer].pop_front() {
@@ -254,10 +255,6 @@ impl Peers {
         self.current.unit.buffers.clear();
     }
 
-    fn next_to_take_in(&mut self, collecting: &Collecting, starving: &[bool]) -> Option<usize> {
-        collecting.to_take_in(|peer| self.has_arrived(peer), |peer| starving[peer])
-    }
-
     pub fn take_in(&mut self, py: Python<'_>, peer: usize, turn: Option<usize>) -> PyResult<()> {
         let link = self.link_of(peer);
         let consumer = &mut self.links[link];
@@ -277,7 +274,7 @@ impl Peers {
         self.tell_surplus(py, peer, turn)
     }
 
-    /// An item that was received early is counted immediately.
+    /// Stores a unit that was received early. If the unit is an item, the item is counted immediately.
     #[cold]
     fn keep_for_later(&mut self, peer: usize, unit: Unit) {
         let taken = Taken { unit, counted: true };
@@ -309,7 +306,7 @@ impl Peers {
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
         // Items of the next peer are also received, because its answer to a command may follow its items.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
-        while let Some(peer) = self.next_to_take_in(collecting, &starving) {
+        while let Some(peer) = collecting.to_take_in(|peer| self.has_arrived(peer), |peer| starving[peer]) {
             self.take_in(py, peer, collecting.turn.next())?;
         }
         if starving.contains(&true) {
@@ -340,14 +337,5 @@ impl Peers {
 
     pub fn has_last(&self, peer: usize) -> bool {
         self.taken_in[peer].iter().any(|taken| matches!(taken.kind(), kind::END | kind::ERROR))
-    }
-
-    pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.surplus.on_surplus)
-    }
-
-    /// The caller must drop the returned callback.
-    pub fn clear(&mut self) -> Option<Py<PyAny>> {
-        self.surplus.on_surplus.take()
     }
 }

@@ -11,7 +11,7 @@ use super::snapshots::{Content, Opened, Relay};
 use crate::gil_cell::{GilCell, GilNumber};
 
 pub struct StreamProgress {
-    /// The records. They are consistent whenever another thread reads them.
+    /// The records of deliveries, which are consistent whenever another thread reads them.
     pub books: Arc<GilCell<Books<Content>>>,
     /// In a worker: the snapshot of the dispatching process that is sent to the main process.
     pub relay: Arc<Relay>,

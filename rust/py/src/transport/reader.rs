@@ -63,7 +63,7 @@ pub struct Reader {
     /// A stream that was begun before any request, only to receive the first snapshot.
     looked_into: Option<Stream>,
     own: BellRef,
-    /// Called with (peer, description) for a failure that a peer reports, and must raise.
+    /// A callback with the arguments (peer, description), which must raise the failure that a peer has reported.
     on_error: Py<PyAny>,
     pub on_note: Option<Py<PyAny>>,
 }
@@ -241,7 +241,6 @@ impl Reader {
         self.clock.rearm();
         self.peers.await_all();
         for peer in 0..self.peers.len() {
-            // Without a replacement, a peer's snapshot may already have arrived.
             self.keep_taken_in(py, peer)?; // arrived while another peer was awaited
             while !self.peers.has_taken_in(peer) && !self.progress.has_snapshot(py, peer, dealt) {
                 if !self.take_snapshot(py, peer)? && !self.await_first(py, signs, epoch, peer, began)? {
@@ -267,21 +266,10 @@ impl Reader {
         if is_left() || watch.any_died() {
             return Ok(false);
         }
-        let mut died = false;
-        let waited = wait_among(
-            py,
-            own,
-            None,
-            Some(&|| watch.any_died()),
-            || peers.has_arrived(peer) || is_left(),
-            || (),
-            |py| {
-                clock.tell_stall(py, Some(peer), began.elapsed())?;
-                died = watch.any_died();
-                if died { Err(a_process_has_died()) } else { Ok(()) }
-            },
-        );
-        if died { Ok(false) } else { waited.map(|()| true) }
+        let any_died = || watch.any_died();
+        let ready = || peers.has_arrived(peer) || is_left();
+        let tick = |py: Python<'_>| clock.tell_stall(py, Some(peer), began.elapsed());
+        wait_among(py, own, None, Some(&any_died), ready, || (), tick)
     }
 
     fn wait(&mut self, py: Python<'_>, signs: &Signs, epoch: u32) -> PyResult<()> {
@@ -336,19 +324,17 @@ impl Reader {
         };
         let any_died = || watch.any_died();
         let death: Option<&(dyn Fn() -> bool + Sync)> = if watch.processes.is_empty() { None } else { Some(&any_died) };
-        let starve = || interrupt.into_iter().for_each(|interrupt| interrupt.announcer.starve(epoch));
-        let mut died = false;
+        let starve = || interrupt.into_iter().for_each(|interrupt| interrupt.starve(epoch));
         let awoken = wait_among(py, own, meters.wait(link), death, ready, starve, |py| {
             starve(); // the control word may have been overwritten
-            died = watch.any_died();
-            if died { Err(a_process_has_died()) } else { clock.look(py, turn, paused) }
+            clock.look(py, turn, paused)
         });
-        interrupt.into_iter().for_each(|interrupt| interrupt.announcer.go_on());
-        if died {
+        interrupt.into_iter().for_each(|interrupt| interrupt.output.0.go_on());
+        if !awoken? {
             return Ok(None);
         }
         // Signals are handled before the item is taken, because a handler's exception would otherwise lose the item.
-        awoken.and_then(|()| py.check_signals()).map(|()| Some(next))
+        py.check_signals().map(|()| Some(next))
     }
 
     /// `limit` counts from the time `started`.
@@ -422,8 +408,8 @@ impl Reader {
 
     pub fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.watch.traverse(visit)?;
-        self.peers.traverse(visit)?;
         self.clock.traverse(visit)?;
+        visit.call(&self.peers.surplus.on_surplus)?;
         visit.call(&self.on_error)?;
         visit.call(&self.on_note)?;
         visit.call(self.interrupt.as_ref().map(|interrupt| &interrupt.exception))
@@ -432,12 +418,15 @@ impl Reader {
     /// The callbacks must be dropped after the reader is released, because dropping may run arbitrary code.
     pub fn clear(&mut self) -> impl Sized + use<> {
         let (on_exit, replacing) = self.watch.clear();
-        (on_exit, replacing, self.peers.clear(), self.clock.clear(), self.interrupt.take(), self.on_note.take())
+        (
+            on_exit,
+            replacing,
+            self.peers.surplus.on_surplus.take(),
+            self.clock.clear(),
+            self.interrupt.take(),
+            self.on_note.take(),
+        )
     }
-}
-
-fn a_process_has_died() -> PyErr {
-    PyRuntimeError::new_err("a process has died")
 }
 
 /// The results, their total time in seconds, and the message that follows the results.

@@ -100,7 +100,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// The checksums are compared after the last recomputed item.
+    /// Counts a recomputed item without sending it. After the last recomputed item, the checksums are compared.
     #[cold]
     pub fn make_again(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);

@@ -46,7 +46,8 @@ impl Reader {
         Ok(())
     }
 
-    /// The dispatching process is ignored, because it sends no units to this reader.
+    /// Receives all units of exited processes. The dispatching process is ignored, because it sends no units to this
+    /// reader.
     fn drain(&mut self, py: Python<'_>, dead: &[usize]) -> PyResult<()> {
         let links = self.peers.links.len();
         dead.iter().filter(|&&link| link < links).try_for_each(|&link| self.peers.drain(link))?;

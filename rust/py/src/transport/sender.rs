@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::time::Instant;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
-use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -28,6 +27,7 @@ use super::waiting::wait_until;
 use crate::buffers::ArenaBuffer;
 use crate::codec::{self, Dtype, OUT_OF_BAND};
 use crate::errors;
+use crate::pipes::iterators::next_of;
 use crate::seconds::duration;
 use crate::shard_globals::ShardTurns;
 
@@ -83,7 +83,7 @@ impl Sender {
             producers.push(link.get().0.producer(bell(board, peer)?).map_err(errors::open)?);
         }
         let arenas: Vec<_> = producers.iter().map(|producer| Arc::clone(producer.arena())).collect();
-        let outlet = Outlet::new(producers, shards, bell(board, own)?, control.map(|link| link.get().0.probe()));
+        let outlet = Outlet::new(producers, shards, bell(board, own)?, control.map(|link| link.get().0.clone()));
         Ok(Self { outlet: Mutex::new(outlet), arenas, link: AtomicUsize::new(0) })
     }
 
@@ -206,12 +206,7 @@ impl Sender {
             if let (true, Some(turns)) = (several, turns) {
                 turns.get().enter(py, shard)?;
             }
-            // SAFETY: the GIL is held. NULL means the end or an exception.
-            let item = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyIter_Next(iterators[shard].as_ptr())) };
-            let Some(item) = item else {
-                if let Some(error) = PyErr::take(py) {
-                    return Err(error);
-                }
+            let Some(item) = next_of(&iterators[shard])? else {
                 outlet.owner.check()?;
                 if !outlet.has_shards {
                     break;
@@ -260,7 +255,9 @@ impl Sender {
         if is_interrupted(control, None) {
             return Ok(false);
         }
-        outlet.begin_next();
+        let next = outlet.producers[0].stream().next_pass();
+        outlet.begin(next);
+        outlet.dealing.turn.start();
         Ok(true)
     }
 
@@ -323,8 +320,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits until the peer has acknowledged `count` messages. Returns False after `seconds`. `tick` is called several
-    /// times per second, and may raise to end the wait.
+    /// Waits until the peer has acknowledged `count` messages. Returns False if the peer has not acknowledged them
+    /// after `seconds`. `tick` is called several times per second, and may raise to end the wait.
     fn wait_acknowledged(&self, py: Python<'_>, count: u64, seconds: f64, tick: &Bound<'_, PyAny>) -> PyResult<bool> {
         let deadline = deadline(Some(seconds));
         let outlet = self.outlet()?;
@@ -363,7 +360,8 @@ impl Sender {
         codec::empty_over(buffer, dtype, shape).map(Some)
     }
 
-    /// Only an idle sender needs to call this method, because sending also reclaims blocks.
+    /// Returns memory of received items to the system. Only an idle sender needs this method, because sending also
+    /// frees memory.
     fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
         tidy(py, &self.arenas)
     }

@@ -109,9 +109,8 @@ impl<'a> Opened<'a> {
 
     fn parse(unit: &'a Unit) -> Option<Self> {
         let raw = unit.payload.as_slice();
-        let word = |index: usize| -> Option<u64> {
-            Some(u64::from_le_bytes(raw.get(index.checked_mul(8)?..)?.get(..8)?.try_into().ok()?))
-        };
+        let (words, _) = raw.as_chunks::<8>();
+        let word = |index: usize| words.get(index).map(|&bytes| u64::from_le_bytes(bytes));
         let links = usize::try_from(word(4)?).ok().filter(|&links| links <= raw.len() / 16)?;
         let accounts = (0..links)
             .map(|link| Some(Account { items: word(5 + 2 * link)?, checksum: word(6 + 2 * link)? }))
@@ -128,7 +127,7 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// Copies the content only once, because a reader may be waiting for an item.
+    /// Returns the content as `bytes`. The content is copied only once, because a reader may be waiting for an item.
     fn content(&self, py: Python<'_>) -> PyResult<Content> {
         match self.block {
             None => Ok(PyBytes::new(py, self.inline).unbind()),

@@ -22,7 +22,7 @@ pub struct PyStatsBoard(pub Arc<Board>);
 
 impl PyStatsBoard {
     pub fn page(&self, index: usize) -> PyResult<PageRef> {
-        let pages = self.0.config().pages;
+        let pages = self.0.config.pages;
         self.0.page(index).ok_or_else(|| PyIndexError::new_err(format!("there are {pages} pages, not {index}")))
     }
 
@@ -68,7 +68,7 @@ impl PyStatsBoard {
         Board::observe(&path).map(Self).map_err(errors::open)
     }
 
-    /// Returns -1 if the descriptor is closed.
+    /// Returns the descriptor of the shared memory, or -1 if the descriptor is closed.
     fn fileno(&self) -> i32 {
         self.0.fd().map_or(-1, |fd| fd.as_raw_fd())
     }
@@ -204,7 +204,7 @@ impl PyStatsBoard {
     }
 
     fn damage(&self) -> Option<String> {
-        self.0.damage().map(|damage| damage.to_string())
+        self.0.damage()
     }
 }
 

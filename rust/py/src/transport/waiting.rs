@@ -30,11 +30,11 @@ pub fn wait_until(
     ready: impl FnMut() -> bool + Send,
     tick: impl FnMut(Python<'_>) -> PyResult<()>,
 ) -> PyResult<()> {
-    wait_among(py, bell, meter, None, ready, || (), tick)
+    wait_among(py, bell, meter, None, ready, || (), tick).map(drop)
 }
 
-/// Waits like `wait_until`, but calls `any_exited` every few milliseconds without the GIL. If `any_exited` returns
-/// true, the slice ends early and `tick` is called. `asleep` is called before the first sleep.
+/// Waits like `wait_until`, but also ends, and returns false, once `any_exited` returns true. `any_exited` is called
+/// every few milliseconds without the GIL, and after each slice. `asleep` is called before the first sleep.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,
@@ -43,10 +43,10 @@ pub fn wait_among(
     mut ready: impl FnMut() -> bool + Send,
     asleep: impl FnOnce(),
     mut tick: impl FnMut(Python<'_>) -> PyResult<()>,
-) -> PyResult<()> {
+) -> PyResult<bool> {
     for _ in 0..SPINS {
         if ready() {
-            return Ok(());
+            return Ok(true);
         }
         std::hint::spin_loop();
     }
@@ -59,7 +59,7 @@ pub fn wait_among(
         let goes_on = TURNS.given(began, now, processes);
         if ready() {
             TURNS.helped();
-            return Ok(());
+            return Ok(true);
         }
         if !goes_on {
             break;
@@ -67,9 +67,16 @@ pub fn wait_among(
     }
     asleep();
     let until_ready = |slice| sleep(bell, slice, any_exited, &mut ready);
-    enter::wait(py, None, Slices::GROWING, until_ready, |py| tick(py).map(|()| false))?;
+    let mut has_exited = false;
+    enter::wait(py, None, Slices::GROWING, until_ready, |py| {
+        has_exited = any_exited.is_some_and(|any_exited| any_exited());
+        if !has_exited {
+            tick(py)?;
+        }
+        Ok(has_exited)
+    })?;
     TURNS.slept(turns, nanoseconds() - now);
-    Ok(())
+    Ok(!has_exited)
 }
 
 /// If the bell rings but `ready` returns false, for example after an item of another worker, this thread does not take

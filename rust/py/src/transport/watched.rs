@@ -43,7 +43,7 @@ pub struct Replacing {
 pub struct DeathWatch {
     pub processes: Vec<(usize, WatchedProcess)>,
     dead: Option<usize>,
-    /// Called with the index of the exited process, and must raise.
+    /// A callback with the index of an exited process, which must raise an exception.
     on_exit: Option<Py<PyAny>>,
     pub replacing: Option<Replacing>,
 }

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from stream_checks import check_restore
+from torchdata._native import row_bounds
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.state import save_state
 
@@ -32,6 +33,12 @@ def test_rows_are_of_the_kind_of_the_items() -> None:
     item = UserDict({"input_ids": [5, 6], "labels": [1, 1], "position_ids": [0, 1], "text": "five six"})
     (row,) = IterableWrapper([item]).pack(2, columns=["input_ids", "labels"])
     assert row == {"input_ids": [5, 6], "labels": [1, 1], "position_ids": [0, 1], "cu_seqlens": [0, 2]}
+
+
+def test_a_row_of_2_to_the_31_tokens_has_no_bounds() -> None:
+    for sizes in ([1 << 30, 1 << 30], [(1 << 32) - 1]):
+        with pytest.raises(OverflowError, match="int32 bounds"):
+            row_bounds(sizes)
 
 
 def test_tensors_become_tensors() -> None:

@@ -17,7 +17,6 @@ pub enum Reserve {
 /// The content of a slot that a worker has completed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome<T> {
-    /// A result.
     Item(T),
     /// An error instead of a result. Later slots may still have results.
     Error(T),
@@ -54,11 +53,9 @@ impl<T> Outcome<T> {
 /// The result of a request for the next outcome.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pop<T> {
-    /// The next result.
     Item(T),
     /// An error of a worker, returned in the order of the items, or of the source.
     Error(T),
-    /// The end of the results.
     Ended,
     /// The queue was closed before the results ended.
     Closed,
@@ -73,14 +70,11 @@ pub enum View<'a, T> {
     Waiting(&'a T),
     /// A submitted item that a worker has claimed and is processing.
     Running(&'a T),
-    /// A result.
     Item(&'a T),
-    /// An error instead of a result.
     Error(&'a T),
 }
 
 impl<'a, T> View<'a, T> {
-    /// Returns the item or error in the slot.
     pub fn content(&self) -> &'a T {
         match self {
             View::Waiting(it) | View::Running(it) | View::Item(it) | View::Error(it) => it,

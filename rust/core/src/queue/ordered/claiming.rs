@@ -1,21 +1,21 @@
 //! One thread submits items to the queue, and worker threads claim the items.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::OrderedQueue;
 use super::answers::{Outcome, Slot};
-use super::state::{Begun, Phase, sleep};
+use super::state::{Phase, sleep, time_left};
 
 impl<T> OrderedQueue<T> {
     /// Waits up to `timeout` until [`claim_some`](Self::claim_some) may have a result. Returns false after the timeout.
     /// Items are not claimed, because references to Python objects must not be moved without the GIL.
     pub fn wait_claimable(&self, timeout: Duration) -> bool {
-        let begun = Begun::now(timeout);
+        let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         while !state.is_claimed() && !state.may_claim() {
-            let Some(slice) = begun.slice() else { return false };
+            let Some(left) = time_left(deadline) else { return false };
             state.claiming.count += 1;
-            state = sleep(&self.work, state, slice);
+            state = sleep(&self.work, state, left);
             state.claiming.count -= 1;
             state.claiming.waking = false;
         }

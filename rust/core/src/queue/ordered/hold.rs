@@ -1,9 +1,9 @@
 //! Prevents workers from starting items while a thread inspects the queue.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::OrderedQueue;
-use super::state::{Begun, sleep};
+use super::state::{sleep, time_left};
 
 impl<T> OrderedQueue<T> {
     /// Prevents workers from starting items until `release` has been called as often as `hold`. Workers may still
@@ -22,11 +22,11 @@ impl<T> OrderedQueue<T> {
     /// Waits until no worker uses the source, and no worker processes an item that the worker may change. Must be
     /// called while the queue is on hold or closed.
     pub fn wait_still(&self, timeout: Duration) -> bool {
-        let begun = Begun::now(timeout);
+        let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         while state.busy > 0 {
-            let Some(slice) = begun.slice() else { return false };
-            state = sleep(&self.still, state, slice);
+            let Some(left) = time_left(deadline) else { return false };
+            state = sleep(&self.still, state, left);
         }
         true
     }

@@ -17,14 +17,13 @@ mod hold;
 mod state;
 
 use std::sync::PoisonError;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 pub use answers::{Outcome, Pop, Reserve, Slot, View};
-use state::{Begun, Pending, Phase, State, sleep};
+use state::{Pending, Phase, State, sleep, time_left};
 
 use crate::sync::primitive::{Condvar, Mutex, MutexGuard};
 
-/// A bounded queue between worker threads and one consumer thread.
 #[derive(Debug)]
 pub struct OrderedQueue<T> {
     in_order: bool,
@@ -49,7 +48,6 @@ impl<T> OrderedQueue<T> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the maximum number of slots.
     pub fn capacity(&self) -> usize {
         self.lock().capacity
     }
@@ -67,7 +65,6 @@ impl<T> OrderedQueue<T> {
         state.hungry > 0 && !state.fed
     }
 
-    /// Returns the number of used slots.
     pub fn len(&self) -> usize {
         self.lock().len()
     }
@@ -77,12 +74,10 @@ impl<T> OrderedQueue<T> {
         self.lock().finished
     }
 
-    /// Returns whether the queue was closed.
     pub fn is_closed(&self) -> bool {
         self.lock().closed
     }
 
-    /// Returns whether the queue is on hold.
     pub fn is_held(&self) -> bool {
         self.lock().holds > 0
     }
@@ -124,12 +119,12 @@ impl<T> OrderedQueue<T> {
     /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result. Returns false after the
     /// timeout. Does not reserve the source, because other workers would wait while this worker waits for the GIL.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
-        let begun = Begun::now(timeout);
+        let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         while !state.is_over() && !state.may_reserve() {
-            let Some(slice) = begun.slice() else { return false };
+            let Some(left) = time_left(deadline) else { return false };
             state.reserving.count += 1;
-            state = sleep(&self.room, state, slice);
+            state = sleep(&self.room, state, left);
             state.reserving.count -= 1;
             state.reserving.waking = false;
         }
@@ -236,12 +231,12 @@ impl<T> OrderedQueue<T> {
     /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome. Returns false after the timeout.
     /// The outcome is not removed, because references to Python objects must not be moved without the GIL.
     pub fn wait_filled(&self, timeout: Duration) -> bool {
-        let begun = Begun::now(timeout);
+        let deadline = Instant::now() + timeout;
         let mut state = self.lock();
         while state.ready.is_empty() && !state.ended && !state.closed {
-            let Some(slice) = begun.slice() else { return false };
+            let Some(left) = time_left(deadline) else { return false };
             state.hungry += 1;
-            state = sleep(&self.filled, state, slice);
+            state = sleep(&self.filled, state, left);
             state.hungry -= 1;
             state.fed = false;
         }

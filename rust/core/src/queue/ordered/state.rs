@@ -7,8 +7,6 @@ use std::time::{Duration, Instant};
 use super::answers::{Outcome, Slot};
 use crate::sync::primitive::{Condvar, MutexGuard};
 
-const LONGEST_SLICE: Duration = Duration::from_millis(100);
-
 #[derive(Debug)]
 pub(super) enum Phase<T> {
     Making,
@@ -168,24 +166,12 @@ impl<T> State<T> {
     }
 }
 
-pub(super) struct Begun {
-    /// The start of the wait, or None for a timeout of zero.
-    at: Option<Instant>,
-    timeout: Duration,
+/// Returns the time until the deadline, or None after the deadline. A deadline is `Instant::now() + timeout`, which panics
+/// for timeouts of centuries, so callers wait in short slices.
+pub(super) fn time_left(deadline: Instant) -> Option<Duration> {
+    deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
 }
 
-impl Begun {
-    pub fn now(timeout: Duration) -> Self {
-        Self { at: (!timeout.is_zero()).then(Instant::now), timeout }
-    }
-
-    /// Returns the duration of the next sleep. A deadline could exceed the range of `Instant`, so none is computed.
-    pub fn slice(&self) -> Option<Duration> {
-        let left = self.timeout.checked_sub(self.at?.elapsed())?;
-        (!left.is_zero()).then_some(left.min(LONGEST_SLICE))
-    }
-}
-
-pub(super) fn sleep<'a, S>(on: &Condvar, state: MutexGuard<'a, S>, slice: Duration) -> MutexGuard<'a, S> {
-    on.wait_timeout(state, slice).unwrap_or_else(PoisonError::into_inner).0
+pub(super) fn sleep<'a, S>(on: &Condvar, state: MutexGuard<'a, S>, timeout: Duration) -> MutexGuard<'a, S> {
+    on.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
 }
