@@ -78,15 +78,23 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
     return entry, None
 
 
-def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the attributes in which a pipe of the user without a state counts or draws, as plain data, if they have
-    changed since the pipe was first used. A replay must begin with these values."""
+def counters_of(pipe: Any) -> dict[str, Any] | None:
+    """Returns the attributes in which a pipe of the user may count or draw, as plain data; None for a pipe that has a
+    state, and for pipes of libraries."""
     kind: Any = type(pipe)
     if kind.__module__.startswith("torchdata.") or is_torchs(pipe) or not is_iter_pipe(pipe):
-        return {}
+        return None
     if hasattr(kind, "iteration_state") or hasattr(kind, "state_dict") or is_restorable(pipe):
+        return None
+    return {name: _as_plain(value) for name, value in vars(pipe).items() if type(value) in COUNTERS}
+
+
+def counted_attributes(pipe: Any) -> dict[str, Any]:
+    """Returns the attributes of `counters_of` that have changed since the pipe was first used. A replay must begin with
+    these values."""
+    now = counters_of(pipe)
+    if now is None:
         return {}
-    now = {name: _as_plain(value) for name, value in vars(pipe).items() if type(value) in COUNTERS}
     record = record_of(pipe)
     before = record.attributes = now if record.attributes is None else record.attributes
     return {name: value for name, value in now.items() if name not in before or before[name] != value}
