@@ -60,6 +60,13 @@ _KNOWN = (
 )
 
 
+#: The error message for a state that can be neither the one before an index nor the one after it.
+_WITHIN_A_DRAW = (
+    "state_dict() was called while the sampler computes an index, in the sampler or in a signal handler: let the "
+    "handler set a flag, and call state_dict() between two batches"
+)
+
+
 def _changes(before: Moment, after: Moment) -> Moment:
     return {key: value for key, value in after.items() if before.get(key) != value}
 
@@ -90,6 +97,8 @@ class IndexOrder:
             innermost, (SequentialSampler, _InfiniteConstantSampler, list, tuple, range)
         )
         self._never_ends = type(innermost) is _InfiniteConstantSampler
+        #: Whether the sampler is computing an index.
+        self._is_drawing = False
         self.begin(iter(()))
         #: The generators' states before the sampler's iterator was created. `_at_first`: the states before the
         #: iterator's first index.
@@ -179,6 +188,7 @@ class IndexOrder:
     def _next(self) -> None:
         if self._read is _NONE:
             indices = map(next, repeat(self._iterator, 1))
+            self._is_drawing = True
             try:
                 for self._read in indices:  # Ctrl-C cannot interrupt between reading and storing
                     break
@@ -191,6 +201,8 @@ class IndexOrder:
                 inner = self._iterator.inner if isinstance(self._iterator, BatchIndices) else self._iterator
                 self._is_broken = getattr(inner, "gi_frame", self) is None
                 raise
+            finally:
+                self._is_drawing = False
         drawn = self.drawn + 1
         if drawn == 1:
             self._is_kept = self._keeps_position
@@ -278,6 +290,8 @@ class IndexOrder:
     def _with_beginning(self, state: OrderState, waiting: list[Any]) -> Callable[[Moment], OrderState]:
         """Adds the data for rereading a sampler from its beginning: the initial states of the generators, the number of
         returned indices, and the recorded draws."""
+        if self._is_drawing and self.drawn and not self._is_known and self._draws.is_within():
+            raise RuntimeError(_WITHIN_A_DRAW)
         has_ended = self._ended or self._is_used_up
         if isinstance(self._iterator, BatchIndices):
             has_ended |= self._iterator.has_ended
@@ -288,8 +302,11 @@ class IndexOrder:
             digest=None if self._is_known or not self.drawn else self._draws.digest,
         )
         encoded, iter_, first = self._drawing.encoded, self._at_iter, self._at_first
+        # A resumed sampler draws its first index again if the state was saved during this draw.
+        unread = first if self._is_drawing and not self.drawn else None
 
         def at(now: Moment) -> OrderState:
+            now = unread or now
             at_iter, at_first = encoded(iter_), None if first is None else encoded(first)
             return state._replace(
                 at_iter=at_iter,
@@ -308,6 +325,8 @@ class IndexOrder:
         """Draws the first index of a user's sampler, because a state from before the first batch contains the index."""
         begins = self.drawn == 0 and self._read is _NONE and not self._ended
         if begins and not self._never_ends and self._keeps_user_s:
+            if self._is_drawing:
+                raise RuntimeError(_WITHIN_A_DRAW)
             self._draw_ahead()
 
     def _draw_ahead(self) -> None:
