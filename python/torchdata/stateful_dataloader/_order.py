@@ -127,6 +127,8 @@ class IndexOrder:
         self._read = self._counted = _NONE
         #: Whether an exception such as KeyboardInterrupt has ended the sampler's iterator, which is a generator.
         self._is_broken = False
+        #: Whether an exception such as KeyboardInterrupt has interrupted the sampler's iterator, which continues.
+        self._is_cut = False
         #: Indices that the saved sampler had returned, but whose batches the user had not received. `_is_used_up`:
         #: whether the saved sampler had returned all indices.
         self._early, self._is_used_up = deque[Any](), False
@@ -159,7 +161,7 @@ class IndexOrder:
             self._next()
             return
         with self._drawing.under_way():
-            if self.drawn == 0 and not self._early:
+            if self.drawn == 0 and not (self._early or self._is_cut) and self._read is _NONE:
                 self._at_first = self._drawing.now()
                 self._draws.begin(self._at_first)
                 self._note_epoch()
@@ -200,6 +202,10 @@ class IndexOrder:
             except BaseException:
                 inner = self._iterator.inner if isinstance(self._iterator, BatchIndices) else self._iterator
                 self._is_broken = getattr(inner, "gi_frame", self) is None
+                begins = inner is None or (self._is_broken and not self.drawn and not self._early)
+                if begins and self._at_first and not self._is_known:
+                    self._drawing.set(self._at_first)  # the sampler draws its order again
+                self._is_cut = not begins
                 raise
             finally:
                 self._is_drawing = False
@@ -212,20 +218,28 @@ class IndexOrder:
 
     def _draw_again(self) -> None:
         """Iterates over the sampler again, up to the last index, and draws the next one."""
-        epoch = epoch_of(self._sampler)
+        epoch, before, draws = epoch_of(self._sampler), vars(self).copy(), vars(self._draws).copy()
         set_epoch(self._sampler, self._epoch)
         try:
-            if self._never_ends or (self._keeps_user_s and not self.drawn):
-                self._iterator, self._is_broken = iter(self._sampler), False
-            else:
-                self.restore(self.state_at([], False, None)(self._drawing.now()))
-            if not self._owed:
-                self._draw()
-                return
+            with self._drawing.unchanged_on_error():
+                self._restore_and_draw()
+        except BaseException:  # after another Ctrl-C, the next call iterates over the sampler once more
+            vars(self).update(before)
+            vars(self._draws).update(draws)
+            raise
         finally:
             set_epoch(self._sampler, epoch)
-        self._counted = self._owed[0]
-        del self._owed[0]
+
+    def _restore_and_draw(self) -> None:
+        if self._never_ends or (self._keeps_user_s and not self.drawn):
+            self._iterator, self._is_broken = iter(self._sampler), False
+        else:
+            self.restore(self.state_at([], False, None)(self._drawing.now()))
+        if self._owed:
+            self._counted = self._owed[0]
+            del self._owed[0]
+        else:
+            self._draw()
 
     def put_back(self, index: Any) -> None:
         self._owed.appendleft(index)
@@ -302,8 +316,9 @@ class IndexOrder:
             digest=None if self._is_known or not self.drawn else self._draws.digest,
         )
         encoded, iter_, first = self._drawing.encoded, self._at_iter, self._at_first
-        # A resumed sampler draws its first index again if the state was saved during this draw.
-        unread = first if self._is_drawing and not self.drawn else None
+        # A resumed sampler draws its first index again if the state was saved during this draw, or after Ctrl-C in it.
+        is_within = (self._is_drawing or self._is_cut) and self._read is _NONE
+        unread = first if is_within and not self.drawn else None
 
         def at(now: Moment) -> OrderState:
             now = unread or now

@@ -397,6 +397,31 @@ def test_a_state_that_is_requested_while_an_index_is_drawn_is_exact_or_refused(
         assert got[:count] + [plain(sample) for sample in later] == got, moment
 
 
+@pytest.mark.parametrize("moment", [1, 6])
+def test_a_second_ctrl_c_while_the_sampler_is_read_again_changes_neither_the_loop_nor_a_state(moment: int) -> None:
+    def make(interrupt: Callable[[], None], at: int) -> Any:
+        seed_all(3)
+        return StatefulDataLoader(Indexed(12), 4, sampler=Permuting(Ticking(at, interrupt)))
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    whole = [plain(batch) for batch in make(interrupt, 0)]
+    for number in range(1, 400, 6):
+        made, got = make(interrupt, moment), list[Any]()
+        iterator = iter(made)
+        with pytest.raises(KeyboardInterrupt):
+            got.extend(iterator)  # `extend` loops in C
+        more = read_until_call(iterator, number)
+        if more is None:
+            break
+        got, state = got + more, saved(made)
+        assert [plain(batch) for batch in [*got, *iterator]] == whole, number
+        later = loaded(make(interrupt, 0), state)
+        assert [plain(batch) for batch in [*got, *later]] == whole, number
+    assert number > 50
+
+
 @pytest.mark.usefixtures("interrupts_raise")
 def test_the_second_ctrl_c_ends_a_sampler_that_hangs() -> None:
     class Hanging(PythonShuffled):
