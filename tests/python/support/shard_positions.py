@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy
 from drivers.frame import Driver
 from random_graphs.elsewhere import elsewhere
 from rank_threads import in_ranks
@@ -105,13 +106,19 @@ def epochs(plan: Plan, number: Any, state: Any = None) -> list[list[Any]]:
 
 
 def epoch(loader: Any) -> list[Any]:
-    random.seed(5)
+    _seed_program()
     return list(loader)
+
+
+def _seed_program() -> None:
+    """Seeds the generators from which the pipelines draw without workers."""
+    random.seed(5)
+    numpy.random.seed(5)
 
 
 def states(plan: Plan) -> list[Any]:
     def read(loader: Any) -> list[Any]:
-        random.seed(5)
+        _seed_program()
         reading, found = iter(loader), []
         while True:
             found.append(pickle.loads(pickle.dumps(loader.state_dict())))
