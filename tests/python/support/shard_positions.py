@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+
 from drivers.frame import Driver
 from random_graphs.elsewhere import elsewhere
 from rank_threads import in_ranks
