@@ -1,7 +1,6 @@
 """A text loader for torchtitan that resumes at another data-parallel degree. See docs/guides/ranks-changed.md.
 
-In a configuration, use `dataloader=SplitsDataLoader.Config(dataset_path="documents.txt", num_workers=4)`.
-"""
+In a configuration, use `dataloader=SplitsDataLoader.Config(dataset_path="documents.txt", num_workers=4)`."""
 
 from __future__ import annotations
 
@@ -69,8 +68,7 @@ class SplitsDataLoader(BaseDataLoader):
     class Config(BaseDataLoader.Config):
         documents: Callable[[str | None], Sequence[Any]] = lines
         num_workers: int = 2
-        #: The number of splits: at least the largest data-parallel degree, and preferably a multiple of all used
-        #: degrees.
+        #: The number of splits: at least the largest data-parallel degree, and preferably a multiple of all degrees.
         splits: int = 64
         seed: int = 42
         #: Whether the documents are repeated endlessly, in a different order each time.
@@ -108,9 +106,7 @@ class SplitsDataLoader(BaseDataLoader):
         return iter(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of all ranks, in a form that fits any degree. All ranks must call this method after the
-        same step.
-        """
+        """Returns the states of all ranks, which fit any degree. All ranks call this method after the same step."""
         states = [self.loader.state_dict(with_pipe=False)]
         if self.group is not None:
             own, states = states[0], [None] * self.group.size()

@@ -365,7 +365,7 @@ class Tracker:
         looked = self._look(0, workers) if self._has_lasting() else None
         if looked is not None:
             self._marks = [looked._replace(beginning=beginning.beginning)]
-        elif output is not None and output.lasts:
+        elif output is not None and output.may_count:
             self._marks = [beginning._replace(workers=workers, untold=output.untold(workers))]
 
     def drop(self, resumed: Position | None) -> None:

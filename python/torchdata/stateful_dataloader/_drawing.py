@@ -258,6 +258,10 @@ class Draws:
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}
 
+    def is_within(self) -> bool:
+        """Returns whether a generator was used since the last call of `before`."""
+        return self._drawing.marks() != self._before
+
     def after(self, number: int, drawn: int, indices: list[Any]) -> None:
         """Records whether the sampler drew random numbers for an index or a batch.
 

@@ -49,6 +49,13 @@ _RANDOM = (TorchRandomSampler, RandomSampler, SubsetRandomSampler, WeightedRando
 _KNOWN = (*_PLAIN, *_RANDOM, DistributedSampler, StatefulDistributedSampler)
 
 
+#: The error message for a state that can be neither the one before an index nor the one after it.
+_WITHIN_A_DRAW = (
+    "state_dict() was called while the sampler computes an index, in the sampler or in a signal handler: let the "
+    "handler set a flag, and call state_dict() between two batches"
+)
+
+
 def _changes(before: Moment, after: Moment) -> Moment:
     return {key: value for key, value in after.items() if before.get(key) != value}
 
@@ -75,6 +82,8 @@ class IndexOrder:
         self._size: int | None = getattr(self._sampler, "batch_size", None)
         self._is_plain = self._is_known and isinstance(innermost, _PLAIN)
         self._never_ends = type(innermost) is _InfiniteConstantSampler
+        #: Whether the sampler is computing an index.
+        self._is_drawing = False
         self.begin(iter(()))
         #: The generators' states from before the sampler's iterator was created. `_at_first` contains their states from
         #: before the first index.
@@ -99,6 +108,8 @@ class IndexOrder:
         self._read = self._counted = _NONE
         #: Whether Ctrl-C has ended the sampler's iterator, which is a generator.
         self._is_broken = False
+        #: Whether Ctrl-C has interrupted the sampler's iterator, which continues.
+        self._is_cut = False
         #: Indices that the saved sampler had returned, but whose batches the user had not received. `_is_used_up` is
         #: True if the saved sampler had returned all indices.
         self._early, self._is_used_up = deque[Any](), False
@@ -129,7 +140,7 @@ class IndexOrder:
             self._next()
             return
         with self._drawing.under_way():
-            if self.drawn == 0 and not self._early:
+            if self.drawn == 0 and not (self._early or self._is_cut) and self._read is _NONE:
                 self._at_first = self._drawing.now()
                 self._draws.begin(self._at_first)
                 self._note_epoch()
@@ -159,6 +170,7 @@ class IndexOrder:
     def _next(self) -> None:
         if self._read is _NONE:
             indices = map(next, repeat(self._iterator, 1))
+            self._is_drawing = True
             try:
                 for self._read in indices:
                     break
@@ -170,7 +182,13 @@ class IndexOrder:
             except BaseException:
                 inner = self._iterator.inner if isinstance(self._iterator, BatchIndices) else self._iterator
                 self._is_broken = getattr(inner, "gi_frame", self) is None
+                begins = inner is None or (self._is_broken and not self.drawn and not self._early)
+                if begins and self._at_first and not self._is_known:
+                    self._drawing.set(self._at_first)  # the sampler draws its order again
+                self._is_cut = not begins
                 raise
+            finally:
+                self._is_drawing = False
         drawn = self.drawn + 1
         if drawn == 1:
             self._is_kept = self._keeps_position
@@ -180,20 +198,28 @@ class IndexOrder:
 
     def _draw_again(self) -> None:
         """Iterates over the sampler anew, up to the last index, and draws the next index."""
-        epoch = epoch_of(self._sampler)
+        epoch, before, draws = epoch_of(self._sampler), vars(self).copy(), vars(self._draws).copy()
         set_epoch(self._sampler, self._epoch)
         try:
-            if self._never_ends or (self._keeps_user_s and not self.drawn):
-                self._iterator, self._is_broken = iter(self._sampler), False
-            else:
-                self.restore(self.state_at([], False, None)(self._drawing.now()))
-            if not self._owed:
-                self._draw()
-                return
+            with self._drawing.unchanged_on_error():
+                self._restore_and_draw()
+        except BaseException:  # after another Ctrl-C, the next call iterates over the sampler once more
+            vars(self).update(before)
+            vars(self._draws).update(draws)
+            raise
         finally:
             set_epoch(self._sampler, epoch)
-        self._counted = self._owed[0]
-        del self._owed[0]
+
+    def _restore_and_draw(self) -> None:
+        if self._never_ends or (self._keeps_user_s and not self.drawn):
+            self._iterator, self._is_broken = iter(self._sampler), False
+        else:
+            self.restore(self.state_at([], False, None)(self._drawing.now()))
+        if self._owed:
+            self._counted = self._owed[0]
+            del self._owed[0]
+        else:
+            self._draw()
 
     def put_back(self, index: Any) -> None:
         self._owed.appendleft(index)
@@ -257,6 +283,8 @@ class IndexOrder:
     def _with_beginning(self, state: OrderState, waiting: list[Any]) -> Callable[[Moment], OrderState]:
         """Adds the data for rereading a sampler from its beginning: the initial states of the generators, the number of
         returned indices, and the recorded draws."""
+        if self._is_drawing and self.drawn and not self._is_known and self._draws.is_within():
+            raise RuntimeError(_WITHIN_A_DRAW)
         has_ended = self._ended or self._is_used_up
         if isinstance(self._iterator, BatchIndices):
             has_ended |= self._iterator.has_ended
@@ -267,8 +295,12 @@ class IndexOrder:
             digest=None if self._is_known or not self.drawn else self._draws.digest,
         )
         encoded, iter_, first = self._drawing.encoded, self._at_iter, self._at_first
+        # A resumed sampler draws its first index again if the state was saved during this draw, or after Ctrl-C in it.
+        is_within = (self._is_drawing or self._is_cut) and self._read is _NONE
+        unread = first if is_within and not self.drawn else None
 
         def at(now: Moment) -> OrderState:
+            now = unread or now
             at_iter, at_first = encoded(iter_), None if first is None else encoded(first)
             return state._replace(
                 at_iter=at_iter,
@@ -287,6 +319,8 @@ class IndexOrder:
         """Draws the first index of a user's sampler, because a state from before the first batch contains the index."""
         begins = self.drawn == 0 and self._read is _NONE and not self._ended
         if begins and not self._never_ends and self._keeps_user_s:
+            if self._is_drawing:
+                raise RuntimeError(_WITHIN_A_DRAW)
             self._draw_ahead()
 
     def _draw_ahead(self) -> None:

@@ -217,6 +217,25 @@ def test_the_snapshot_of_a_worker_contains_the_attributes_of_a_users_pipe(often:
         assert (list(made), list(made)) == expected
 
 
+@pytest.mark.parametrize("behind", ["nothing", "batches"])
+def test_a_state_at_the_first_item_of_a_later_epoch_contains_the_attributes_of_a_users_pipe(behind: str) -> None:
+    def loader(workers: int, state: Any) -> DataLoader2[Any]:
+        pipe = Undeclared(IterableWrapper(range(20))).sharding_filter()
+        if behind == "batches":
+            pipe = pipe.pin_memory(pin_memory_fn=unpinned).batch(2)
+        return begun(DataLoader2(pipe, num_workers=workers), state)
+
+    with loader(2, None) as made:
+        list(made)
+        reading = iter(made)
+        next(reading)
+        state = saved(made)
+        rest, following = [*reading], [*made]
+    assert epochs_of(loader(2, state)) == [rest, following]
+    for workers in 0, 3:
+        assert epochs_of(loader(workers, state), 1) == [rest], workers
+
+
 def shared_out(pipe: Pipe, dispatched: bool) -> Pipe:
     return pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
 

@@ -325,6 +325,98 @@ def test_a_state_that_is_requested_while_a_batch_is_made_is_the_one_before_the_b
         assert got[:count] + [plain(batch) for batch in later] == got, moment
 
 
+class Permuting:
+    """A sampler that draws its order from the global generator at the first index, or a random number at each index."""
+
+    def __init__(self, tick: Ticking, each: bool = False) -> None:
+        self.tick, self.each = tick, each
+
+    def __len__(self) -> int:
+        return 12
+
+    def __iter__(self) -> Iterator[int]:
+        for index in torch.randperm(12).tolist():
+            shift = int(torch.randint(12, ())) if self.each else 0
+            self.tick()
+            yield (index + shift) % 12
+
+
+class WithPosition(Permuting):
+    count = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.count < 12:
+            self.count += 1
+            self.tick()
+            yield self.count - 1
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.count = state["count"]
+
+
+@pytest.mark.parametrize(
+    ("sampler", "refused"),
+    [(Permuting, []), (WithPosition, [1]), (lambda tick: Permuting(tick, each=True), [*range(2, 13)])],
+    ids=["draws at the first index", "has a state", "draws at each index"],
+)
+def test_a_state_that_is_requested_while_an_index_is_drawn_is_exact_or_refused(
+    sampler: Any, refused: list[int]
+) -> None:
+    def make(tick: Ticking) -> Any:
+        seed_all(3)
+        return StatefulDataLoader(Indexed(12), None, sampler=sampler(tick))
+
+    for moment in range(1, 13):
+        tick = Ticking(moment, lambda: None)
+        made, got, states = make(tick), list[Any](), list[Any]()
+
+        def save(made: Any = made, got: list[Any] = got, states: list[Any] = states) -> None:
+            try:
+                states.append((len(got), made.state_dict()))
+            except RuntimeError as error:
+                states.append(str(error))
+
+        tick.does = save
+        for sample in made:
+            got.append(plain(sample))
+        [saved_state] = states
+        if moment in refused:
+            assert "while the sampler computes an index" in saved_state
+            continue
+        count, state = saved_state
+        later = loaded(make(Ticking(0, lambda: None)), state)
+        assert got[:count] + [plain(sample) for sample in later] == got, moment
+
+
+@pytest.mark.parametrize("moment", [1, 6])
+def test_a_second_ctrl_c_while_the_sampler_is_read_again_changes_neither_the_loop_nor_a_state(moment: int) -> None:
+    def make(interrupt: Callable[[], None], at: int) -> Any:
+        seed_all(3)
+        return StatefulDataLoader(Indexed(12), 4, sampler=Permuting(Ticking(at, interrupt)))
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    whole = [plain(batch) for batch in make(interrupt, 0)]
+    for number in range(1, 400, 6):
+        made, got = make(interrupt, moment), list[Any]()
+        iterator = iter(made)
+        with pytest.raises(KeyboardInterrupt):
+            got.extend(iterator)  # `extend` loops in C
+        more = read_until_call(iterator, number)
+        if more is None:
+            break
+        got, state = got + more, saved(made)
+        assert [plain(batch) for batch in [*got, *iterator]] == whole, number
+        later = loaded(make(interrupt, 0), state)
+        assert [plain(batch) for batch in [*got, *later]] == whole, number
+    assert number > 50
+
+
 @pytest.mark.usefixtures("interrupts_raise")
 def test_the_second_ctrl_c_ends_a_sampler_that_hangs() -> None:
     class Hanging(PythonShuffled):

@@ -42,7 +42,7 @@ from torchdata.dataloader2.services.program import (
 )
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.dataloader2.state.position import Shard
-from torchdata.dataloader2.state.worker_positions import lasts, names_of_lasting
+from torchdata.dataloader2.state.worker_positions import lasts, may_count, names_of_lasting
 from torchdata.datapipes._pipe.checks import check_callable, check_int
 from torchdata.datapipes._pipe.graph.graph import Graph
 
@@ -229,6 +229,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         output = self._worker_output = WorkerOutput(
             self._children,
             lasts(branch, dispatching),
+            may_count(branch, dispatching),
             self.in_order,
             names_of_lasting(branch),
             names_of_lasting(dispatching),

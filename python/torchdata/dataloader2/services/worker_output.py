@@ -29,8 +29,9 @@ class WorkerOutput(IterDataPipe[Any]):
     """Replaces, in the main process's graph, the pipes that run in the workers, and yields their items.
 
     Args:
-        lasts: whether a pipe in the children keeps state from one epoch to the next, so that the workers begin later
-            epochs with snapshots.
+        lasts: whether a pipe in the children keeps state from one epoch to the next.
+        may_count: whether later epochs may depend on attributes of pipes, so that the workers begin these epochs with
+            snapshots.
         lasts_in_workers: the names of pipes in the workers that keep state between epochs.
         lasts_dealt: the names of pipes in the dispatching process that keep state between epochs.
         shards: the shards of the running epoch, if it began with another number of workers.
@@ -44,6 +45,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self,
         children: Children | LocalShards,
         lasts: bool = False,
+        may_count: bool = False,
         in_order: bool = True,
         lasts_in_workers: Sequence[str] = (),
         lasts_dealt: Sequence[str] = (),
@@ -54,7 +56,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self.pipes_in_workers = pipes
         self.shards_begun, self.divides_anew = shards, divides_anew
         self.run = WorkersEpoch(children, iter(()))
-        self.lasts = lasts
+        self.lasts, self.may_count = lasts, may_count
         self.in_order = in_order
         self._lasts_in_workers, self._lasts_dealt = lasts_in_workers, lasts_dealt
         self._commands: Callable[[int], tuple[Any, Any]] | None = None
@@ -121,7 +123,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self._passes += 1
         # The callback must not refer to the children, so that they can be freed.
         resume = partial(_resume, children.num_shards, children.dispatches, self.in_order, strict)
-        left, announced = None, self.lasts and self._passes > 1
+        left, announced = None, self.may_count and self._passes > 1
         if position is not None:
             self.want_large_snapshots()  # a user who has loaded a state will probably save states, too
             starts = resumptions(position, children.num_shards, children.dispatches, strict)

@@ -13,6 +13,7 @@ from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.state.position import ShardPosition, WorkersPosition
 from torchdata.datapipes._pipe.graph.graph import Graph, graph_of
 from torchdata.datapipes._pipe.state.hooks import hooks_of
+from torchdata.datapipes._pipe.state.iteration import counters_of
 
 _ALL = 1 << 62
 
@@ -97,6 +98,12 @@ def unverified(place: WorkersPosition) -> WorkersPosition:
 
 def lasts(*datapipes: DataPipe | Graph | None) -> bool:
     return any(_lasts(pipe) for datapipe in datapipes if datapipe is not None for pipe in graph_of(datapipe))
+
+
+def may_count(*datapipes: DataPipe | Graph | None) -> bool:
+    """Returns whether the items of an epoch may depend on the number of earlier epochs."""
+    graphs = [graph_of(datapipe) for datapipe in datapipes if datapipe is not None]
+    return lasts(*graphs) or any(counters_of(pipe) for graph in graphs for pipe in graph)
 
 
 def names_of_lasting(datapipe: DataPipe | Graph | None) -> list[str]:

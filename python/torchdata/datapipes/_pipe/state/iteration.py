@@ -78,16 +78,24 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
     return entry, None
 
 
-def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the counters and random generators of a user-defined pipe without a state, as plain data, if they have
-    changed since the pipe was first used. A replay must begin with these values."""
+def counters_of(pipe: Any) -> dict[str, Any] | None:
+    """Returns the counters and random generators of a user-defined pipe as plain data, or None if the pipe has a state
+    or belongs to a library."""
     kind: Any = type(pipe)
     if kind.__module__.startswith("torchdata.") or is_torchs(pipe) or not is_iter_pipe(pipe):
-        return {}
+        return None
     if hasattr(kind, "iteration_state") or hasattr(kind, "state_dict") or is_restorable(pipe):
-        return {}
+        return None
     counted = {name: value for name, value in vars(pipe).items() if type(value) in COUNTERS}
-    now = {name: value.getstate() if isinstance(value, random.Random) else value for name, value in counted.items()}
+    return {name: value.getstate() if isinstance(value, random.Random) else value for name, value in counted.items()}
+
+
+def counted_attributes(pipe: Any) -> dict[str, Any]:
+    """Returns the attributes of `counters_of` that have changed since the pipe was first used. A replay must begin with
+    these values."""
+    now = counters_of(pipe)
+    if now is None:
+        return {}
     record = record_of(pipe)
     before = record.attributes = now if record.attributes is None else record.attributes
     return {name: value for name, value in now.items() if name not in before or before[name] != value}
