@@ -22,6 +22,7 @@ from torchdata._threads import end_at_exit
 from torchdata.nodes._counting import NodeRecorder
 from torchdata.nodes._fields import StateFields, position_of, state_at
 from torchdata.nodes._processes import one_reset
+from torchdata.nodes._read_ahead import ThreadedNode
 from torchdata.nodes.base_node import BaseNode, T, check_node, copy_of_graph, nodes_of
 
 __all__ = ["Loader", "LoaderIterator"]
@@ -148,7 +149,8 @@ class Loader(ObservedLoader, Generic[T]):
         while True:  # repeats if another thread begins the next epoch meanwhile
             iterator = self._it
             assert iterator is not None
-            if iterator.turn.is_mine:
+            # In a thread of a node, `state_dict` would wait for the thread that waits for this thread's item.
+            if iterator.turn.is_mine or threading.current_thread() in self._threads():
                 raise RuntimeError(
                     "Loader: state_dict() was called while this thread computes an item, in a signal handler or in a "
                     "function of a node, so the nodes are between two positions: let the handler set a flag, and call "
@@ -175,6 +177,10 @@ class Loader(ObservedLoader, Generic[T]):
     def _groups(self) -> list[Group]:
         running = (getattr(node, "_workers", None) for node in nodes_of(self.root))
         return [workers for workers in running if workers is not None]
+
+    def _threads(self) -> list[threading.Thread]:
+        runs = [node._run for node in nodes_of(self.root) if isinstance(node, ThreadedNode)]
+        return [thread for run in runs if run is not None for thread in run.work.threads]
 
     def shutdown(self) -> None:
         """Ends all threads and processes of the graph. This method may be called several times. `iter()` starts threads

@@ -26,7 +26,7 @@ from torch.utils.data import DistributedSampler, SequentialSampler, SubsetRandom
 from torch.utils.data import RandomSampler as TorchRandomSampler
 from torch.utils.data.dataloader import _InfiniteConstantSampler
 
-from torchdata._stateful import copied, give, is_stateful, state_of
+from torchdata._stateful import copied, give, is_same, is_stateful, state_of
 from torchdata.stateful_dataloader._drawing import Drawing, Draws, Replay
 from torchdata.stateful_dataloader._fitting import epoch_of, innermost_of, iterates_as, set_epoch, unstarted_sampler
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment
@@ -53,6 +53,11 @@ _KNOWN = (*_PLAIN, *_RANDOM, DistributedSampler, StatefulDistributedSampler)
 _WITHIN_A_DRAW = (
     "state_dict() was called while the sampler computes an index, in the sampler or in a signal handler: let the "
     "handler set a flag, and call state_dict() between two batches"
+)
+#: The error message for a sampler that counts in its own attributes, and that Ctrl-C has interrupted in its first draw.
+_CHANGED = (
+    "Ctrl-C interrupted {} while it computed its first index, and changed its state, so this epoch cannot continue: "
+    "create the sampler and the loader again, or load a saved state"
 )
 
 
@@ -93,6 +98,8 @@ class IndexOrder:
         self._epoch: int | None = None
         self._draws = Draws(drawing)
         self._is_kept = False
+        #: The user's sampler's state before its first index was requested.
+        self._unread_state: Any = None
 
     def note_random(self) -> None:
         self._at_iter = {} if self._is_plain else self._drawing.now()
@@ -144,6 +151,7 @@ class IndexOrder:
                 self._at_first = self._drawing.now()
                 self._draws.begin(self._at_first)
                 self._note_epoch()
+                self._unread_state = self._own_state()
             if self._is_known:
                 self._next()
                 return
@@ -212,6 +220,8 @@ class IndexOrder:
 
     def _restore_and_draw(self) -> None:
         if self._never_ends or (self._keeps_user_s and not self.drawn):
+            if not is_same(self._unread_state, self._own_state()):
+                raise RuntimeError(_CHANGED.format(type(innermost_of(self._sampler)).__name__))
             self._iterator, self._is_broken = iter(self._sampler), False
         else:
             self.restore(self.state_at([], False, None)(self._drawing.now()))
@@ -223,6 +233,11 @@ class IndexOrder:
 
     def put_back(self, index: Any) -> None:
         self._owed.appendleft(index)
+
+    def _own_state(self) -> Any:
+        """Returns the state of a user's sampler, or None if the sampler has no state before it is read."""
+        with suppress(Exception):
+            return None if self._is_known else copied(state_of(innermost_of(self._sampler)))
 
     @property
     def _keeps_position(self) -> bool:

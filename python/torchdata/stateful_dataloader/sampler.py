@@ -100,14 +100,18 @@ class RandomIndices(Iterator[int]):
 
     def _draw(self, state: bytes | None) -> None:
         """Draws the order, after setting the generator to `state` if `state` is not None."""
-        generator = self._sampler.generator
-        if generator is None:
-            generator = torch.Generator()
-            if state is None:
-                generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
-        if state is not None:
-            write(generator, state)
-        origin, chunks = read(generator), self._drawn(generator)
+        generator, before = self._sampler.generator, torch.get_rng_state()
+        try:
+            if generator is None:
+                generator = torch.Generator()
+                if state is None:
+                    generator.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
+            if state is not None:
+                write(generator, state)
+            origin, chunks = read(generator), self._drawn(generator)
+        except BaseException:  # after Ctrl-C, the order is drawn a second time
+            torch.set_rng_state(before)
+            raise
         self._origin, self._chunks, self._chunk, self._place, self._yielded = origin, chunks, [], 0, 0
 
     def _drawn(self, generator: torch.Generator) -> Iterator[list[int]]:

@@ -374,3 +374,21 @@ def test_a_node_may_get_attributes_while_its_sources_are_looked_for() -> None:
 
     vars(node)["held"] = Growing()
     assert is_repeatable(node)
+
+
+@pytest.mark.parametrize("node", ["Prefetcher", "ParallelMapper"])
+def test_a_state_that_a_function_requests_in_a_thread_of_a_node_is_an_error(node: str) -> None:
+    errors: list[str] = []
+
+    def function(item: int) -> int:
+        if item == 3:
+            with pytest.raises(RuntimeError) as caught:
+                loader.state_dict()
+            errors.append(str(caught.value))
+        return item
+
+    source = IterableWrapper(range(8))
+    mapped: BaseNode[int] = ParallelMapper(source, function, 2, method="thread")
+    loader = Loader(Prefetcher(Mapper(source, function), 2) if node == "Prefetcher" else mapped)
+    assert list(loader) == list(range(8))
+    assert ["let the handler set a flag" in error for error in errors] == [True]

@@ -417,6 +417,26 @@ def test_a_second_ctrl_c_while_the_sampler_is_read_again_changes_neither_the_loo
     assert number > 50
 
 
+def test_ctrl_c_while_torch_s_order_is_drawn_changes_no_order() -> None:
+    def shuffled() -> Any:
+        seed_all(3)
+        return Managed(Indexed(4), 2, shuffle=True)
+
+    assert check_each_call(shuffled) > 100
+
+
+def test_after_ctrl_c_in_the_first_draw_of_a_sampler_that_counts_in_its_attributes_the_epoch_raises_an_error() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    batches = iter(StatefulDataLoader(Indexed(12), 4, sampler=WithPosition(Ticking(1, interrupt))))
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="interrupted WithPosition .* and changed its state"):
+            next(batches)
+
+
 @pytest.mark.usefixtures("interrupts_raise")
 def test_the_second_ctrl_c_ends_a_sampler_that_hangs() -> None:
     class Hanging(PythonShuffled):
