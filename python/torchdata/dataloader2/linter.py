@@ -160,12 +160,11 @@ class _Linter:
         for pipe in self.pipes:
             if is_sharding(pipe) and not self._shuffled_before(pipe):
                 later = any(is_shuffler(reader) and self._reads(reader, pipe) for reader in self.pipes)
-                mixed = ", and the `shuffle` behind it mixes each share by itself" if later else ""
+                mixed = ", and the later `shuffle` mixes only the items of one worker" if later else ""
                 yield Finding(
                     "no-shuffle-before-sharding",
-                    f"{self._place(pipe)}: no `shuffle` comes before it on every way from the sources, so in every "
-                    f"epoch each worker and rank gets the same items as its share{mixed}; put `.shuffle()` before "
-                    "`.sharding_filter()`",
+                    f"{self._place(pipe)}: no `shuffle` comes before this filter, so each worker and rank receives the "
+                    f"same items in every epoch{mixed}; put `.shuffle()` before `.sharding_filter()`",
                     pipe,
                 )
 
@@ -176,8 +175,9 @@ class _Linter:
             if self._reads(second, first) and (None in groups or len(groups) == 1):
                 yield Finding(
                     "sharded-twice",
-                    f"{self._place(second)}: its items have passed {self._place(first)}, so each worker or rank would "
-                    "get a share of its share and the rest would be lost (a loader refuses it); remove one of them",
+                    f"{self._place(second)}: the items have already passed {self._place(first)}, so each worker or "
+                    "rank would receive only a part of its share, and other items would be lost (a loader raises an "
+                    "error); remove one of the two filters",
                     second,
                 )
 
@@ -191,10 +191,10 @@ class _Linter:
             if in_workers and is_shuffler(pipe) and self._reads(pipe, self.cut):
                 yield Finding(
                     "shuffle-after-dispatch",
-                    f"{self._place(pipe)}: it shuffles behind `sharding_round_robin_dispatch` and without a seed, so "
-                    f"each of {self.num_workers} workers mixes only the items that were dealt to it, always the same "
-                    "ones, in an order that no later run repeats; put `.shuffle()` before the dispatch, or set a seed "
-                    "by `DataLoader2.seed` (and pass seeded=True here)",
+                    f"{self._place(pipe)}: the pipe shuffles after `sharding_round_robin_dispatch` and without a seed, "
+                    f"so each of {self.num_workers} workers mixes only its own items, which are the same in every "
+                    "epoch, in an order that no later run repeats; put `.shuffle()` before the dispatch, or set a seed "
+                    "with `DataLoader2.seed` (and pass seeded=True to `lint`)",
                     pipe,
                 )
 
@@ -214,13 +214,14 @@ class _Linter:
             if not own[id(branch)]:
                 source = self.graph.at(branch).pipes[0]
                 silent = self._known(self.graph.at(branch).pipes)
-                doubt = "" if silent else " (unless a pipe or an iterable of your own divides them)"
+                doubt = "" if silent else " (unless your own pipe or iterable divides the items)"
                 yield Finding(
                     "not-sharded",
-                    f"{self._place(source)}: nothing between it and the end divides its items among the workers{doubt}"
-                    f", so each of {self.num_workers} workers yields all of them and every item comes "
-                    f"{self.num_workers} times; put `.sharding_filter()` behind it, after `.shuffle()` if there is "
-                    "one, or dispatch by `.sharding_round_robin_dispatch()`",
+                    f"{self._place(source)}: no later pipe divides the items among the workers{doubt}, so each of "
+                    f"{self.num_workers} workers yields all items, and every item is yielded {self.num_workers} times; "
+                    "put `.sharding_filter()` after this pipe (after `.shuffle()`, if there is one) or "
+                    "`.sharding_round_robin_dispatch()`; with a filter and `DataLoader2(..., splits=64)`, the order "
+                    "does not depend on the number of workers",
                     source,
                     silent,
                 )
@@ -233,15 +234,15 @@ class _Linter:
                 if _splits_itself(source):
                     kind = type(source.iterable).__name__
                     loses = is_coordinated(source.iterable)
-                    wrong = "each of {} workers reads all of them and takes its share"
+                    wrong = "each of {} workers reads all items and keeps its share"
                     if loses:
-                        wrong = "each of {} workers takes a share of a part, and some items are lost"
+                        wrong = "each of {} workers keeps only a share of its part, and other items are lost"
                     yield Finding(
                         "splits-itself",
-                        f"{self._place(pipe)}: the {kind} in {self._place(source)} divides its items among workers by "
-                        f"itself, so behind this filter {wrong.format(self.num_workers)}; to have each read its own "
-                        "part alone, remove the filter, or with ranks make it "
-                        "`.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)`",
+                        f"{self._place(pipe)}: the {kind} in {self._place(source)} already divides its items among "
+                        f"workers, so with this filter {wrong.format(self.num_workers)}; remove the filter, or with "
+                        "ranks replace it by `.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)`, so that each worker "
+                        "reads only its own part",
                         pipe,
                         loses,
                     )
@@ -262,10 +263,10 @@ class _Linter:
                     yield Finding(
                         "own-order",
                         f"{self._place(pipe)}: {kind} in {self._place(source)} seems to shuffle, and each of "
-                        f"{self.num_workers} workers reads all of it; unless their orders are the same, some items "
-                        "come twice and others never (a loader notices and raises an error); shuffle by the pipe "
-                        "`.shuffle()`, or with a seed that the workers share, or dispatch by "
-                        "`.sharding_round_robin_dispatch()` in the place of the filter",
+                        f"{self.num_workers} workers reads all of its items; unless all workers read the same order, "
+                        "some items are yielded twice and others never (a loader raises an error if it detects this); "
+                        "shuffle with the pipe `.shuffle()` or with a seed that all workers share, or replace the "
+                        "filter by `.sharding_round_robin_dispatch()`",
                         source,
                     )
 
@@ -278,9 +279,9 @@ class _Linter:
                 called = ", ".join(sorted({_function_name(one) for one in before}))
                 yield Finding(
                     "work-before-sharding",
-                    f"{self._place(pipe)}: {called} comes before it, so each of {self.num_workers} workers calls that "
-                    "for all items, and drops those of the others afterwards; put `.sharding_filter()` before "
-                    f"`.map({called})`, unless that costs next to nothing",
+                    f"{self._place(pipe)}: {called} comes before the filter, so each of {self.num_workers} workers "
+                    f"calls {called} for all items, and then drops the items of the other workers; put "
+                    f"`.sharding_filter()` before `.map({called})`, unless {called} takes almost no time",
                     pipe,
                 )
 
@@ -295,7 +296,7 @@ class _Linter:
                     "mix-before-sharding",
                     f"{self._place(pipe)}: {self._place(mix)} mixes its inputs in a pattern of {period} items, and "
                     f"each worker keeps one of every {self.num_workers} items, so the batches of a worker do not have "
-                    "the ratio of the mix; put `.sharding_filter()` into each input, before they are mixed",
+                    "the ratio of the mix; put `.sharding_filter()` into each input, before the inputs are mixed",
                     pipe,
                 )
 
@@ -309,21 +310,21 @@ class _Linter:
                 return  # each worker looks up its own items in the complete other input, which is correct
             silent = False  # the pipe itself raises an error for an item without a match
             harm = (
-                f"each of {self.num_workers} workers looks for all items of its input {other} among its own share of "
-                f"{sharded}, and those whose partner is in another worker's share find none; shard the first input, "
-                "and read the second one whole"
+                f"each of {self.num_workers} workers looks up all items of the input {other} in its own share of "
+                f"{sharded}, and finds no partner that is in another worker's share; shard the first input, and do "
+                "not shard the second input"
             )
         elif name in _SIDE_BY_SIDE:
             harm = (
-                f"each of {self.num_workers} workers puts its own share of {sharded} beside the first items of {other},"
-                " which is not sharded, so items are paired that do not belong together and others are lost; put "
-                f"`.sharding_filter()` behind {name} instead"
+                f"each of {self.num_workers} workers pairs its own share of {sharded} with the first items of {other}, "
+                "which is not sharded, so items are paired that do not belong together, and others are lost; put "
+                f"`.sharding_filter()` after {name} instead"
             )
         else:
             silent = silent and name in _ONE_BY_ONE
             harm = (
-                f"its input {other} is not sharded, while {sharded} is, so each of {self.num_workers} workers yields "
-                f"all items of the former and they come {self.num_workers} times; put `.sharding_filter()` behind "
+                f"the input {other} is not sharded, whereas {sharded} is, so each of {self.num_workers} workers yields "
+                f"all items of {other}, and they are yielded {self.num_workers} times; put `.sharding_filter()` after "
                 f"{name} instead, or into each input"
             )
         yield Finding("partly-sharded", f"{self._place(pipe)}: {harm}", pipe, silent)

@@ -151,17 +151,18 @@ test_wrong_arguments_are_named = refuses(
 
 def test_a_finding_is_a_sentence_with_the_pipe_s_place_and_the_remedy() -> None:
     [finding] = lint(ints().map(str).sharding_filter().batch(2).map(len))
-    assert str(finding).startswith("ShardingFilter (3 of 5 pipes): no `shuffle` comes before it")
+    assert str(finding).startswith("ShardingFilter (3 of 5 pipes): no `shuffle` comes before this filter")
     assert str(finding).endswith("put `.shuffle()` before `.sharding_filter()`")
     [finding] = lint(ints().map(str), 3)
     assert "IterableWrapper (1 of 2 pipes): " in str(finding)
-    assert "each of 3 workers yields all of them and every item comes 3 times" in str(finding)
+    assert "each of 3 workers yields all items, and every item is yielded 3 times" in str(finding)
+    assert "with a filter and `DataLoader2(..., splits=64)`" in str(finding)
     assert "unless" not in str(finding)
     [finding] = lint(Mine(ints()))
-    assert "(unless a pipe or an iterable of your own divides them)" in str(finding)
+    assert "(unless your own pipe or iterable divides the items)" in str(finding)
     [finding] = lint(sharded().concat(ints()))
     assert str(finding).startswith(
-        "Concater (5 of 5 pipes): its input IterableWrapper (4 of 5 pipes) is not sharded, while ShardingFilter "
+        "Concater (5 of 5 pipes): the input IterableWrapper (4 of 5 pipes) is not sharded, whereas ShardingFilter "
     )
 
 
@@ -209,7 +210,7 @@ def test_a_function_before_the_filter_is_called_by_each_worker_for_all_items():
     pipe = IterableWrapper(range(9)).shuffle().map(decoded).sharding_filter()
     [finding] = lint(pipe, 4)
     assert (finding.kind, finding.silent, finding.datapipe) == ("work-before-sharding", False, pipe)
-    assert "decoded comes before it, so each of 4 workers calls that for all items" in str(finding)
+    assert "decoded comes before the filter, so each of 4 workers calls decoded for all items" in str(finding)
     assert "put `.sharding_filter()` before `.map(decoded)`" in str(finding)
     assert lint(pipe, 1) == []
     assert lint(IterableWrapper(range(9)).shuffle().sharding_filter().map(decoded)) == []
@@ -238,7 +239,7 @@ def test_an_exact_mix_before_a_filter_and_a_batch_is_found_only_where_workers_ch
     [finding] = [one for one in lint(pipe.batch(4), 2) if one.kind == "mix-before-sharding"]
     assert (finding.datapipe, finding.silent) == (pipe, False)
     assert "mixes its inputs in a pattern of 4 items, and each worker keeps one of every 2 items" in str(finding)
-    assert str(finding).endswith("put `.sharding_filter()` into each input, before they are mixed")
+    assert str(finding).endswith("put `.sharding_filter()` into each input, before the inputs are mixed")
 
     with DataLoader2(pipe.batch(4), num_workers=3) as loader:
         assert {tuple(sorted(batch)) for batch in loader if len(batch) == 4} == {("A", "A", "A", "B")}

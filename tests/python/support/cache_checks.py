@@ -8,7 +8,7 @@ from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.disk_cache import locks
 
 #: Two workers of a test request the same files on purpose, which causes a warning.
-unsharded = pytest.mark.filterwarnings("ignore:.*nothing between it and the end divides its items")
+unsharded = pytest.mark.filterwarnings("ignore:.*no later pipe divides the items among the workers")
 
 
 @pytest.fixture(autouse=True)
