@@ -82,5 +82,6 @@ def bounded(most: int | None) -> AbstractContextManager[None]:
 
 
 def pickle_file() -> io.BytesIO:
-    """Returns a file that a `with` statement does not close. The file is empty if too many bytes were written."""
+    """Returns a file that a `with` statement does not close. If pickles exceed the limit of `bounded`, the file is
+    empty."""
     return _PickleFile(_bound.get() or _Bound(math.inf))

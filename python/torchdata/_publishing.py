@@ -64,7 +64,7 @@ def publish_late(
 def import_late(namespace: dict[str, Any], modules: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """Makes a package import modules when one of their names, or a public module inside the package, is used.
 
-    Returns the full name of each name's module; a module inside the package is given without the package's name.
+    Returns a dict from each name to the module that defines it. Names of modules inside the package omit the package.
     """
     package: str = namespace["__name__"]
     homes = {

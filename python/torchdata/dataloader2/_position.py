@@ -81,7 +81,7 @@ class Tracker:
         self._marks: list[Position] = []
         #: Whether the loader has loaded a state from the end of an epoch, and has not begun an epoch since.
         self._is_behind_loaded = False
-        #: If the loaded state was saved between two epochs: the seeds at the beginning of the first of them; otherwise
+        #: The seeds at the beginning of the finished epoch, if the loaded state was saved between two epochs; or else
         #: None.
         self._ended_seeds: SeedGenerator | None = None
         #: If pipes in the workers keep state beyond an epoch: the position at the end of the last epoch, or the reason
@@ -108,7 +108,7 @@ class Tracker:
 
         Raises:
             ValueError: `items_ago` exceeds the number of items delivered in this epoch, or since the epoch was resumed.
-            RuntimeError: pipes keep state from earlier epochs, and this state is unknown.
+            RuntimeError: pipes keep state from earlier epochs, and the loader does not have this state.
         """
         if not self._run.is_iterating:
             if items_ago:

@@ -429,16 +429,16 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, mode: str = "w", filepath_fn: Callable[[Any], str] | None = None, *,
         kwargs_for_open: Mapping[str, Any] | None = None, **kwargs: Any,
     ) -> IterDataPipe[str]:
-        """Saves the data of pairs of metadata and data by fsspec: yields the URL of each file when it is
-        written.
+        """Writes each pair of metadata and data to a file with fsspec, and yields the URL of the written
+        file.
         """
 
     def save_by_iopath(
         self, mode: str = "w", filepath_fn: Callable[[Any], str] | None = None, *, pathmgr: Any = None,
         handler: Any = None,
     ) -> torchdata.datapipes.iter.IoPathSaver:
-        """Saves the data of pairs of metadata and data by iopath: yields the path of each file when it is
-        written.
+        """Writes each pair of metadata and data to a file with iopath, and yields the path of the written
+        file.
         """
 
     def save_to_disk(self, mode: str = "w", filepath_fn: Callable[[Any], Any] | None = None) -> IterDataPipe[str]:

@@ -344,7 +344,7 @@ class SamplerWrapper(IteratingNode[T]):
         initial_epoch: the number of the first epoch; 0 by default.
         epoch_updater: a function that takes the number of an epoch, and returns the number of the next epoch.
             `epoch_updater` is called only if an item of the epoch was requested. The default function adds one to the
-            number. If the function is `Stateful`, its state is part of the node's state.
+            epoch's number. If the function is `Stateful`, its state is part of the node's state.
 
     Raises:
         TypeError: `sampler` is not iterable, `initial_epoch` is not an integer, or `epoch_updater` is not a function.

@@ -1,7 +1,7 @@
 """Reads, sets and saves the random generators that determine orders, worker seeds and samples.
 
-Role: `read` and `write` use opaque values, which is fast. `encoded` converts an opaque value to plain values, and
-`decoded` checks plain values and converts them back.
+Role: `read` and `write` exchange a generator's state as an opaque value, which is fast. `encoded` converts such a value
+to plain values, and `decoded` checks plain values and converts them back.
 
 The default generators of torch, NumPy and Python are Mersenne Twisters, whose states consist of 624 words of 32 bits
 and the index of the next word. If a torch generator is set to the words of a NumPy or Python generator, it produces the

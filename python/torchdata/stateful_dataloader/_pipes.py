@@ -27,7 +27,7 @@ def seeded(datapipe: Any, shared_seed: int) -> Any:
 
 
 class PipeSource(PipePasses):
-    """Reads a pipe with seeds that depend on the loader's seed for the epoch.
+    """Reads a pipe, after seeding the pipe's graph from the loader's seed for the epoch.
 
     The state of the graph is serialized to bytes, which a checkpoint treats as one value. If the graph cannot be saved,
     for example because it holds a stream, the state contains the number of read items, and a resumed reader rereads

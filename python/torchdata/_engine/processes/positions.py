@@ -5,8 +5,8 @@ processes. Each read in one process moves the shared file position, so other pro
 
 To avoid false warnings, a warning requires that a file's position has changed during an epoch, that at least two
 children have read data, and that no thread of the main process has read data. The kernel counts the reads of each
-process (`/proc/PID/io`). Reads of reaped children count as reads of the main process. If the kernel does not count
-reads, this module never warns.
+process (`/proc/PID/io`). Once the main process has waited for an exited child, the kernel counts the child's reads as
+reads of the main process. If the kernel does not count reads, this module never warns.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _open_for_reading() -> dict[int, tuple[int, int]]:
     found = {}
     with contextlib.suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
-            # `os.listdir` has already closed the file descriptor of the folder itself
+            # The list contains the descriptor with which `os.listdir` read the folder, and which is closed now.
             with contextlib.suppress(OSError):
                 status = os.fstat(number)
                 is_read_only = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY

@@ -89,7 +89,7 @@ class Unfolding:
             raise
 
     def _drop_broken(self) -> None:
-        """Drops the rest of the current item after computing one of its parts has raised an exception."""
+        """Drops the remaining parts of the current item, because computing one part has raised an exception."""
         self._item, self._in_memory, self._left = None, [], iter(())
 
     def _park(self) -> None:

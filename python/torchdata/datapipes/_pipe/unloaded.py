@@ -87,7 +87,7 @@ class PipeStep:
     """Calls the function of one pipe, and adds a note with the pipe's name to an exception.
 
     Args:
-        before: a function that loads the item of the pipe's source; if `before` is None, `function` receives the index.
+        before: a function that loads an item from the pipe's source. With None, the pipe's function receives the index.
     """
 
     __slots__ = ("_before", "_datapipe", "_function", "_made")

@@ -151,8 +151,7 @@ def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
 
 
 def _whole(value: Any, words: str) -> str:
-    """Returns the text to hash for a value: a text or bytes in full, and for other values `words`, which may be
-    shortened."""
+    """Returns the text to hash: the whole value if it is a str or bytes, or else its description `words`."""
     return repr(value) if isinstance(value, (str, bytes)) else words
 
 

@@ -200,7 +200,7 @@ class FSSpecFileOpener(OpensFiles):
 
 @functional_datapipe("save_by_fsspec")
 class FSSpecSaver(SavesItems):
-    """Saves the data of pairs of metadata and data by fsspec: yields the URL of each file when it is written.
+    """Writes each pair of metadata and data to a file with fsspec, and yields the URL of the written file.
 
     A local file has a temporary name until it is complete. All other file systems upload the data while it is written.
     If writing fails, the upload is canceled, provided that the file system supports this.

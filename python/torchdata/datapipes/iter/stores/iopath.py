@@ -151,7 +151,7 @@ class IoPathFileOpener(_HasPathManager, OpensFiles):
 
 @functional_datapipe("save_by_iopath")
 class IoPathSaver(_HasPathManager, SavesItems):
-    """Saves the data of pairs of metadata and data by iopath: yields the path of each file when it is written.
+    """Writes each pair of metadata and data to a file with iopath, and yields the path of the written file.
 
     An existing local file stays unchanged. A new file has a temporary name until it is complete, so that several
     processes may save the same files without lock files. Directories are created. If a handler writes to remote
