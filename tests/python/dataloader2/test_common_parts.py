@@ -440,12 +440,11 @@ def test_all_shards_count_the_epochs_after_a_resumed_epoch(form: str) -> None:
     with counting(form, 0) as made:
         list(made)
         states.append(saved(made))
-    for state in states:
+    for number, state in enumerate(states):
         resumed = epochs_of(counting(form, 0, state), 3)
         for items in resumed[1:]:
             assert sorted(item for batch in items for item, _ in batch) == [*range(24)]
-        for workers in (1, 2):
-            assert epochs_of(counting(form, workers, state), 3) == resumed
+        assert epochs_of(counting(form, 1 + number % 2, state), 3) == resumed
 
 
 LEFT = COUNTING | {"with a state": lambda: SavedCounter(numbers(24)).sharding_filter().batch(2)}
@@ -515,7 +514,7 @@ def test_a_state_after_ctrl_c_in_the_common_part_is_exact(form: str, monkeypatch
     with loader(form, 0) as made, interrupted_at(-1) as executed:
         list(made)
     dice, presses = random.Random(form), 0
-    for moment in dice.sample(range(executed[0]), 40):
+    for moment in dice.sample(range(executed[0]), 24):
         with loader(form, 0) as made:
             got: list[Any] = []
             reading = iter(made)
@@ -531,7 +530,7 @@ def test_a_state_after_ctrl_c_in_the_common_part_is_exact(form: str, monkeypatch
             state, rest = saved(made), [*reading]
             if rest:  # Ctrl-C may lose the item that it interrupts, but no other item.
                 assert epochs_of(loader(form, 0, state)) == [rest, whole[1]], moment
-    assert presses > 15
+    assert presses > 9
 
 
 def read_twice(source: DataPipe) -> DataPipe:

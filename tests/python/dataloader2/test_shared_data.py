@@ -364,9 +364,11 @@ def test_workers_read_the_same_data_of_all_kinds_with_each_start_method(method: 
 def test_workers_do_not_see_what_the_main_process_writes_after_their_start(method: str) -> None:
     dataset = Shared()
     with DataLoader2.from_dataset(dataset, reading_service=MultiProcessingReadingService(1, method)) as loader:
-        assert next(iter(loader))[1:4] == (1, 1, 1)
+        writes = [item[1:4] for item in loader]  # for each item, the worker adds one to its arrays
         dataset.array[:], dataset.tensor[:] = 7, 7
-        assert next(iter(loader))[1:4] == (2, 2, 2)
+        later = [item[1:4] for item in loader]
+    count = len(dataset)
+    assert writes + later == [(number, number, number) for number in range(1, 2 * count + 1)]
 
 
 def test_a_program_for_spawned_workers_holds_each_storage_once() -> None:
