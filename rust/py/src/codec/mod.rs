@@ -1,4 +1,4 @@
-//! Encodes items: small values as an inline tree of tags, large buffers separately.
+//! Encodes an item as a payload (a tree of tagged small values) and separate large buffers.
 //!
 //! ```text
 //! item    := tag value
@@ -6,10 +6,10 @@
 //! bulk    := 0 len bytes | 1 index                              (index of an out-of-band buffer)
 //! ```
 //!
-//! This module encodes exact built-in types, ints of at most 64 bits, plain NumPy arrays and scalars, plain CPU tensors
-//! of torch, and the batch class of torchdata. Objects of further types are pickled (protocol 5, with out-of-band
-//! buffers), if necessary by cloudpickle. The second occurrence of a long string is a reference to the first. If an
-//! item contains any other object twice, the whole item is pickled to preserve the object's identity.
+//! The encoder supports exact built-in types, ints of at most 64 bits, plain NumPy arrays and scalars, plain CPU
+//! tensors of torch, and the batch class of torchdata. Objects of all other types are pickled (protocol 5, with
+//! out-of-band buffers), if necessary by cloudpickle. A long string is sent once, and its later occurrences are sent as
+//! references. If an item contains any other object twice, the whole item is pickled to preserve the object's identity.
 
 mod array;
 mod decode;
@@ -36,9 +36,10 @@ pub fn malformed() -> PyErr {
     )
 }
 
-/// The minimum number of bytes of a buffer that is sent out of band, because a lease is cheaper than two copies.
+/// The minimum number of bytes of a buffer that is sent out of band, which means outside of the payload. For smaller
+/// buffers, copying twice is cheaper than a lease.
 pub const OUT_OF_BAND: usize = 8 << 10;
-/// The maximum number of out-of-band buffers of an item. Further large parts are sent inline.
+/// The maximum number of out-of-band buffers per item. Further buffers are sent inline, which means in the payload.
 pub const MOST_BUFFERS: usize = 512;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,42 +48,44 @@ pub enum Tag {
     None,
     False,
     True,
-    /// Followed by an i64.
+    /// Precedes an i64.
     Int,
-    /// Followed by an f64.
+    /// Precedes an f64.
     Float,
-    /// Followed by a bulk of UTF-8 text.
+    /// Precedes UTF-8 text, which is a bulk.
     Str,
-    /// Followed by a bulk of bytes.
+    /// Precedes bytes, which are a bulk.
     Bytes,
-    /// Followed by the number of members, and the members.
+    /// Precedes the number of members, and the members.
     Tuple,
     List,
-    /// Followed by the number of entries, and each key and value.
+    /// Precedes the number of entries, and each key with its value.
     Dict,
     DataChunk,
-    /// Followed by the dtype, the number of dimensions, the order of the axes, the shape, and a bulk of the elements.
+    /// Precedes the dtype, the number of dimensions, the order of the axes, the shape, and the elements, which are a
+    /// bulk.
     Array,
-    /// Followed by the dtype, the length and the bytes of the scalar.
+    /// Precedes the dtype, the length and the bytes of a scalar.
     Scalar,
-    /// Followed by the element type, the number of dimensions, a flag for strides, the shape, the strides, and a bulk
-    /// of the elements.
+    /// Precedes the element type, the number of dimensions, a flag for strides, the shape, the strides (if the flag is
+    /// set), and the elements, which are a bulk.
     Tensor,
-    /// Followed by a bulk with the pickle, and the number and the bulks of the pickle's buffers.
+    /// Precedes a pickle, which is a bulk, the number of the pickle's buffers, and these buffers, which are bulks.
     Pickle,
-    /// Followed by an item to which later parts can refer by its number. Such items are numbered from zero.
+    /// Precedes an object to which later parts of the item can refer by number. These objects are numbered from zero.
     Kept,
-    /// Followed by the number of the `Kept` item that occurs again.
+    /// Precedes the number of a `Kept` object that occurs again.
     Again,
-    /// Followed by a u64, for an int that does not fit into an i64.
+    /// Precedes a u64, which represents an int that does not fit into an i64.
     Unsigned,
-    /// Followed by the tags of the container and of the elements, the length, and the values (see `numbers`).
+    /// Precedes a block of numbers: the tags of the container and of the elements, the length, and the values (see
+    /// `numbers`).
     Numbers,
 }
 
 impl Tag {
     pub fn from_byte(byte: u8) -> Option<Self> {
-        // SAFETY: the tags are numbered from 0, and `Numbers` is the last tag.
+        // SAFETY: the tags are numbered from 0 without gaps, and `Numbers` is the last tag.
         (byte <= Self::Numbers as u8).then(|| unsafe { std::mem::transmute(byte) })
     }
 }
