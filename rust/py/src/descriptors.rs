@@ -12,8 +12,7 @@ pub fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     if fd < 0 {
         return Err(PyOSError::new_err(format!("{fd} is not a file descriptor")));
     }
-    // SAFETY: the descriptor is borrowed only during this call. If no descriptor with the number `fd` is open, the call
-    // only returns an error.
+    // SAFETY: the descriptor is borrowed only during this call, which returns an error if the descriptor is not open.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     Ok(borrowed.try_clone_to_owned()?)
 }

@@ -58,8 +58,7 @@ pub fn wait(
     }
 }
 
-/// Waits like `wait`, for an event that does not interrupt a slice. `look` checks for the event at the start, and after
-/// each slice.
+/// Waits like `wait`, for an event that does not interrupt a slice. `look` checks at the start and after each slice.
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

@@ -59,8 +59,7 @@ unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
         }
     };
     let (mut kind, mut value, mut traceback) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the interpreter holds the GIL while it calls a slot. The exception in `kind`, `value` and `traceback` is
-    // restored.
+    // SAFETY: the interpreter holds the GIL while it calls a slot. The current exception is saved and restored.
     unsafe {
         ffi::PyErr_Fetch(&mut kind, &mut value, &mut traceback);
         caught((), || Python::attach_unchecked(run));

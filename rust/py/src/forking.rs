@@ -57,8 +57,7 @@ fn wait(py: Python<'_>) {
 }
 
 pub fn register() -> PyResult<()> {
-    // SAFETY: `wait_before_fork` does nothing unless a thread with the GIL has called `fork_waits_for`, and never
-    // unwinds.
+    // SAFETY: `wait_before_fork` never unwinds, and does nothing unless this thread has called `fork_waits_for`.
     match unsafe { libc::pthread_atfork(Some(wait_before_fork), None, None) } {
         0 => Ok(()),
         error => Err(io::Error::from_raw_os_error(error).into()),

@@ -20,8 +20,7 @@ use pyo3::prelude::*;
 pub struct GilCell<T>(Cell<T>);
 
 // SAFETY: `with` requires an interpreter token, which only one thread has at a time, and callers of `with` pass
-// closures that do not release the GIL. If a closure released the GIL, the `RefCell` would reject accesses of other
-// threads.
+// closures that do not release the GIL. If a closure released the GIL, the `RefCell` would refuse other threads.
 #[cfg(not(Py_GIL_DISABLED))]
 unsafe impl<T: Send> Sync for GilCell<T> {}
 

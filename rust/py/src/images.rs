@@ -11,8 +11,7 @@ use torchdata_core::images::{self, Filter, Pixels, Region, Target};
 /// * `source` - an array (height, width, channels) of bytes, with one or three channels.
 /// * `region` - the left, top, right and bottom edges of the region in pixels, in the order of Pillow's boxes.
 /// * `filter` - the name of a filter of Pillow, in lower case.
-/// * `out` - the array to fill, with the shape (height, width, channels), or (channels, height, width) if `planar` is
-///   true.
+/// * `out` - the array to fill: (height, width, channels), or (channels, height, width) if `planar` is true.
 #[pyfunction]
 #[pyo3(signature = (source, region, filter, out, *, mirrored=false, planar=false))]
 pub fn resize_pixels(
@@ -64,8 +63,7 @@ fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
     }
 }
 
-/// Returns the filter with this name. Filters are accepted only if the results of Rust and Pillow differ by at most one
-/// level.
+/// Returns the filter with this name, if the results of Rust and Pillow differ by at most one level.
 fn filter_of(name: &str) -> PyResult<Filter> {
     Ok(match name {
         "bilinear" => Filter::Bilinear,

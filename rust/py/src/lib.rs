@@ -32,7 +32,7 @@ fn exit_with_parent(pid: i32) -> PyResult<()> {
     Watch::open(pid).and_then(exit_with).map_err(errors::open)
 }
 
-/// Makes the kernel resume this process, if it is suspended, when its parent exits. Only the main thread may call this
+/// Makes the kernel resume this process, if suspended, when its parent exits. Only the main thread may call this
 /// function.
 #[pyfunction]
 fn continue_with_parent() {

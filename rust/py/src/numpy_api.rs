@@ -73,8 +73,7 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
     let features = version(211); // PyArray_GetNDArrayCFeatureVersion
     SECOND.store(features >= SECOND_FEATURES, Ordering::Relaxed);
     std::mem::forget(capsule); // the capsule must exist as long as the pointer, even if the module is unloaded
-    // SYNC(numpy): pairs with the load in `numpy`. The table and the objects in the table were initialized before the
-    // store.
+    // SYNC(numpy): pairs with the load in `numpy`. The table has been initialized before the store.
     TABLE.store(table.as_ptr(), Ordering::Release);
     Ok(NumPy(table))
 }
@@ -209,8 +208,7 @@ impl NumPy {
     /// # Safety
     /// `scalar` is a NumPy scalar of a built-in dtype. `to` has room for one element and is aligned for it.
     pub unsafe fn value_of(self, scalar: &Bound<'_, PyAny>, to: *mut c_void) {
-        // SAFETY: entry 62 is PyArray_ScalarAsCtype. The caller guarantees a NumPy scalar, and room for its value at
-        // `to`.
+        // SAFETY: entry 62 is PyArray_ScalarAsCtype. The caller guarantees a NumPy scalar, and room at `to`.
         unsafe {
             let write: unsafe extern "C" fn(*mut ffi::PyObject, *mut c_void) = self.entry(62);
             write(scalar.as_ptr(), to);

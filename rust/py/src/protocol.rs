@@ -1,5 +1,4 @@
-//! Provides the Python classes that decide how child processes react to commands, and which child processes are
-//! replaced.
+//! Provides the Python classes that decide how child processes react to commands, and which of them are replaced.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

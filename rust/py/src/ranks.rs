@@ -55,7 +55,7 @@ impl PyMeeting {
         meeting.clone().ok_or_else(|| PyRuntimeError::new_err("the meeting of ranks was closed"))
     }
 
-    /// Returns the result of an operation. After the timeout, waits a little longer to learn which ranks have failed.
+    /// Returns the result of an operation. After the timeout, waits a little longer for the list of failed ranks.
     fn end_of(&self, py: Python<'_>, operation: u64, timeout: f64) -> PyResult<Result<i64, Blame>> {
         let meeting = self.get()?;
         let mut answer = None;
@@ -79,8 +79,8 @@ impl PyMeeting {
 
 #[pymethods]
 impl PyMeeting {
-    /// Creates the `Meeting` of rank 0, which takes ownership of the listening socket. The other `size - 1` ranks
-    /// connect to this socket.
+    /// Creates the `Meeting` of rank 0, which takes ownership of the socket to which the other `size - 1` ranks
+    /// connect.
     #[staticmethod]
     fn host(descriptor: RawFd, size: u32, hello: [u8; 16], welcome: [u8; 16]) -> PyResult<Self> {
         let listener = TcpListener::from(take_fd(descriptor)?);

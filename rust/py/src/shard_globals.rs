@@ -100,9 +100,8 @@ impl SavedGlobals {
 }
 
 impl SavedGlobals {
-    /// Exchanges the state of this shard with the state of the shard `other`. Returns false and changes nothing if a
-    /// library has been loaded since the shards were saved, or if a shard has state besides module variables and
-    /// generators.
+    /// Exchanges the state of this shard with the state of `other`. Returns false and changes nothing if a library has
+    /// been loaded since the shards were saved, or if a shard has state besides variables and generators.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);

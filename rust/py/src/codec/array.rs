@@ -17,7 +17,7 @@ use crate::numpy_api::numpy;
 
 pub const MOST_DIMENSIONS: usize = 64;
 
-/// The axes of an array, sorted from outermost to innermost in memory, or an empty slice if they are already sorted.
+/// The axes of an array from outermost to innermost in memory, or an empty slice if the axes are already in this order.
 type Order = [usize];
 
 pub fn write_order(order: &Order, payload: &mut Vec<u8>) {
@@ -46,8 +46,7 @@ pub struct ArrayParts<'a> {
 }
 
 fn fields<'a>(array: &'a Bound<'_, PyAny>) -> &'a numpy::npyffi::PyArrayObject_fields {
-    // SAFETY: callers pass objects whose type is exactly `ndarray`, which have this layout. The reference borrows
-    // `array`.
+    // SAFETY: callers pass objects whose type is exactly `ndarray`. The reference borrows `array`.
     unsafe { &(*array.as_ptr().cast::<PyArrayObject>()).fields }
 }
 
@@ -68,7 +67,7 @@ fn extents<'a>(array: &'a Bound<'_, PyAny>) -> (&'a [npy_intp], &'a [npy_intp]) 
     }
 }
 
-/// Returns the parts to send of an array, or None if the array cannot be sent as plain bytes and must be pickled.
+/// Returns the parts of an array that are sent, or None if the array cannot be sent as plain bytes and must be pickled.
 pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     let fields = fields(array);
     let (dtype, item) = Dtype::of(array.py(), fields.descr)?;
@@ -170,8 +169,7 @@ pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
 pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8>)>> {
     let py = scalar.py();
     let numpy = numpy(py)?;
-    // SAFETY: callers pass existing NumPy scalars. The buffer has room for a value of any dtype that `Dtype::of`
-    // accepts.
+    // SAFETY: callers pass existing NumPy scalars. A value of any dtype that `Dtype::of` accepts fits into the buffer.
     unsafe {
         let descr = numpy.dtype_of(scalar)?;
         let Some((dtype, size)) = Dtype::of(py, descr.as_ptr().cast()) else { return Ok(None) };

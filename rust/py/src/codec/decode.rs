@@ -32,8 +32,7 @@ pub fn decode<'py>(
     if decoder.rest.is_empty() { Ok(item) } else { Err(malformed()) }
 }
 
-/// The maximum nesting depth of a decoded item. The limit of the encoder is lower, so only corrupted bytes exceed this
-/// limit.
+/// The maximum nesting depth of a decoded item. Items of the encoder are less deep, unless their bytes are corrupted.
 const DEEPEST: usize = 128;
 
 struct Decoder<'py, 'a> {
@@ -58,8 +57,8 @@ enum Bulk<'a> {
 }
 
 impl Bulk<'_> {
-    /// Returns the address and the length of the bytes. Bytes in shared memory may change, so callers copy the bytes
-    /// before they use them.
+    /// Returns the address and the length of the bytes, which callers copy before use, because shared memory may
+    /// change.
     fn location(&self) -> (*const u8, usize) {
         match self {
             Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),
@@ -286,8 +285,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
 
 fn copy(py: Python<'_>, from: *const u8, len: usize, to: *mut u8) {
     let (source, to) = (from as usize, to as usize);
-    // SAFETY: callers pass `len` readable bytes at `from`, and `len` bytes of new memory at `to`. Both stay valid until
-    // this function returns.
+    // SAFETY: callers pass `len` readable bytes at `from`, and `len` bytes of new memory at `to`.
     let copy = move || unsafe { std::ptr::copy_nonoverlapping(source as *const u8, to as *mut u8, len) };
     if len >= LONG_COPY { py.detach(copy) } else { copy() }
 }

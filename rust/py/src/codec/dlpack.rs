@@ -38,8 +38,7 @@ impl ElementType {
         (self.lanes == 1 && self.bits > 0 && self.bits.is_multiple_of(8)).then_some(usize::from(self.bits / 8))
     }
 
-    /// Returns whether torch may negate elements of this type lazily, which happens, for example, to the imaginary part
-    /// of a conjugated tensor.
+    /// Returns whether torch may negate elements of this type lazily, for example the imaginary part of a conjugate.
     fn has_lazy_sign(self) -> bool {
         const FLOAT: u8 = 2;
         matches!(self.code, FLOAT | Self::BFLOAT | Self::COMPLEX)
@@ -77,7 +76,7 @@ struct Versioned {
 #[repr(C)]
 struct ExchangeApi {
     version: [u32; 2],
-    /// The space of three functions in DLPack's table, which are not needed here.
+    /// Three functions of DLPack's table that the codec does not need.
     others: [usize; 3],
     object_of: unsafe extern "C" fn(*mut Versioned, *mut *mut ffi::PyObject) -> c_int,
     describe: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut Described) -> c_int>,
@@ -124,8 +123,7 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     })
 }
 
-/// A tensor that has at least one element, whose memory belongs to this process, and that has no state other than its
-/// elements.
+/// A tensor in the memory of this process that has at least one element, and no state other than its elements.
 pub struct Exported<'py> {
     tensor: Described,
     item: Bound<'py, PyAny>,
@@ -134,8 +132,7 @@ pub struct Exported<'py> {
 }
 
 impl<'py> Exported<'py> {
-    /// Describes a tensor, or returns None if the tensor has state besides its elements or cannot be sent as plain
-    /// bytes.
+    /// Returns None if the tensor has state besides its elements, or if its elements cannot be sent as plain bytes.
     pub fn of(item: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let py = item.py();
         let torch = torch(py)?;
@@ -169,8 +166,7 @@ impl<'py> Exported<'py> {
         if self.tensor.dimensions == 0 {
             return &[]; // DLPack's pointers may be null if a tensor has no dimensions
         }
-        // SAFETY: DLPack's lists of lengths and strides have one entry per dimension. The tensor or its capsule keeps
-        // both lists alive.
+        // SAFETY: both lists have one entry per dimension. The tensor or its capsule keeps the lists alive.
         unsafe { std::slice::from_raw_parts(of, self.tensor.dimensions as usize) }
     }
 

@@ -47,8 +47,7 @@ fn size_of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<usize> {
 }
 
 impl Dtype {
-    /// Returns the dtype of a NumPy descriptor and the number of bytes of an element, or None if arrays of this dtype
-    /// must be pickled.
+    /// Returns the dtype and the number of bytes of an element, or None if arrays of this dtype must be pickled.
     pub fn of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<(Self, usize)> {
         // SAFETY: callers pass the descriptor of an existing array or scalar.
         let fields = unsafe { &(*descr).fields };

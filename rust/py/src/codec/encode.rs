@@ -40,8 +40,8 @@ struct Within<'a> {
 }
 
 impl Within<'_> {
-    /// Returns whether only its container and the encoder refer to the object, so that no code outside the item uses
-    /// the object.
+    /// Returns whether no code outside the item uses the object, because only its container and the encoder refer to
+    /// it.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
         // SAFETY: the call only reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
@@ -68,8 +68,7 @@ impl From<PyErr> for Stop {
 pub struct Encoder {
     pub payload: Vec<u8>,
     pub buffers: Vec<OutBuffer>,
-    /// The addresses of the item's containers and arrays to which further references exist, so that they may occur
-    /// twice in the item.
+    /// The addresses of containers and arrays with further references, which may therefore occur twice in the item.
     visited: FxHashSet<usize>,
     /// The numbers of long strings and bytes objects that may occur again in the item, by the address of the object.
     /// The stored reference keeps the address valid.
@@ -178,8 +177,8 @@ impl Encoder {
         if overlaps { Err(Stop::Whole) } else { Ok(()) }
     }
 
-    /// Records a member that must be pickled. If a second member must be pickled, or if the members share objects, the
-    /// whole item is pickled.
+    /// Records a member that must be pickled. The whole item is pickled if a second member must be pickled, or if the
+    /// member shares objects with other members.
     fn other(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
         if depth == 0 {
             self.pickle(item)?;
@@ -330,8 +329,7 @@ impl Encoder {
             return Ok(());
         }
         let mut len = 0;
-        // SAFETY: the type of `item` is exactly str. The string keeps its cached UTF-8 form as long as the string
-        // exists.
+        // SAFETY: the type of `item` is exactly str. The string keeps its cached UTF-8 form until the string is freed.
         let data = unsafe { ffi::PyUnicode_AsUTF8AndSize(item.as_ptr(), &mut len) };
         if data.is_null() {
             drop(PyErr::take(item.py())); // a string with lone surrogates has no UTF-8 form, so it is pickled

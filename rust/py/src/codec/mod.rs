@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! item    := tag value
-//! value   := nothing | i64 | f64 | len bytes | len item* | …   (see Tag; numbers in a row are a block: `numbers`)
-//! bulk    := 0 len bytes | 1 index                              (index of an out-of-band buffer)
+//! value   := nothing | i64 | f64 | len bytes | len item* | …   (see `Tag`, and `numbers` for blocks of numbers)
+//! bulk    := 0 len bytes | 1 index                              (bytes, or the index of an out-of-band buffer)
 //! ```
 //!
 //! The encoder supports exact built-in types, ints of at most 64 bits, plain NumPy arrays and scalars, plain CPU
@@ -42,44 +42,43 @@ pub const OUT_OF_BAND: usize = 8 << 10;
 /// The maximum number of out-of-band buffers per item. Further buffers are sent inline, which means in the payload.
 pub const MOST_BUFFERS: usize = 512;
 
+/// The first byte of an encoded value. The comment of each tag lists what follows the tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Tag {
     None,
     False,
     True,
-    /// Precedes an i64.
+    /// An i64 follows.
     Int,
-    /// Precedes an f64.
+    /// An f64 follows.
     Float,
-    /// Precedes UTF-8 text, which is a bulk.
+    /// A bulk of UTF-8 text follows.
     Str,
-    /// Precedes bytes, which are a bulk.
+    /// A bulk of bytes follows.
     Bytes,
-    /// Precedes the number of members, and the members.
+    /// The number of members and the members follow.
     Tuple,
     List,
-    /// Precedes the number of entries, and each key with its value.
+    /// The number of entries follows, and then each key with its value.
     Dict,
     DataChunk,
-    /// Precedes the dtype, the number of dimensions, the order of the axes, the shape, and the elements, which are a
-    /// bulk.
+    /// The dtype, the number of dimensions, the order of the axes, the shape, and a bulk of the elements follow.
     Array,
-    /// Precedes the dtype, the length and the bytes of a scalar.
+    /// The dtype, the length and the bytes of the scalar follow.
     Scalar,
-    /// Precedes the element type, the number of dimensions, a flag for strides, the shape, the strides (if the flag is
-    /// set), and the elements, which are a bulk.
+    /// The element type, the number of dimensions, a flag for strides, the shape, the strides (only if the flag is
+    /// set), and a bulk of the elements follow.
     Tensor,
-    /// Precedes a pickle, which is a bulk, the number of the pickle's buffers, and these buffers, which are bulks.
+    /// A bulk with the pickle, the number of the pickle's buffers, and a bulk for each buffer follow.
     Pickle,
-    /// Precedes an object to which later parts of the item can refer by number. These objects are numbered from zero.
+    /// An object follows to which later parts of the item can refer by number. Such objects are numbered from zero.
     Kept,
-    /// Precedes the number of a `Kept` object that occurs again.
+    /// The number of a `Kept` object follows, which occurs again.
     Again,
-    /// Precedes a u64, which represents an int that does not fit into an i64.
+    /// A u64 follows, which represents an int that does not fit into an i64.
     Unsigned,
-    /// Precedes a block of numbers: the tags of the container and of the elements, the length, and the values (see
-    /// `numbers`).
+    /// The tags of the container and of the elements, the length, and the values follow (see `numbers`).
     Numbers,
 }
 

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A sequence becomes a block if it has at least two members, and if all members are floats, all are bools, or all are
-//! ints that all fit into i64 or all fit into u64. Decoding a block creates new number objects, because neither Python nor
+//! ints that fit into one type (i64 or u64). Decoding a block creates new number objects, because neither Python nor
 //! pickle reliably preserves the identity of numbers.
 
 use pyo3::ffi;
@@ -135,8 +135,7 @@ pub fn read_block<'py>(py: Python<'py>, is_tuple: bool, element: Tag, bytes: &[u
     let len = bytes.len() / width(element);
     let count = ffi::Py_ssize_t::try_from(len).map_err(|_| malformed())?;
     // SAFETY: no other code refers to the new sequence until all members are set. After an error, the remaining entries
-    // are NULL, which the destructor of the sequence allows. Setting a member transfers ownership of the member to the
-    // sequence.
+    // are NULL, which the destructor of the sequence allows. Setting a member transfers its ownership to the sequence.
     unsafe {
         let object = if is_tuple { ffi::PyTuple_New(count) } else { ffi::PyList_New(count) };
         let sequence = Bound::from_owned_ptr_or_err(py, object)?;

@@ -48,8 +48,7 @@ impl Source {
         let strided = self.strided.as_deref();
         let copy = move || {
             let (from, to) = (address as *const u8, to as *mut u8);
-            // SAFETY: the owner keeps the memory at `from` alive, and the caller guarantees that `to` has room for
-            // `len` bytes.
+            // SAFETY: the owner keeps the memory at `from` alive. The caller guarantees `len` bytes of room at `to`.
             unsafe {
                 match strided {
                     Some(strided) => strided.copy(from, to),

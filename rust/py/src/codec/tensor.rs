@@ -58,8 +58,7 @@ pub struct Description {
     pub len: usize,
 }
 
-/// Reads the description of a tensor. `take(n)` returns the next n bytes, which come from another process and are
-/// therefore checked.
+/// Reads a tensor's description. `take(n)` returns the next n bytes, which another process sent and which are checked.
 pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Description> {
     let &[code, bits, dimensions, has_strides] = take(4)? else { return Err(malformed()) };
     let element = ElementType { code, bits, lanes: 1 };

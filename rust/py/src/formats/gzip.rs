@@ -21,8 +21,7 @@ pub struct GzipReader {
     /// lock, which a forked child could inherit in locked state.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
-    /// An error in the stream, which is raised once the bytes that were decompressed before the error have been
-    /// returned.
+    /// An error in the stream. The error is raised once the bytes before the error have been returned.
     failed: Option<Error>,
 }
 
@@ -72,8 +71,7 @@ impl GzipReader {
         self.decoder.as_ref().is_some_and(|decoder| !decoder.get_ref().is_drained())
     }
 
-    /// Decompresses bytes into the buffer from index `begin` on. Returns the number of bytes, or 0 after the last gzip
-    /// member.
+    /// Decompresses bytes into the buffer from index `begin` on. Returns their number, or 0 after the last gzip member.
     fn inflate(&mut self, begin: usize) -> Result<usize, Error> {
         while let Some(mut decoder) = self.decoder.take() {
             let count = decoder.read(&mut self.buffer[begin..]);
@@ -94,8 +92,7 @@ impl GzipReader {
     }
 }
 
-/// Returns whether another gzip member follows. Like gzip(1), this function skips zeros and ignores other trailing
-/// data.
+/// Returns whether another gzip member follows. Like gzip(1), skips zeros and ignores other data after a member.
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
         let bytes = stream.fill_buf()?;

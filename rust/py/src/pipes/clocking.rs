@@ -36,8 +36,7 @@ pub fn is_measuring() -> bool {
 struct Clocking {
     /// The number of calls of pipes in progress in this thread: the outermost call, and the calls nested in it.
     depth: Cell<u32>,
-    /// The number of calls that the current outermost call represents in the statistics, or 0 if this call is not
-    /// measured.
+    /// The number of calls that the current outermost call represents, or 0 if the outermost call is not measured.
     weight: Cell<u64>,
     /// The nanoseconds that the innermost measured call has spent in its nested calls.
     children: Cell<u64>,
@@ -104,10 +103,10 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// For a measured call: the nanoseconds without nested calls, and the number of calls that the measured call
+    /// The nanoseconds of a measured call without nested calls, and the number of calls that the measured call
     /// represents.
     pub own: Option<(u64, u64)>,
-    /// For a measured or slow outermost call: its nanoseconds, and the number of calls that the outermost call
+    /// The nanoseconds of a measured or slow outermost call, and the number of calls that the outermost call
     /// represents.
     pub whole: Option<(u64, u64)>,
     pub passed: u64,
@@ -153,8 +152,7 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns how many calls a measured call represents. A slow call represents only itself, because all slow calls are
-/// recorded.
+/// Returns how many calls a measured call represents. All slow calls are recorded, so each represents only itself.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

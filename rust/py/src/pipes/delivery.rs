@@ -72,8 +72,7 @@ impl Delivery {
         };
         let version = self.version.load();
         self.pulse.enter();
-        // SAFETY: `next` is the iternext function of the iterator's type. NULL means the end of the items or an
-        // exception.
+        // SAFETY: `next` is the iternext function of the iterator's type. NULL means the end or an exception.
         let item = unsafe { Bound::from_owned_ptr_or_opt(py, next(iterator.as_ptr())) };
         self.pulse.leave();
         if self.version.load() != version {
@@ -95,8 +94,8 @@ impl Delivery {
         }
     }
 
-    /// Records an exception such as KeyboardInterrupt, which can interrupt pipes at any point, so that they may lose
-    /// items.
+    /// Records an exception such as KeyboardInterrupt, which may have made pipes lose items, because it can come at any
+    /// point.
     #[cold]
     fn note(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyException>(py) {
@@ -197,8 +196,7 @@ impl Delivery {
         self.pulse.is_inside()
     }
 
-    /// Whether an exception such as KeyboardInterrupt interrupted the computation of the last item, so that pipes may
-    /// have lost items.
+    /// Whether an exception such as KeyboardInterrupt interrupted the last item, so that pipes may have lost items.
     #[getter]
     fn cut(&self) -> bool {
         self.pulse.signs() & CUT != 0

@@ -55,11 +55,10 @@ struct Guard {
     current: *const AtomicU32,
     mark: u32,
     nested: bool,
-    /// Decides which calls are measured. In `next_timed`, the countdown only determines when to check again whether the
-    /// guard's calls are nested.
+    /// Decides which calls are measured. In `next_timed`, the countdown only decides when to check again for nested
+    /// calls.
     metering: Metering,
-    /// Whether the iterator is the built-in `map`. A StopIteration in the mapped function must not look like the end of
-    /// the data (PEP 479).
+    /// Whether the iterator is the built-in `map`, whose function must not end the data by a StopIteration (PEP 479).
     sealed: bool,
     ranging: *mut Ranging,
 }
@@ -133,8 +132,7 @@ pub fn guard_iterator<'py>(
     };
     let sealed = class.is(PyModule::import(py, "builtins")?.getattr("map")?);
     // SAFETY: all fields after the header of the new guard are zero, and are set before other code can access the
-    // guard. If the garbage collector runs meanwhile, it skips fields that are NULL. The guard takes ownership of the
-    // references.
+    // guard. The garbage collector skips fields that are NULL. The guard takes ownership of the references.
     unsafe {
         let object = ffi::PyType_GenericAlloc(guard_type(py)?.as_type_ptr(), 0);
         let object = Bound::from_owned_ptr_or_err(py, object)?;
@@ -195,8 +193,7 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
 /// The guard exists. A guard that is not cleared owns its token, pipe and iterator.
 #[inline(always)]
 unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
     unsafe {
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
             return std::ptr::null_mut();
@@ -212,8 +209,7 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
 
 #[inline(always)]
 unsafe fn count(guard: *mut Guard, items: u64) {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
     unsafe {
         (*(*guard).token).count(items);
         if let Some(counter) = (*guard).counter.as_ref() {
@@ -252,9 +248,8 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
 /// Measures the time of one call of the iterator. This function cannot panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator. The record of the pipe is looked up again after the call, which may bind the token to another
-    // record.
+    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator. The
+    // call may bind the token to another record, so the record is looked up again after the call.
     unsafe {
         let first = (*guard).metering.measured == 0;
         begin_first(guard, first);
@@ -293,8 +288,7 @@ unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
 }
 
 unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
     unsafe {
         let first =
             (*guard).metering.measured == 0 && (*(*guard).token).place().is_some_and(|place| place.root && place.main);
@@ -322,9 +316,8 @@ unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) 
 }
 
 unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator. The guard owns the boxed `Ranging`. Looking up the key raises no exception, because all keys
-    // of a module's dictionary are strings.
+    // SAFETY: the interpreter keeps the guard alive, and the guard owns the boxed `Ranging`. Looking up the key raises
+    // no exception, because all keys of a module's dictionary are strings.
     unsafe {
         let guard = object.cast::<Guard>();
         let ranging = &*(*guard).ranging;
@@ -363,16 +356,14 @@ fn end_range(py: Python<'_>, end: Py<PyAny>) {
 }
 
 unsafe fn begin_first(guard: *mut Guard, first: bool) {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
     if first && let Some(place) = unsafe { (*(*guard).token).place() } {
         place.pipe.page.begin_first();
     }
 }
 
 unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
     if first && let Some(place) = unsafe { (*(*guard).token).place() } {
         place.pipe.page.end_first();
         if came {
@@ -383,8 +374,7 @@ unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
 
 #[cold]
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
     unsafe {
         while goes_on(guard) {
             let item = ask(guard);
@@ -398,14 +388,12 @@ unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
 
 unsafe fn goes_on(guard: *mut Guard) -> bool {
     let ended = |py: Python<'_>| {
-        // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its
-        // token, pipe and iterator.
+        // SAFETY: the interpreter keeps the guard alive during this call.
         let (id, sealed) = unsafe { ((*guard).id, (*guard).sealed) };
         if id == CLEARED || is_panic(py) {
             return false;
         }
-        // SAFETY: the guard is not cleared, so it owns the token, the pipe and the iterator. The guard outlives this
-        // closure.
+        // SAFETY: the guard is not cleared, so it owns the three objects. The guard outlives this closure.
         let (token, pipe, iterator) = unsafe {
             let pipe = Bound::from_borrowed_ptr(py, (*guard).pipe);
             (&*(*guard).token, pipe, Bound::from_borrowed_ptr(py, (*guard).iterator))
@@ -413,8 +401,7 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
         match outcome(token, &pipe, &iterator, id, sealed) {
             Ok(Outcome::Continues) => return true,
             Ok(Outcome::Paused) => {}
-            // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its
-            // token, pipe and iterator.
+            // SAFETY: the interpreter keeps the guard alive during this call.
             Ok(Outcome::Ended) => unsafe { (*guard).next = no_more },
             Err(error) => error.restore(py),
         }
@@ -472,8 +459,7 @@ fn outcome(
     explained(error, pipe, token.yielded(), iterator)
 }
 
-/// Adds information about the pipe to an exception. Returns Ok if the exception is skipped, so that the iteration
-/// continues.
+/// Adds information about the pipe to an exception. Returns Ok to skip the exception and continue.
 #[cold]
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<Outcome> {
     let py = pipe.py();

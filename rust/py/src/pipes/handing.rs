@@ -18,9 +18,8 @@ use pyo3::sync::PyOnceLock;
 
 use crate::pipes::turn::SharedIterator;
 
-/// The base class of iterators that do not lose items to Ctrl-C. A derived class has two methods. `_wait()` waits for
-/// an item, and raises StopIteration at the end. `_hand_over()` returns a tuple with the item, or None if `_wait()`
-/// must be called again.
+/// The base class of iterators that do not lose items to Ctrl-C. The method `_wait()` waits for an item, and raises
+/// StopIteration at the end. `_hand_over()` returns a tuple with the item, or None if `_wait()` must be called again.
 #[pyclass(extends = SharedIterator, subclass, frozen, module = "torchdata._native")]
 pub struct HandingIterator;
 

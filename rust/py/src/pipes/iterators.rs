@@ -37,8 +37,7 @@ pub fn iternext_of(iterator: &Bound<'_, PyAny>) -> Option<ffi::iternextfunc> {
     unsafe { std::mem::transmute(ffi::PyType_GetSlot(iterator.get_type().as_type_ptr(), ffi::Py_tp_iternext)) }
 }
 
-/// Replaces a StopIteration of a user function by a RuntimeError, because a StopIteration means the end of the data
-/// (PEP 479).
+/// Replaces a StopIteration of a user function by a RuntimeError, because StopIteration means the end (PEP 479).
 pub fn stopped_by(py: Python<'_>, function: &str, error: PyErr) -> PyErr {
     let raised = PyRuntimeError::new_err(format!(
         "{function} raised StopIteration, which would end the iteration although the source has more items; catch it \
@@ -131,8 +130,7 @@ pub struct IndexedIterator {
 
 #[pymethods]
 impl IndexedIterator {
-    /// `on_error(error, index)` is called for each exception of `item_at`, except for exceptions such as
-    /// KeyboardInterrupt.
+    /// `on_error(error, index)` is called for each exception of `item_at`, except for KeyboardInterrupt and the like.
     #[new]
     fn new(item_at: Py<PyAny>, indices: &Bound<'_, PyAny>, on_error: Py<PyAny>) -> PyResult<Self> {
         Ok(Self { item_at, indices: indices.try_iter()?.into_any().unbind(), on_error })

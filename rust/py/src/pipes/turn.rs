@@ -41,7 +41,8 @@ struct Crowd {
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
     reader: GilNumber,
-    /// Usually 0, or 1 if threads wait or `close` has been called. `crowd` is accessed only if this field is 1.
+    /// 1 if threads wait or `close` has been called, and 0 otherwise. If 0, a thread may read without accessing
+    /// `crowd`.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,
@@ -124,8 +125,7 @@ impl Turn {
         Ok(())
     }
 
-    /// Lets this thread read if it is first in the queue. Returns whether the thread may read, or an error if it never
-    /// may.
+    /// Lets this thread read if it is first in the queue. Returns an error if this thread can never read.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
         let (first, closed) = self
             .crowd

@@ -33,7 +33,7 @@ struct Entry {
     index: Option<Index>,
     /// The state of the source after the item. If `index` is None, an object that the worker attaches to the item.
     mark: Option<Py<PyAny>>,
-    /// Whether worker threads cannot change the item, so that a hold need not wait until a worker has processed the
+    /// Whether worker threads cannot change the item. A hold on the queue does not wait for the processing of such an
     /// item.
     is_plain: bool,
     is_small: bool,
@@ -224,8 +224,8 @@ impl ReadAheadQueue {
         self.get().map(|queue| queue.leave_source(slot))
     }
 
-    /// Waits for submitted items. Claims either one large item, or `least` to `most` small items, for one of `sharers`
-    /// worker threads.
+    /// Waits for submitted items. Claims one large item, or `least` to `most` small items, for one of `sharers`
+    /// workers.
     fn claim_some(&self, py: Python<'_>, least: usize, most: usize, sharers: usize) -> PyResult<Option<ClaimedItems>> {
         let take = |entry: &mut Entry| (std::mem::replace(&mut entry.content, py.None()), false);
         self.claimed(py, (least, most), sharers, take)
@@ -300,8 +300,7 @@ impl ReadAheadQueue {
         self.settle(slot, Outcome::End(error.map(Entry::new)))
     }
 
-    /// Submits an item for the worker threads. Workers cannot change a plain item, so a hold does not wait for workers
-    /// that process plain items.
+    /// Submits an item for the worker threads, which cannot change a plain item. A hold does not wait for plain items.
     fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
         self.get().map(|queue| queue.submit(Entry { is_plain, ..Entry::new(item) }))
     }
@@ -341,8 +340,7 @@ impl ReadAheadQueue {
         slf
     }
 
-    /// Returns the next result. A C loop over the queue, such as `list(queue)`, handles no signals before it stores the
-    /// result.
+    /// Returns the next result. A loop in C, such as `list(queue)`, handles no signals before it stores the result.
     fn __next__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.pop(py)
     }

@@ -25,8 +25,7 @@ pub struct SourceReader {
     unsaved: Py<PyAny>,
     /// The number of items between two saved states, or 0 if no states are saved.
     frequency: u64,
-    /// The first `dropped` items and the items in `ahead` are dropped, because they were delivered before the loader
-    /// resumed.
+    /// The first `dropped` items and the items in `ahead` are dropped, because an earlier run has delivered them.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,
@@ -36,8 +35,7 @@ pub struct SourceReader {
 }
 
 impl SourceReader {
-    /// Takes the next item of the source. If this method raises an exception, the position of the source has not
-    /// changed.
+    /// Takes the next item of the source. If this method raises an exception, the position has not changed.
     fn next(&self, py: Python<'_>) -> PyResult<Taken> {
         self.ended.store(false, Relaxed);
         if let Some(state_error) = self.state_error.with(py, Option::take) {

@@ -44,13 +44,11 @@ impl Window {
 const SHORT: ffi::Py_ssize_t = 256;
 const MOST_MEMBERS: usize = 16;
 
-/// Returns whether an object is small and immutable, so that many such objects can be read ahead and processed
-/// together.
+/// Returns whether an object is small and immutable, so that workers can process many such objects together.
 pub(super) fn is_small(object: &Bound<'_, PyAny>) -> bool {
     let is_member = |object: &Bound<'_, PyAny>| {
         let pointer = object.as_ptr();
-        // SAFETY: the code only inspects existing objects. The functions cannot fail for objects of exactly these
-        // types.
+        // SAFETY: the code only inspects existing objects, which cannot fail for these exact types.
         unsafe {
             object.is_none()
                 || ffi::PyFloat_CheckExact(pointer) != 0

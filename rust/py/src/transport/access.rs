@@ -1,7 +1,6 @@
 //! Ensures that one thread at a time uses the [`Reader`], and only for the current epoch.
 //!
-//! All other threads and signal handlers set flags that stop or pause the reader. The reading thread checks these flags
-//! while it waits.
+//! Other threads and signal handlers set flags to stop or pause the reader. The reading thread checks these flags.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -173,8 +172,8 @@ impl Access {
         self.set_paused(py, true);
     }
 
-    /// Replaces the processes in `dead` and all other exited processes. Returns false if a reading thread will replace
-    /// them.
+    /// Replaces the processes in `dead` and all other exited processes, or returns false if a reading thread will do
+    /// so.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;
@@ -205,8 +204,7 @@ impl Access {
         next
     }
 
-    /// Ends a pass before all of its items have been read, because the unread items of this worker would block other
-    /// workers.
+    /// Ends a pass before all items have been read, because unread items of this worker would block other workers.
     pub fn leave(&self, py: Python<'_>, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;

@@ -36,8 +36,7 @@ impl PyCarrier {
 
 #[pymethods]
 impl PyCarrier {
-    /// `own` is the index of the carrier's doorbell, and `peer` is the index of the doorbell of the process that uses
-    /// the links.
+    /// `own` is the index of the carrier's doorbell. `peer` is the doorbell of the process that uses the links.
     #[new]
     fn new(
         inbound: &Bound<'_, PyLink>,
@@ -50,8 +49,8 @@ impl PyCarrier {
         Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
     }
 
-    /// Returns the control words, or None if they have not changed, and the parts of a frame: its head and its large
-    /// buffers.
+    /// Returns the control words, or None if they have not changed, and a list of the head and large buffers of a
+    /// frame.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {
@@ -81,8 +80,7 @@ impl PyCarrier {
             if !buffer.is_c_contiguous() {
                 return Err(PyBufferError::new_err("a part of a frame is not contiguous"));
             }
-            // SAFETY: this function holds the contiguous buffer until it returns. No code changes the contents of a
-            // frame.
+            // SAFETY: this function holds the contiguous buffer until it returns. No code changes a frame.
             parts.push(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) });
         }
         let Some((head, beside)) = parts.split_first() else { return Ok(true) };

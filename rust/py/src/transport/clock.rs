@@ -29,8 +29,7 @@ pub struct Clock {
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// The number of processes that were killed while this item was awaited. Each kill doubles the time limit of the
-    /// item.
+    /// The number of processes that were killed during the wait for this item. Each kill doubles the item's time limit.
     tries: u32,
 }
 
@@ -57,8 +56,7 @@ impl Clock {
         }
     }
 
-    /// Ends a wait without an item. The number of kills (`tries`) is kept, because a replacement process may send the
-    /// same item.
+    /// Ends a wait without an item. `tries` is kept, because a replacement process may send the same item.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;
@@ -79,8 +77,7 @@ impl Clock {
         }
     }
 
-    /// Checks how long the wait has lasted, and calls the callbacks. A wait for paused peers is not reported as a
-    /// stall.
+    /// Checks how long the wait has lasted, and calls the callbacks. A wait for paused peers is not a stall.
     pub fn look(&mut self, py: Python<'_>, peer: Option<usize>, paused: bool) -> PyResult<()> {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         match &mut self.stall {

@@ -131,8 +131,8 @@ impl Collector {
     }
 
     /// Counts and measures items on a page of the statistics board. Link i uses the set of counters `first` + i, and
-    /// `peers` contains the page number of each peer. In the main process, `IteratorGuard` measures the wait for the
-    /// first item of an epoch.
+    /// `peers` contains the page number of each peer. In the main process, `IteratorGuard` measures the first wait of
+    /// an epoch.
     fn count_into(
         &self,
         py: Python<'_>,
@@ -153,8 +153,7 @@ impl Collector {
         Ok(())
     }
 
-    /// Calls `on_stall(peer, seconds)` after a wait of `seconds`, and again whenever the duration of the wait has
-    /// doubled.
+    /// Calls `on_stall(peer, seconds)` after a wait of `seconds`, and again whenever the duration has doubled.
     fn tell_stall(&self, py: Python<'_>, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py).map(|mut held| held.clock.tell_stall_to(duration(seconds), on_stall))
     }
@@ -251,8 +250,7 @@ impl Collector {
         drop(superfluous);
     }
 
-    /// Returns the pass over the dispatched items, and (items, checksum) that this worker process has read in this
-    /// pass.
+    /// Returns the pass over the dispatched items, and (items, checksum) that this worker has read in this pass.
     fn share(&self, py: Python<'_>) -> (u64, Entry) {
         (self.access.signs.pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
@@ -309,17 +307,16 @@ impl Collector {
         Ok(ItemStream { collector: slf.unbind(), epoch, pass: AtomicU64::new(pass) })
     }
 
-    /// Waits up to `seconds` for a message from `peer`, and drops items before the message, so `peer` must not send
-    /// items.
+    /// Waits up to `seconds` for a message from `peer`. `peer` must not send items, because such items would be
+    /// dropped.
     #[pyo3(signature = (peer, seconds = None))]
     fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.access.owner.check()?;
         self.access.hold(py)?.receive(py, peer, seconds.map(duration))
     }
 
-    /// Returns the results after the result with the number `last`, their total time in seconds, and the message that
-    /// ends the results, if it was received. If a result cannot be decoded, the error is returned in place of the
-    /// message.
+    /// Returns the results of the calls after number `last`, their total time in seconds, and the message after these
+    /// results, if any. If a result cannot be decoded, the error is returned in place of the message.
     #[pyo3(signature = (peer, last, seconds = None))]
     fn receive_results<'py>(
         &self,

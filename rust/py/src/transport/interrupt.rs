@@ -1,5 +1,4 @@
-//! Lets commands of the main process interrupt the waits of a worker's reader, and reports these waits to the main
-//! process.
+//! Lets commands of the main process interrupt the waits of a worker's reader, and reports the waits to that process.
 
 use pyo3::prelude::*;
 use torchdata_core::link::Link;

@@ -78,8 +78,8 @@ impl PyBellBoard {
     }
 }
 
-/// Unmaps the shared memory that a forked child without threads has inherited, except for the arguments and memory in
-/// use.
+/// Unmaps the shared memory that a forked child without threads has inherited, except for the arguments and used
+/// memory.
 #[pyfunction]
 #[pyo3(signature = (links, bells, stats = None))]
 pub fn drop_inherited(

@@ -33,8 +33,8 @@ impl Meters {
         self.first = self.page.is_some();
     }
 
-    /// Returns the counter of a wait. Returns None for the first wait of the main process in an epoch, which
-    /// `IteratorGuard` measures.
+    /// Returns the counter of a wait, or None for the main process's first wait in an epoch, which `IteratorGuard`
+    /// measures.
     pub fn wait(&self, link: Option<usize>) -> Option<&WaitRef> {
         if !self.first {
             return self.waits.get(link.unwrap_or(0));

@@ -41,8 +41,7 @@ pub(super) struct Outlet {
     /// The producers, which write into the links. A worker process has one producer for all of its shards. The
     /// dispatching process has one producer for each worker.
     pub producers: Vec<Producer>,
-    /// The arenas of the producers. `tidy` frees memory in the arenas during a wait, in which the producers are
-    /// borrowed.
+    /// The arenas of the producers. `tidy` frees memory in the arenas while a wait borrows the producers.
     arenas: Vec<Arc<Arena>>,
     /// Selects the target of the next item: a shard in a worker process, or a worker in the dispatching process.
     pub dealing: Dealing,
@@ -237,8 +236,7 @@ impl Outlet {
         self.dealing.turn.end(target);
     }
 
-    /// Records that a shard's iterator has ended. The next `settle` sends the last note of the shard and the shard's
-    /// end.
+    /// Records that a shard's iterator has ended. The next `settle` sends the shard's last note and end.
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         self.check_all_came_again(shard)?;
         self.closing = Some(shard);
@@ -320,8 +318,7 @@ impl Outlet {
         if self.departing.is_none() { Ok(Sent::Done) } else { self.go_on_with(py, None) }
     }
 
-    /// Sends the rest of the unit. If a signal handler or `tick` raises an exception, or if the deadline expires, the
-    /// unit is abandoned.
+    /// Sends the rest of the unit, or abandons the unit if a signal handler or `tick` raises, or the deadline expires.
     pub fn go_on_with(&mut self, py: Python<'_>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
         let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
         let sent = self.send(py, &mut departing, tick)?;
@@ -368,8 +365,7 @@ impl Outlet {
         })
     }
 
-    /// Copies a buffer of a unit into the arena. A buffer that does not fit into the arena is sent in fragments, from
-    /// byte `streamed` on.
+    /// Copies a buffer into the arena. Larger buffers are sent in fragments, from byte `streamed` on.
     fn put_in_memory(
         &mut self,
         py: Python<'_>,
@@ -454,8 +450,7 @@ impl Outlet {
         }
     }
 
-    /// Waits until there is space. Returns None if there is space, or the result with which the sending of the unit
-    /// ends.
+    /// Waits until there is space, and then returns None. If the sending must end, returns its result.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,

@@ -1,7 +1,7 @@
 //! Ensures that an end of a link is used only by the process that created this end, and not by a forked child.
 //!
-//! If user code forks a worker process, the child exits when the user's function returns, because only the worker
-//! process may send units.
+//! A child that user code has forked from a worker process exits when the user's function returns, because only the
+//! worker process may send units.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;

@@ -134,8 +134,8 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. `looked_into` is true if the stream has already begun, with a window of 0 items, to receive
-    /// only its first snapshot.
+    /// Begins a stream. If `looked_into`, the stream has already begun with a window of 0, to receive its first
+    /// snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -177,8 +177,7 @@ impl Peers {
         }
     }
 
-    /// Makes only the items of this peer's link wake up this process, unless `has_starved` requires the items of all
-    /// links.
+    /// Makes only the items of this peer's link wake up this process, unless `has_starved` requires all links.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -266,8 +265,7 @@ impl Peers {
             return Ok(());
         }
         if !may_lease {
-            // The unit may be kept for a long time, so its buffers are copied, which frees the memory of the sending
-            // process.
+            // The unit may be kept for a long time, so its buffers are copied to free the sending process's memory.
             count_copies(consumer, &unit);
             let buffers = std::mem::take(&mut unit.buffers);
             unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
@@ -304,8 +302,7 @@ impl Peers {
         (self.surplus.most, self.surplus.on_surplus) = (most, Some(on_surplus));
     }
 
-    /// Receives items of other peers early if a peer waits for the dispatching process, so that the other peers
-    /// continue.
+    /// Receives items of other peers early if a peer waits for the dispatching process, so that other peers continue.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
         // Items of the next peer are also received early, because the peer's answer to a command may follow its items.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();

@@ -34,8 +34,7 @@ impl StreamProgress {
         drop(self.books.with(py, |books| books.begin(&starts)));
     }
 
-    /// Begins a stream in `books` before the peers begin the stream, because other threads may request positions at any
-    /// time.
+    /// Begins a stream in `books` before the peers begin the stream, because threads may request positions at any time.
     pub fn begin_early(&mut self, py: Python<'_>, starts: Vec<Account>) {
         drop(self.books.with(py, |books| books.begin(&starts)));
         self.starts = starts;

@@ -301,7 +301,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits until there is something to do, and returns the next step. Returns None if a process has exited.
+    /// Waits for an item or another event, and returns the next step of the reader. Returns None if a process has
+    /// exited.
     fn sleep(&mut self, py: Python<'_>, signs: &Signs, epoch: u32, turn: Option<usize>) -> PyResult<Option<Next>> {
         let Self { peers, collecting, clock, meters, watch, interrupt, own, .. } = self;
         clock.start();
@@ -334,13 +335,11 @@ impl Reader {
         if !awoken? {
             return Ok(None);
         }
-        // Signals are handled before the item is taken, because an exception of a signal handler would lose an item
-        // that was taken.
+        // Signals are handled before the item is taken, because an exception would lose an item that was taken.
         py.check_signals().map(|()| Some(next))
     }
 
-    /// Waits for a unit of a peer, and returns whether a unit was received. The duration `limit` begins at the time
-    /// `started`.
+    /// Waits for a unit of a peer, at most until `limit` after `started`. Returns whether a unit was received.
     fn await_unit(
         &mut self,
         py: Python<'_>,
@@ -458,8 +457,7 @@ fn decode<'py>(py: Python<'py>, unit: &Unit, may_lease: bool) -> PyResult<Bound<
     with_payload(py, unit, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
 }
 
-/// Calls `look` with the payload and the buffers of a unit. A long payload is copied first, so that the sending process
-/// cannot change it.
+/// Calls `look` with the payload and buffers of a unit. A long payload is copied first, so that no sender changes it.
 #[inline]
 fn with_payload<R>(py: Python<'_>, unit: &Unit, look: impl FnOnce(&[u8], &[Buffer]) -> PyResult<R>) -> PyResult<R> {
     match unit.buffers.split_last() {

@@ -100,7 +100,8 @@ impl Outlet {
         Ok(())
     }
 
-    /// Counts a recomputed item without sending the item. After the last recomputed item, the checksums are compared.
+    /// Counts a recomputed item without sending the item. After the last recomputed item, the checksum must be as
+    /// expected.
     #[cold]
     pub fn make_again(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);

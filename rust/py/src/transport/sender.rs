@@ -61,8 +61,7 @@ impl Sender {
 #[pymethods]
 impl Sender {
     /// `peers` and `own` are the doorbell indices of the receiving processes and of this process. A pending message in
-    /// the `control` link interrupts `pump` and every wait. If there is only one link, the number of shards that share
-    /// this link is `shards`.
+    /// the `control` link interrupts `pump` and every wait. If there is only one link, it carries `shards` shards.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]
     fn new(
@@ -104,8 +103,7 @@ impl Sender {
     /// rest of the unit is dropped.
     ///
     /// To resume, `starts` describes the position of each shard or reader: (items, checksum) before this position, the
-    /// number of items to recompute, and the checksum after these items. `turn` is the shard or reader of the first
-    /// item.
+    /// number of items to recompute, and the checksum after these items. `turn` is the first shard or reader.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -152,8 +150,7 @@ impl Sender {
         self.outlet().map(|mut outlet| outlet.relay = Some(Arc::clone(&collector.get().relay)))
     }
 
-    /// Sends a snapshot. Returns False if a command is pending, in which case `pump` later sends the rest of the
-    /// snapshot.
+    /// Sends a snapshot. Returns False if a command is pending, and `pump` later sends the rest of the snapshot.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
@@ -168,8 +165,7 @@ impl Sender {
         self.outlet()?.send_relayed(py)
     }
 
-    /// Returns (items, checksum) for each shard or reader, which include items that were sent before this process
-    /// resumed.
+    /// Returns (items, checksum) for each shard or reader. The numbers include items of earlier runs.
     fn accounts(&self) -> PyResult<Vec<Entry>> {
         Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
     }
@@ -206,8 +202,7 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The iterator runs while `outlet` is locked. No other thread sends, and allocating memory does not need
-            // `outlet`.
+            // The iterator runs while `outlet` is locked. No other thread sends, and `allocate` does not need `outlet`.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {
@@ -255,8 +250,7 @@ impl Sender {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // If the reader's request is damaged, the next pass begins, and the first item of that pass reports the
-            // error.
+            // If the reader's request is damaged, the next pass begins, and its first item reports the error.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), |_| Ok(()))?;
@@ -269,9 +263,8 @@ impl Sender {
         Ok(true)
     }
 
-    /// Sends a failure to all readers. The failure replaces the end, because readers would mistake incomplete data for
-    /// complete data. Returns False if a command is pending. The caller must then execute the command and call this
-    /// method again.
+    /// Sends a failure to all readers. The failure replaces the end, so that incomplete data does not look complete.
+    /// Returns False if a command is pending. The caller must then execute the command and call this method again.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         outlet.ending = true;
@@ -369,14 +362,14 @@ impl Sender {
         codec::empty_over(buffer, dtype, shape).map(Some)
     }
 
-    /// Returns unused memory of the arenas to the system. Only an idle sender needs this method, because sending also
-    /// frees memory.
+    /// Returns unused arena memory to the system. Only idle senders need this method, because sending also frees
+    /// memory.
     fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
         tidy(py, &self.arenas)
     }
 
-    /// Visits the callbacks. If a sending thread holds the lock, nothing is visited, because the thread's reference
-    /// keeps this object alive.
+    /// While a sending thread holds the lock, nothing is visited, because the thread's reference keeps this object
+    /// alive.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(outlet) = self.outlet.try_lock() else { return Ok(()) };
         visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))?;

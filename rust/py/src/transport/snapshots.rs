@@ -29,8 +29,7 @@ pub const REASON: &[u8] = b"tdno";
 
 pub type Content = Py<PyBytes>;
 
-/// The latest snapshot of the dispatching process. A worker process keeps this snapshot until `Sender::pump` sends it
-/// to the main process.
+/// The latest snapshot of the dispatching process, which a worker process keeps until it is sent to the main process.
 #[derive(Default)]
 pub struct Relay {
     waits: AtomicBool,
@@ -71,8 +70,7 @@ impl Relay {
     }
 }
 
-/// The maximum length of content that is sent in the ring. Longer content is sent in a block, because the ring is meant
-/// for items.
+/// The maximum length of inline content. Longer content is sent in a block, because the ring is meant for items.
 const LONGEST_INLINE: usize = 4 << 10;
 
 pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> Result<bool, Corrupted> {
@@ -130,8 +128,7 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// Returns the content as `bytes`. The content is copied only once, because a reader may be waiting for an item
-    /// meanwhile.
+    /// Returns the content as `bytes`. The content is copied only once, because a reader may be waiting for an item.
     fn content(&self, py: Python<'_>) -> PyResult<Content> {
         match self.block {
             None => Ok(PyBytes::new(py, self.inline).unbind()),
@@ -158,8 +155,8 @@ impl<'a> Opened<'a> {
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
     // SAFETY: the lease keeps its memory valid for its length. If a faulty producer writes during the copy, only the
-    // copied bytes are wrong, because no Rust slice refers to the memory. The call returns a new `bytes`, or NULL with
-    // an exception set.
+    // copied bytes are wrong, because no Rust slice refers to the memory. The result is new, or NULL with an exception
+    // set.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())
@@ -172,7 +169,7 @@ pub fn is_snapshot(unit_kind: u16) -> bool {
 }
 
 pub type Entry = (u64, u64);
-/// A peer's (items, checksum) before the snapshot, the pass and the (items, checksum) of the dispatched items, and the
+/// (items, checksum) of a peer before the snapshot, the pass and (items, checksum) of the dispatched items, the
 /// content.
 pub type Kept = (Entry, u32, Entry, Content);
 /// The pass, the (items, checksum) that were dispatched to each worker, and the content of the snapshot.

@@ -1,5 +1,4 @@
-//! Provides the Python class for the statistics board, whose counters in shared memory other processes with permission
-//! can read.
+//! Provides the Python class for the board of counters in shared memory, which other processes can read if permitted.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -48,8 +47,7 @@ impl PyStatsBoard {
     }
 }
 
-/// A pipe to register: (token of the pipe, name, location of its function, index of the pipe that reads it, flags,
-/// capacity).
+/// (token of the pipe, name, location of its function, index of the pipe that reads from the pipe, flags, capacity)
 type Pipe<'py> = (Bound<'py, IterationToken>, String, String, Option<usize>, u32, u64);
 
 #[pymethods]

@@ -13,9 +13,8 @@ use crate::enter::{self, Slices};
 /// The number of checks before a thread first yields or sleeps. This number is small, because a spinning thread can
 /// prevent the awaited thread from running.
 const SPINS: u32 = 40;
-/// The interval between two checks whether other processes still run. A process that exits does not ring the bell, so a
-/// waiting thread must check. A check consists of two system calls without the GIL, so all checks use less than 1 % of
-/// a core.
+/// The interval between two checks whether other processes still run. The checks are needed because a process that
+/// exits does not ring the bell. A check consists of two system calls, so the checks use less than 1 % of a core.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 static TURNS: Turns = Turns::new();
