@@ -77,7 +77,7 @@ pub struct Encoder {
     /// The memory ranges of the item's tensors: the end address of each range, by its start address.
     spans: BTreeMap<usize, usize>,
     /// A member that must be pickled, and the offset in the payload where its pickle belongs. The member is pickled
-    /// after all other members, because it may contain the same objects.
+    /// after all other members, because the members may contain the same objects.
     pickled_member: Option<(usize, Py<PyAny>)>,
     /// Whether encoding an equal item could give different bytes. Pickles and references to strings depend on the
     /// identity of objects, and the bytes of arrays depend on the memory order of their axes.

@@ -74,7 +74,7 @@ pub enum Tag {
     Pickle,
     /// An object follows to which later parts of the item can refer by number. Such objects are numbered from zero.
     Kept,
-    /// The number of a `Kept` object follows, which occurs again.
+    /// The number of a `Kept` object follows, because this object occurs again.
     Again,
     /// A u64 follows, which represents an int that does not fit into an i64.
     Unsigned,

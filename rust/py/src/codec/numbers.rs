@@ -116,7 +116,7 @@ pub unsafe fn put_block(
         if large {
             payload[start + 2] = Tag::Unsigned as u8;
         }
-        let is_block = all && !(negative && large); // otherwise, neither i64 nor u64 fits all members
+        let is_block = all && !(negative && large); // no type fits both negative and large ints
         if !is_block {
             payload.truncate(start);
         }

@@ -94,8 +94,7 @@ impl Delivery {
         }
     }
 
-    /// Records an exception such as KeyboardInterrupt, which may have made pipes lose items, because it can come at any
-    /// point.
+    /// Records an exception such as KeyboardInterrupt, which can interrupt a pipe anywhere, so that items may be lost.
     #[cold]
     fn note(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyException>(py) {

@@ -413,7 +413,8 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
 
 /// Returns whether the current exception is a Rust panic. Converting this exception to a Rust error would panic again.
 fn is_panic(py: Python<'_>) -> bool {
-    // SAFETY: `PyErr_ExceptionMatches` requires a current exception, which the first call checks. Both calls only read.
+    // SAFETY: `PyErr_ExceptionMatches` requires a current exception, which the first call checks. The calls change
+    // nothing.
     unsafe {
         !ffi::PyErr_Occurred().is_null() && ffi::PyErr_ExceptionMatches(py.get_type::<PanicException>().as_ptr()) != 0
     }

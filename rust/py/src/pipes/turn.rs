@@ -91,7 +91,7 @@ impl Turn {
         })
     }
 
-    /// Waits until it is this thread's turn. If `reads` is true and `close` has been called, returns an error.
+    /// Waits until this thread may read. If `reads` is true and `close` has been called, returns an error.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
         let is_waiting = self.change(py, |crowd| {

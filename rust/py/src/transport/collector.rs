@@ -228,8 +228,8 @@ impl Collector {
         self.access.hold(py)?.await_snapshots(py, &self.access.signs, dealt)
     }
 
-    /// Waits until this worker process has received the first snapshot of the dispatching process in this epoch, which
-    /// it must relay to the main process. A command ends the wait early.
+    /// Waits in a worker process for the first snapshot of the dispatching process in this epoch, which the worker
+    /// relays to the main process. A command ends the wait early.
     fn await_relayed(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.hold(py)?.await_relayed(py, Stream::first(epoch))
     }

@@ -10,7 +10,7 @@ pub struct Meters {
     waits: Vec<WaitRef>,
     pub idle: Option<WaitRef>,
     page: Option<PageRef>,
-    /// Whether this is the main process, and it has not yet received an item in the current epoch.
+    /// Whether the main process still waits for the first item of the current epoch.
     pub first: bool,
 }
 

@@ -172,7 +172,7 @@ impl Outlet {
     }
 
     /// Returns the current epoch if items are being recomputed. Function calls are then postponed, because the main
-    /// process had received the recomputed items when it sent the function call.
+    /// process had already received the recomputed items before it sent a function call.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
