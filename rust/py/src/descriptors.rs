@@ -1,4 +1,4 @@
-//! Passes file descriptors from Python to the engine.
+//! Converts file descriptors of Python code to owned descriptors.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -12,21 +12,20 @@ pub fn duplicate(fd: i32) -> PyResult<OwnedFd> {
     if fd < 0 {
         return Err(PyOSError::new_err(format!("{fd} is not a file descriptor")));
     }
-    // SAFETY: the descriptor is only borrowed during the call. If no descriptor with this number is open, the system
-    // call fails.
+    // SAFETY: the descriptor is borrowed only during this call, which returns an error if the descriptor is not open.
     let borrowed = unsafe { BorrowedFd::borrow_raw(fd) };
     Ok(borrowed.try_clone_to_owned()?)
 }
 
 pub fn take_fd(fd: i32) -> PyResult<OwnedFd> {
     let copy = duplicate(fd)?;
-    // SAFETY: the caller has given the descriptor away, and `duplicate` has shown that it is open.
+    // SAFETY: the caller has transferred ownership of `fd`, and `duplicate` has shown that `fd` is open.
     drop(unsafe { OwnedFd::from_raw_fd(fd) });
     Ok(copy)
 }
 
-/// A descriptor that is closed when its last reference is dropped, without running Python code. In a `__del__` method,
-/// an exception of a signal handler could prevent the closing.
+/// A file descriptor that is closed when the last reference to this object is dropped. Closing runs no Python code,
+/// because an exception of a signal handler could prevent the closing in a `__del__` method.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct OwnedDescriptor(Mutex<Option<OwnedFd>>);
 
@@ -48,7 +47,7 @@ impl OwnedDescriptor {
         Ok(Self(Mutex::new(Some(take_fd(fd)?))))
     }
 
-    /// Returns the descriptor, or -1 if it is closed.
+    /// Returns the number of the descriptor, or -1 after `close` has been called.
     fn fileno(&self) -> i32 {
         self.held().as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }

@@ -1,7 +1,8 @@
-//! Waits for events without the GIL, in short slices. Python's signals are handled between two slices.
+//! Waits for events without the GIL, in a series of short sleeps, which are called slices. Python's signal handlers run
+//! between two slices.
 //!
-//! If a signal handler raises an exception, the wait ends and returns this exception. No event is lost: an event during
-//! a sleep ends the wait before signals are handled, and a later event ends the next wait.
+//! If a signal handler raises an exception, the wait ends with this exception, but no event is lost. An event during a
+//! slice ends the wait before signals are handled. An event after the exception ends the next wait immediately.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use pyo3::prelude::*;
 
 const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
-/// The durations of the sleeps within one wait. Each sleep is twice as long as the preceding sleep, up to `longest`.
+/// The durations of the slices within one wait. Each slice is twice as long as the preceding slice, up to `longest`.
 #[derive(Clone, Copy)]
 pub struct Slices {
     first: Duration,
@@ -18,19 +19,19 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// The durations of sleeps that the event always interrupts.
+    /// For waits whose event always interrupts a slice.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// The durations of sleeps that the event usually interrupts. The first sleep is short, because a fast producer
-    /// that becomes slow may not wake up the consumer (see `torchdata_core::link::wake`).
+    /// For waits whose event usually interrupts a slice. The first slice is short, because a fast producer that becomes
+    /// slow may not wake up the consumer (see `torchdata_core::link::wake`).
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }
 
-/// Waits up to `limit`, and returns whether the event has occurred.
+/// Waits up to `limit` for an event, and returns whether the event has occurred.
 ///
 /// # Arguments
-/// * `sleep` - sleeps without the GIL, at most for the given duration, and returns whether the event has occurred.
-/// * `look` - checks for the awaited event with the GIL, after each sleep, once signals were handled.
+/// * `sleep` - sleeps for one slice without the GIL, and returns whether the event has occurred.
+/// * `look` - checks for the event with the GIL. The check follows each slice, after signals were handled.
 pub fn wait(
     py: Python<'_>,
     limit: Option<Duration>,
@@ -57,8 +58,7 @@ pub fn wait(
     }
 }
 
-/// Waits like `wait`, for an event that does not interrupt the sleep. `look` checks for the event immediately, and then
-/// after each slice.
+/// Waits like `wait`, for an event that does not interrupt a slice. `look` checks at the start and after each slice.
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

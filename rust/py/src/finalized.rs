@@ -1,9 +1,9 @@
-//! Defines a base class whose finalizer always completes, even if Ctrl-C interrupts it.
+//! Defines a base class whose finalizer always completes, even if Ctrl-C interrupts the finalizer.
 //!
-//! If Ctrl-C interrupts a `__del__` method, Python ignores the KeyboardInterrupt, and the object is not finalized. Rust
-//! code handles no signals, so the finalizer is implemented in Rust, and calls the method `_finalize`. If a signal
-//! interrupts `_finalize`, the finalizer calls `_finalize` again, which must finalize the object, and then raise the
-//! KeyboardInterrupt. If the attribute `_ended` of an object is true, the finalizer runs no Python code.
+//! If Ctrl-C interrupts a `__del__` method, Python ignores the KeyboardInterrupt and leaves the object half finalized.
+//! The finalizer below is implemented in Rust, which handles no signals, and calls the Python method `_finalize`. If a
+//! KeyboardInterrupt ends `_finalize`, the finalizer calls `_finalize(True)`, which finalizes the object and then
+//! delivers Ctrl-C to the program. If the attribute `_ended` of an object is true, the finalizer runs no Python code.
 
 use std::ffi::{CStr, c_int, c_ulong, c_void};
 
@@ -16,7 +16,7 @@ use crate::panics::caught;
 
 const TRIES: usize = 1000;
 
-/// A derived class must have a method `_finalize(interrupted)`.
+/// Creates the base class. Each derived class must have a method `_finalize(interrupted)`.
 pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     let doc = c"A base of classes whose `_finalize(interrupted)` is called at their end, whatever signals do, unless `_ended`.";
     let slots = [(ffi::Py_tp_doc, doc.as_ptr().cast_mut().cast()), (ffi::Py_tp_finalize, finalize as *mut c_void)];
@@ -26,10 +26,10 @@ pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     }
 }
 
-/// Creates a class with a size in bytes, flags and slots.
+/// Creates a Python class whose objects have `size` bytes.
 ///
 /// # Safety
-/// The slots have the signatures that the interpreter expects.
+/// The functions in `slots` have the signatures that the interpreter expects.
 pub unsafe fn new_type<'py>(
     py: Python<'py>,
     name: &'static CStr,
@@ -41,12 +41,12 @@ pub unsafe fn new_type<'py>(
     let mut slots: Vec<_> = all.map(|&(slot, pfunc)| ffi::PyType_Slot { slot, pfunc }).collect();
     let (basicsize, flags) = (size as c_int, (ffi::Py_TPFLAGS_DEFAULT | flags) as _);
     let mut spec = ffi::PyType_Spec { name: name.as_ptr(), basicsize, itemsize: 0, flags, slots: slots.as_mut_ptr() };
-    // SAFETY: a well-formed specification, whose slots the caller guarantees.
+    // SAFETY: the specification is complete, and the caller guarantees that its slots are correct.
     let class = unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyType_FromSpec(&mut spec))? };
     Ok(class.cast_into::<PyType>()?)
 }
 
-/// If another exception is raised while the object is dropped, that exception is preserved.
+/// Finalizes an object. An exception that is being raised while the object is dropped is preserved.
 unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     let run = |py: Python<'_>| {
         // SAFETY: the interpreter keeps the object alive during the call.
@@ -59,7 +59,7 @@ unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
         }
     };
     let (mut kind, mut value, mut traceback) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the interpreter holds the GIL during a slot's call, and `kind`, `value` and `traceback` are restored.
+    // SAFETY: the interpreter holds the GIL while it calls a slot. The current exception is saved and restored.
     unsafe {
         ffi::PyErr_Fetch(&mut kind, &mut value, &mut traceback);
         caught((), || Python::attach_unchecked(run));
@@ -70,9 +70,9 @@ unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     }
 }
 
-/// Reads the object's dictionary, because an attribute lookup could run Python code.
+/// Returns whether the object has ended. An attribute lookup could run Python code, so the object's dictionary is read.
 fn has_ended(object: &Bound<'_, PyAny>) -> bool {
-    // SAFETY: the object exists, and the context may be NULL.
+    // SAFETY: the object exists, and PyObject_GenericGetDict accepts NULL as its context.
     let found = unsafe {
         Bound::from_owned_ptr_or_err(object.py(), ffi::PyObject_GenericGetDict(object.as_ptr(), std::ptr::null_mut()))
     };

@@ -1,10 +1,11 @@
-//! Stores values that only threads attached to the interpreter access.
+//! Stores values that threads access only while they are attached to the interpreter.
 //!
-//! With a GIL, plain loads and stores suffice. A free-threaded interpreter needs a mutex and atomic operations. A mutex
-//! would take ten times as long as a `RefCell`, which would be several percent of the time of a small item.
+//! If the interpreter has a GIL, plain loads and stores are sufficient. A free-threaded interpreter needs a mutex and
+//! atomic operations. A mutex would take ten times as long as a `RefCell`, which is several percent of the time of a
+//! small item.
 //!
-//! FORK: on a free-threaded interpreter, `os.fork` first stops all attached threads, but never during an access, so a
-//! child inherits no locked mutex.
+//! FORK: on a free-threaded interpreter, `os.fork` first stops all attached threads. No thread stops during an access
+//! to a cell, so a forked child inherits no locked mutex.
 
 #[cfg(not(Py_GIL_DISABLED))]
 use std::cell::RefCell as Cell;
@@ -14,11 +15,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
 
-/// No thread waits or runs Python code during an access, so signal handlers and other threads find a consistent value.
+/// A value that threads access only while they are attached to the interpreter. During an access, no thread waits or
+/// runs Python code, so signal handlers and other threads always find a consistent value.
 pub struct GilCell<T>(Cell<T>);
 
-// SAFETY: `with` requires a token of the interpreter, which only one thread has at a time, and no closure `look`
-// releases the GIL. If a closure released the GIL, the `RefCell` would refuse other threads.
+// SAFETY: `with` requires an interpreter token, which only one thread has at a time, and callers of `with` pass
+// closures that do not release the GIL. If a closure released the GIL, the `RefCell` would refuse other threads.
 #[cfg(not(Py_GIL_DISABLED))]
 unsafe impl<T: Send> Sync for GilCell<T> {}
 
@@ -27,7 +29,7 @@ impl<T> GilCell<T> {
         Self(Cell::new(value))
     }
 
-    /// Calls `look` with the value. `look` must not run Python code or detach from the interpreter.
+    /// Calls `look` with the value. The closure `look` must not run Python code or detach from the interpreter.
     #[inline]
     pub fn with<R>(&self, _py: Python<'_>, look: impl FnOnce(&mut T) -> R) -> R {
         #[cfg(not(Py_GIL_DISABLED))]
@@ -38,7 +40,7 @@ impl<T> GilCell<T> {
     }
 }
 
-/// SYNC(gil): pairs with all other operations on a `GilNumber`, which use the same order.
+/// SYNC(gil): each operation on a `GilNumber` pairs with all other operations on this number, which use the same order.
 const ORDER: Ordering = if cfg!(Py_GIL_DISABLED) { Ordering::SeqCst } else { Ordering::Relaxed };
 
 #[derive(Default)]

@@ -1,4 +1,4 @@
-//! Resizes the pixels of arrays without the GIL.
+//! Resizes images in arrays without the GIL.
 
 use pyo3::buffer::PyBuffer;
 use pyo3::exceptions::{PyBufferError, PyValueError};
@@ -8,9 +8,9 @@ use torchdata_core::images::{self, Filter, Pixels, Region, Target};
 /// Resizes a region of an image into an array.
 ///
 /// # Arguments
-/// * `source` - rows of pixels: an array (height, width, channels) of bytes, with one or three channels.
-/// * `region` - left, top, right and bottom in pixels, as for Pillow's boxes.
-/// * `filter` - the name of the filter in Pillow, in lower case.
+/// * `source` - an array (height, width, channels) of bytes, with one or three channels.
+/// * `region` - the left, top, right and bottom edges of the region in pixels, in the order of Pillow's boxes.
+/// * `filter` - the name of a filter of Pillow, in lower case.
 /// * `out` - the array to fill: (height, width, channels), or (channels, height, width) if `planar` is true.
 #[pyfunction]
 #[pyo3(signature = (source, region, filter, out, *, mirrored=false, planar=false))]
@@ -63,7 +63,7 @@ fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
     }
 }
 
-/// Accepts only filters whose results in Rust and Pillow differ by at most one level.
+/// Returns the filter with this name, if the results of Rust and Pillow differ by at most one level.
 fn filter_of(name: &str) -> PyResult<Filter> {
     Ok(match name {
         "bilinear" => Filter::Bilinear,

@@ -1,4 +1,4 @@
-//! The extension module `torchdata._native`, which converts arguments, calls the engine, and wraps results.
+//! Defines the extension module `torchdata._native`, which converts arguments, calls the Rust core, and wraps results.
 
 use pyo3::panic::PanicException;
 use pyo3::prelude::*;
@@ -32,20 +32,21 @@ fn exit_with_parent(pid: i32) -> PyResult<()> {
     Watch::open(pid).and_then(exit_with).map_err(errors::open)
 }
 
-/// Makes the kernel resume this process, if suspended, when the parent exits. Must be called by the main thread.
+/// Makes the kernel resume this process, if suspended, when its parent exits. Only the main thread may call this
+/// function.
 #[pyfunction]
 fn continue_with_parent() {
     liveness::continue_with_parent();
 }
 
-/// Installs a handler that ignores a signal. Programs that this process executes do not inherit the handler, but would
-/// inherit an ignored signal.
+/// Installs a signal handler that does nothing. In contrast to an ignored signal, the handler is not inherited by
+/// programs that this process executes.
 #[pyfunction]
 fn take_no_notice(number: i32) -> PyResult<()> {
     Ok(signals::take_no_notice(number)?)
 }
 
-/// Sets the name of this process. Must be called by the main thread.
+/// Sets the name of this process. Only the main thread may call this function.
 #[pyfunction]
 fn name_process(name: &str) {
     process::naming::name_this_thread(name);
@@ -56,14 +57,14 @@ fn is_portable() -> bool {
     process::portable()
 }
 
-/// Returns whether the portable fallback is used because the system lacks or forbids a feature of Linux.
+/// Returns whether this process uses portable fallbacks, because the system lacks or forbids a feature of Linux.
 #[pyfunction]
 fn system_lacks() -> bool {
     process::lacks_system_calls()
 }
 
-/// Creates objects that PyO3 would otherwise create later while it holds a lock, which a forked child could inherit.
-/// Python's import lock prevents a fork during this call.
+/// Creates objects that PyO3 would otherwise create later under a lock, which a forked child could inherit in locked
+/// state. Python's import lock prevents a fork during this call.
 fn initialize(py: Python<'_>) -> PyResult<()> {
     py.get_type::<PanicException>();
     py.detach(|| Python::attach(|_| ()));
@@ -71,7 +72,7 @@ fn initialize(py: Python<'_>) -> PyResult<()> {
     pipes::handing::signals(py).map(drop)
 }
 
-/// Some classes rely on the GIL, which a free-threaded Python therefore enables.
+/// Defines the module. A free-threaded Python enables the GIL on import, because some classes rely on the GIL.
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     initialize(module.py())?;

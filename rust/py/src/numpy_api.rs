@@ -1,9 +1,9 @@
-//! Looks up NumPy's C API (a table of pointers in a capsule) at the first use of an array or scalar, so that this
-//! extension does not import NumPy.
+//! Looks up NumPy's C API, which is a table of pointers in a capsule, when an array or scalar is first used. This
+//! extension therefore does not import NumPy.
 //!
-//! The lookup of the `numpy` crate panics if it fails, for example because a signal handler raises an exception. The
-//! `numpy` crate also protects the pointer to its table with a lock, which a forked child may inherit in locked state.
-//! In this module, a failed lookup raises an exception, and the next call tries again.
+//! The lookup in the `numpy` crate panics if it fails, for example because a signal handler raises an exception. That
+//! lookup also takes a lock, which a forked child may inherit in locked state. If the lookup in this module fails, it
+//! raises an exception, and the next call tries again.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -21,24 +21,24 @@ pub struct NumPy(NonNull<*const c_void>);
 
 static TABLE: AtomicPtr<*const c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Whether NumPy 2 is loaded, whose dtypes have a different memory layout from NumPy 1.
+/// Whether NumPy 2 is loaded. The dtypes of NumPy 2 have a different memory layout from the dtypes of NumPy 1.
 static SECOND: AtomicBool = AtomicBool::new(false);
 
-/// The feature version of the C API that NumPy 2.0 has.
+/// The version of the C API's features in NumPy 2.0.
 const SECOND_FEATURES: c_uint = 0x12;
 
-/// The start of a built-in dtype of NumPy 2 (`_PyArray_LegacyDescr` in NumPy's headers): its header, the fields of all
-/// dtypes, and the pointers `subarray`, `fields`, `names` and `c_metadata`.
+/// The first fields of a built-in dtype in NumPy 2 (`_PyArray_LegacyDescr` in NumPy's headers): the object header, the
+/// fields that all dtypes have, and the pointers `subarray`, `fields`, `names` and `c_metadata`.
 #[repr(C)]
 struct SecondDescr(ffi::PyObject, DescrFields, [*mut c_void; 4]);
 
-/// The ABI version of NumPy 2, which is the newest version that this module supports.
+/// The newest ABI version that this module supports, which is the ABI version of NumPy 2.
 const NEWEST_ABI: c_uint = 0x0200_0000;
 
-/// Returns the table. If NumPy is already loaded, this call runs no Python code, so no signal handler can run.
+/// Returns NumPy's C API. If NumPy is already loaded, this call runs no Python code, so no signal handler can run.
 #[inline]
 pub fn numpy(py: Python<'_>) -> PyResult<NumPy> {
-    // SYNC(numpy): pairs with `look_up`.
+    // SYNC(numpy): pairs with the store in `look_up`.
     match NonNull::new(TABLE.load(Ordering::Acquire)) {
         Some(table) => Ok(NumPy(table)),
         None => look_up(py),
@@ -50,7 +50,7 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
     if loaded(py, "numpy")?.is_none() {
         PyModule::import(py, "torchdata._importing")?.getattr("import_whole")?.call1(("numpy",))?;
     }
-    // Before NumPy 2, the module has another name.
+    // The C API's module has another name in NumPy 1.
     let module = match loaded(py, "numpy._core._multiarray_umath")? {
         Some(module) => module,
         None => loaded(py, "numpy.core._multiarray_umath")?
@@ -73,7 +73,7 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
     let features = version(211); // PyArray_GetNDArrayCFeatureVersion
     SECOND.store(features >= SECOND_FEATURES, Ordering::Relaxed);
     std::mem::forget(capsule); // the capsule must exist as long as the pointer, even if the module is unloaded
-    // SYNC(numpy): pairs with `numpy`; the table and its targets have been initialized before.
+    // SYNC(numpy): pairs with the load in `numpy`. The table has been initialized before the store.
     TABLE.store(table.as_ptr(), Ordering::Release);
     Ok(NumPy(table))
 }
@@ -95,11 +95,11 @@ impl NumPy {
     /// `T` is the pointer type or function pointer type of this entry.
     unsafe fn entry<T: Copy>(self, index: usize) -> T {
         const { assert!(size_of::<T>() == size_of::<*const c_void>()) };
-        // SAFETY: the table has more than 300 entries in every version, and is never freed.
+        // SAFETY: the table has more than 300 entries in every version of NumPy, and is never freed.
         unsafe { self.0.as_ptr().add(index).cast::<T>().read() }
     }
 
-    /// If `own` is true, the dtype is a new object that the caller may change.
+    /// Returns the dtype with this type number. If `own` is true, the dtype is a new object that the caller may change.
     ///
     /// # Safety
     /// `number` is the type number of a built-in dtype.
@@ -114,8 +114,7 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn item_size(self, dtype: *const c_void) -> npy_intp {
-        // SAFETY: the caller guarantees the conditions that this function documents. NumPy's version determines the
-        // layout of the descriptor.
+        // SAFETY: the caller guarantees an existing built-in dtype, whose layout depends on the version of NumPy.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).1.elsize
@@ -128,7 +127,7 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn has_metadata(self, dtype: *const c_void) -> bool {
-        // SAFETY: the caller guarantees a built-in dtype, whose layout depends on the version of NumPy.
+        // SAFETY: the caller guarantees an existing built-in dtype, whose layout depends on the version of NumPy.
         unsafe {
             let metadata = if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).1.metadata
@@ -139,12 +138,12 @@ impl NumPy {
         }
     }
 
-    /// Returns the unit of a dtype of times, or NULL if this version of NumPy stores the unit elsewhere.
+    /// Returns the unit of a dtype of times, or NULL if this version of NumPy does not store the unit in the metadata.
     ///
     /// # Safety
     /// `dtype` is an existing `datetime64` or `timedelta64`.
     pub unsafe fn unit_of(self, dtype: *const c_void) -> *mut PyArray_DatetimeDTypeMetaData {
-        // SAFETY: the caller guarantees a built-in dtype, whose layout depends on the version of NumPy.
+        // SAFETY: the caller guarantees an existing built-in dtype, whose layout depends on the version of NumPy.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).2[3].cast()
@@ -155,7 +154,8 @@ impl NumPy {
     }
 
     /// # Safety
-    /// `dtype` is built-in. `strides` is NULL or as long as `shape`. `data`, if given, covers and outlives the array.
+    /// `dtype` is a built-in dtype. `strides` is NULL or as long as `shape`. `data`, if not NULL, is memory that
+    /// contains the whole array, and that exists longer than the array.
     pub unsafe fn array<'py>(
         self,
         dtype: Bound<'py, PyAny>,
@@ -175,7 +175,8 @@ impl NumPy {
             *mut ffi::PyObject,
         ) -> *mut ffi::PyObject;
         let py = dtype.py();
-        // SAFETY: entry 2 is PyArray_Type. PyArray_NewFromDescr takes over the dtype, and returns a new reference, or NULL with an exception.
+        // SAFETY: entry 2 is PyArray_Type, and entry 94 is PyArray_NewFromDescr, which takes ownership of the dtype.
+        // The call returns a new reference, or NULL with an exception.
         unsafe {
             let new: New = self.entry(94);
             let (dimensions, no_parent) = (shape.len() as c_int, std::ptr::null_mut());
@@ -186,7 +187,7 @@ impl NumPy {
     }
 
     pub fn set_base(self, array: &Bound<'_, PyAny>, base: Bound<'_, PyAny>) -> PyResult<()> {
-        // SAFETY: the entry is PyArray_SetBaseObject, which takes the reference to `base` even after an error.
+        // SAFETY: entry 282 is PyArray_SetBaseObject, which takes ownership of `base` even if it fails.
         let done = unsafe {
             let set: unsafe extern "C" fn(*mut ffi::PyObject, *mut ffi::PyObject) -> c_int = self.entry(282);
             set(array.as_ptr(), base.into_ptr())
@@ -197,7 +198,7 @@ impl NumPy {
     /// # Safety
     /// `scalar` is a NumPy scalar.
     pub unsafe fn dtype_of<'py>(self, scalar: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        // SAFETY: the entry is PyArray_DescrFromScalar. The call returns a new reference, or NULL with an exception.
+        // SAFETY: entry 57 is PyArray_DescrFromScalar, which returns a new reference, or NULL with an exception.
         unsafe {
             let dtype: unsafe extern "C" fn(*mut ffi::PyObject) -> *mut ffi::PyObject = self.entry(57);
             Bound::from_owned_ptr_or_err(scalar.py(), dtype(scalar.as_ptr()))
@@ -207,7 +208,7 @@ impl NumPy {
     /// # Safety
     /// `scalar` is a NumPy scalar of a built-in dtype. `to` has room for one element and is aligned for it.
     pub unsafe fn value_of(self, scalar: &Bound<'_, PyAny>, to: *mut c_void) {
-        // SAFETY: the entry is PyArray_ScalarAsCtype. The caller guarantees its arguments.
+        // SAFETY: entry 62 is PyArray_ScalarAsCtype. The caller guarantees a NumPy scalar, and room at `to`.
         unsafe {
             let write: unsafe extern "C" fn(*mut ffi::PyObject, *mut c_void) = self.entry(62);
             write(scalar.as_ptr(), to);
@@ -215,10 +216,10 @@ impl NumPy {
     }
 
     /// # Safety
-    /// `dtype` is a built-in dtype, and `from` points to an aligned element of it.
+    /// `dtype` is a built-in dtype, and `from` points to an aligned element of this dtype.
     pub unsafe fn scalar<'py>(self, dtype: &Bound<'py, PyAny>, from: *mut c_void) -> PyResult<Bound<'py, PyAny>> {
         type Make = unsafe extern "C" fn(*mut c_void, *mut ffi::PyObject, *mut ffi::PyObject) -> *mut ffi::PyObject;
-        // SAFETY: the entry is PyArray_Scalar. The call returns a new reference, or NULL with an exception.
+        // SAFETY: entry 60 is PyArray_Scalar, which returns a new reference, or NULL with an exception.
         unsafe {
             let make: Make = self.entry(60);
             Bound::from_owned_ptr_or_err(dtype.py(), make(from, dtype.as_ptr(), std::ptr::null_mut()))

@@ -1,5 +1,5 @@
-//! Converts panics to exceptions in slots and callbacks that PyO3 does not wrap. A panic that reaches C code would
-//! abort the process.
+//! Converts Rust panics to Python exceptions in type slots and callbacks, which PyO3 does not wrap. A panic that
+//! reached C code would abort the process.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -7,7 +7,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pyo3::exceptions::PySystemError;
 use pyo3::prelude::*;
 
-/// Returns `failed` with an exception set if `body` panics. The GIL must be held.
+/// Calls `body`. If `body` panics, sets a Python exception and returns `failed`. The caller must hold the GIL.
 pub fn caught<R>(failed: R, body: impl FnOnce() -> R) -> R {
     catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|payload| {
         raise(&*payload);
@@ -22,6 +22,6 @@ fn raise(payload: &(dyn Any + Send)) {
         "an error inside torchdata's extension, please report it to the developers: {}",
         what.unwrap_or("a panic without a message")
     ));
-    // SAFETY: callers hold the GIL.
+    // SAFETY: callers of `caught` hold the GIL.
     unsafe { Python::attach_unchecked(|py| error.restore(py)) };
 }

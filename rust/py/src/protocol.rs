@@ -1,4 +1,4 @@
-//! Provides the Python classes that decide how children react to commands, and which children are replaced.
+//! Provides the Python classes that decide how child processes react to commands, and which of them are replaced.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -16,7 +16,7 @@ fn command(kind: &str, number: u64) -> PyResult<Command> {
     }
 }
 
-/// Returns the value that announces a command in shared memory, or None for `call`, which ends no epoch.
+/// Returns the value that announces a command in shared memory, or None for the command `call`, which ends no epoch.
 #[pyfunction]
 pub fn order_of(kind: &str, number: u64) -> PyResult<Option<u64>> {
     command(kind, number).map(Command::order)
@@ -32,8 +32,8 @@ impl PyObedience {
         Self(Obedience::new(dispatches))
     }
 
-    /// Returns the next step ("leave", "run", "apply" or "end"), and whether to acknowledge the command before and
-    /// after this step.
+    /// Returns the next step to execute a command ("leave", "run", "apply" or "end"). The two bools mean whether to
+    /// acknowledge the command before this step, and after this step.
     fn obey(&mut self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
         Ok(match self.0.obey(command(kind, number)?) {
             Step::Leave => ("leave", false, false),
@@ -53,7 +53,8 @@ impl PyObedience {
     }
 }
 
-/// The dispatching process is the last child (see `torchdata_core::protocol::Replacing`).
+/// Decides which child processes are replaced. The dispatching process is the last child (see
+/// `torchdata_core::protocol::Replacing`).
 #[pyclass(name = "Replacing", module = "torchdata._native")]
 pub struct PyReplacing(Replacing);
 
@@ -76,7 +77,8 @@ impl PyReplacing {
         self.0.wanted(&dead, &ended)
     }
 
-    /// Returns (number of exits at this item, whether this exit is new, whether to give up).
+    /// Records that a child has exited. Returns the number of exits at the same item, whether this exit was not yet
+    /// counted, and whether the loader must give up.
     fn judge(
         &mut self,
         child: usize,

@@ -1,7 +1,7 @@
-//! Provides the Python class `Meeting`, which connects the ranks by sockets.
+//! Provides the Python class `Meeting`, which connects the ranks of a distributed program by sockets.
 //!
-//! In a forked child, all methods raise an error and nothing is dropped, because the thread is missing and a lock may
-//! be locked.
+//! In a forked child, all methods raise an error and nothing is dropped, because the thread of the meeting does not
+//! exist there, and the child may have inherited a locked lock.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};
@@ -18,7 +18,7 @@ use torchdata_core::ranks::{Answer, Verdict};
 use crate::descriptors::take_fd;
 use crate::enter::{self, Slices};
 
-/// The reason for a failure, the ranks at fault, and the rank that has detected the fault.
+/// The reason for a failure, the ranks that caused the failure, and the rank that has detected the failure.
 type Blame = (String, Vec<u32>, u32);
 
 #[pyclass(frozen, name = "Meeting", module = "torchdata._native")]
@@ -30,7 +30,7 @@ pub struct PyMeeting {
 impl Drop for PyMeeting {
     fn drop(&mut self) {
         if self.process == std::process::id() {
-            // SAFETY: the field is only dropped here, and `self` is not used afterwards.
+            // SAFETY: the field is dropped only here, and `self` is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.meeting) }
         }
     }
@@ -55,7 +55,7 @@ impl PyMeeting {
         meeting.clone().ok_or_else(|| PyRuntimeError::new_err("the meeting of ranks was closed"))
     }
 
-    /// After the timeout, waits a little longer for the list of failed ranks.
+    /// Returns the result of an operation. After the timeout, waits a little longer for the list of failed ranks.
     fn end_of(&self, py: Python<'_>, operation: u64, timeout: f64) -> PyResult<Result<i64, Blame>> {
         let meeting = self.get()?;
         let mut answer = None;
@@ -79,7 +79,8 @@ impl PyMeeting {
 
 #[pymethods]
 impl PyMeeting {
-    /// Creates the `Meeting` of rank 0, which takes ownership of the listening socket for the other `size - 1` ranks.
+    /// Creates the `Meeting` of rank 0, which takes ownership of the socket to which the other `size - 1` ranks
+    /// connect.
     #[staticmethod]
     fn host(descriptor: RawFd, size: u32, hello: [u8; 16], welcome: [u8; 16]) -> PyResult<Self> {
         let listener = TcpListener::from(take_fd(descriptor)?);
@@ -99,7 +100,7 @@ impl PyMeeting {
         Ok(Self::new(py.detach(|| Meeting::join(socket, rank, Tokens { hello, welcome }, patience))?))
     }
 
-    /// Returns None once all ranks are connected, or the ranks at fault.
+    /// Waits until all ranks are connected. Returns None, or the failure with the ranks that caused it.
     fn open(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<Blame>> {
         Ok(self.end_of(py, 0, timeout)?.err())
     }
@@ -135,7 +136,7 @@ impl PyMeeting {
         }
     }
 
-    /// The number of seconds after the timeout without a message from a silent rank.
+    /// The number of seconds without a message after which a rank counts as silent.
     #[classattr]
     const WATCH: f64 = torchdata_core::ranks::WATCH.as_secs_f64();
 }

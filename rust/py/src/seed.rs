@@ -1,4 +1,4 @@
-//! Provides the Python class for the seed generator.
+//! Provides the Python class of the generator of random seeds.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

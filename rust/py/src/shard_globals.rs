@@ -1,6 +1,7 @@
-//! Exchanges module variables and random number generators when a process switches to another shard.
+//! Exchanges the module variables and random number generators of two shards when a worker process switches between the
+//! shards.
 //!
-//! Signal handlers never see variables of two shards, because an exchange takes microseconds and runs no Python code.
+//! An exchange takes microseconds and runs no Python code, so signal handlers never find variables of two shards.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -12,7 +13,7 @@ use pyo3::types::{PyDict, PyString};
 
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Exchange {
-    /// Triples of a dict or object, a name, and the expected value of this entry or attribute.
+    /// Triples of a dictionary or object, a name, and the expected value of the entry or attribute with this name.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
     variables: Vec<(Py<PyDict>, Py<PyString>)>,
     memory: Vec<PyBuffer<u8>>,
@@ -52,7 +53,7 @@ impl Exchange {
     }
 }
 
-/// The variables and random generators of a shard while another shard runs.
+/// The module variables and random number generators of a shard, which are saved while another shard runs.
 #[pyclass(subclass, module = "torchdata._native")]
 pub struct SavedGlobals {
     exchange: Option<Py<Exchange>>,
@@ -60,7 +61,7 @@ pub struct SavedGlobals {
     memory: Vec<Vec<u8>>,
     #[pyo3(get)]
     is_away: bool,
-    /// Whether `save` and `load` are sufficient to exchange this shard with another shard.
+    /// Whether `save` and `load` are sufficient to exchange this shard's state with the state of another shard.
     #[pyo3(get, set)]
     is_all: bool,
 }
@@ -99,8 +100,8 @@ impl SavedGlobals {
 }
 
 impl SavedGlobals {
-    /// Returns false without any change if a library has been loaded since the shards were saved, or if a shard has
-    /// state besides globals.
+    /// Exchanges the state of this shard with the state of `other`. Returns false and changes nothing if a library has
+    /// been loaded since the shards were saved, or if a shard has state besides variables and generators.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);
@@ -128,7 +129,7 @@ impl SavedGlobals {
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ShardTurns {
     shards: Vec<Py<SavedGlobals>>,
-    /// Exchanges two shards if exchanging their globals is not sufficient.
+    /// A Python function that exchanges two shards if exchanging their module variables is not sufficient.
     exchange: Py<PyAny>,
     entered: AtomicUsize,
 }

@@ -1,27 +1,27 @@
-//! Provides Python functions that set the callback for stalled calls of loaders, and stop the watching thread.
+//! Provides the Python functions that set the callback for stalled calls of loaders, and that stop the watching thread.
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
 use torchdata_core::process::watching::{self, Stall, Watch};
 
-/// A callback with the arguments (key, seconds, thread), which is called if a call of a loader does not return.
+/// The callback for a call of a loader that does not return. The arguments are (key, seconds, thread).
 ///
-/// FORK: this cell is set during an import, while Python's import lock is held.
+/// FORK: the cell is set during an import, while Python's import lock prevents a fork.
 static ON_STALL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// Returns the watch of this process. The caller must hold the GIL.
+/// Returns the watch, which observes the calls of this process's loaders. The caller must hold the GIL.
 pub fn watch(_py: Python<'_>) -> &'static Watch {
     watching::watch(tell)
 }
 
-/// If the watching thread must wait for the GIL, its next report is delayed.
+/// Reports a stalled call to Python code. If the watching thread must wait for the GIL, its next report is delayed.
 fn tell(stall: &Stall) {
     Python::try_attach(|py| {
         if let (true, Some(on_stall)) = (stall.lasts(), ON_STALL.get(py))
             && let Err(error) = on_stall.call1(py, (stall.key, stall.waited.as_secs_f64(), stall.thread))
         {
-            error.write_unraisable(py, None); // no caller can receive the exception
+            error.write_unraisable(py, None); // no caller could receive the exception
         }
     });
 }

@@ -17,7 +17,7 @@ use crate::numpy_api::numpy;
 
 pub const MOST_DIMENSIONS: usize = 64;
 
-/// The axes in the order of memory, outermost first, or no axes if this is their order by index.
+/// The axes of an array from outermost to innermost in memory, or an empty slice if the axes are already in this order.
 type Order = [usize];
 
 pub fn write_order(order: &Order, payload: &mut Vec<u8>) {
@@ -25,7 +25,8 @@ pub fn write_order(order: &Order, payload: &mut Vec<u8>) {
     payload.extend(order.iter().map(|&axis| axis as u8));
 }
 
-/// Reads an order of axes. The bytes from `take` come from another process, so they are checked.
+/// Reads the order of axes that `write_order` wrote. `take(n)` returns the next n bytes, which come from another
+/// process and are therefore checked.
 pub fn read_order<'a>(dimensions: usize, mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Vec<usize>> {
     if take(1)?[0] == 0 {
         return Ok(Vec::new());
@@ -45,7 +46,7 @@ pub struct ArrayParts<'a> {
 }
 
 fn fields<'a>(array: &'a Bound<'_, PyAny>) -> &'a numpy::npyffi::PyArrayObject_fields {
-    // SAFETY: callers pass exact ndarrays, which have this layout. The reference exists no longer than the object.
+    // SAFETY: callers pass objects whose type is exactly `ndarray`. The reference borrows `array`.
     unsafe { &(*array.as_ptr().cast::<PyArrayObject>()).fields }
 }
 
@@ -57,16 +58,16 @@ fn extents<'a>(array: &'a Bound<'_, PyAny>) -> (&'a [npy_intp], &'a [npy_intp]) 
     let fields = fields(array);
     let dimensions = fields.nd as usize;
     if dimensions == 0 {
-        return (&[], &[]); // the pointers may be null
+        return (&[], &[]); // NumPy's pointers may be null if an array has no dimensions
     }
-    // SAFETY: an array of `nd` dimensions has `nd` lengths and strides.
+    // SAFETY: NumPy allocates one length and one stride for each of an array's `nd` dimensions.
     unsafe {
         let shape = std::slice::from_raw_parts(fields.dimensions, dimensions);
         (shape, std::slice::from_raw_parts(fields.strides, dimensions))
     }
 }
 
-/// Returns None if the array cannot be sent as plain bytes and must be pickled.
+/// Returns the parts of an array that are sent, or None if the array cannot be sent as plain bytes and must be pickled.
 pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     let fields = fields(array);
     let (dtype, item) = Dtype::of(array.py(), fields.descr)?;
@@ -86,12 +87,12 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     Some(ArrayParts { dtype, order, shape, data: fields.data.cast(), len, strided })
 }
 
-/// Returns the arena block (shared memory) of an array from `torchdata.empty`, if no other object can access any part
-/// of the block. The caller ensures that nothing but the item refers to the array.
+/// Returns the arena block (shared memory) of an array from `torchdata.empty`, if the array fills the block and no
+/// object outside the item can access the block. The caller ensures that only the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
-    // SAFETY: the code only reads existing objects under the GIL, and fields only of objects whose type is exactly
-    // `ndarray`.
+    // SAFETY: the GIL is held, and the loop only reads objects that `array` keeps alive. Array fields are read only
+    // from objects whose type is exactly `ndarray`.
     unsafe {
         let class = ffi::Py_TYPE(object);
         while ffi::Py_TYPE(object) == class {
@@ -102,19 +103,19 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
             }
         }
     }
-    // SAFETY: `object` exists, because the last array in the loop above refers to it as its base.
+    // SAFETY: `object` exists, because the last array that the loop visited refers to `object` as its base.
     let base = unsafe { Bound::from_borrowed_ptr(array.py(), object) };
     let block = &base.cast::<ArenaBuffer>().ok()?.get().block;
     let whole = parts.strided.is_none() && block.as_mut_ptr() == parts.data && block.len() == parts.len;
     whole.then(|| Arc::clone(block))
 }
 
-/// Returns the arena block of an array from `torchdata.empty`, if `len` bytes at `data` cover the block. The caller
-/// ensures that nothing but the item refers to the array and its tensor.
+/// Returns the arena block (shared memory) of an array from `torchdata.empty`, if the block consists of the `len` bytes
+/// at `data`. The caller ensures that only the item refers to the array and to the tensor over the array.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
-    // SAFETY: the call only reads the reference count of an existing object. The array and this function hold one
-    // reference each, so more references mean that other code uses the block.
+    // SAFETY: the call only reads the reference count of an existing object. The array and the variable `base` hold one
+    // reference each, so more than two references mean that other code uses the block.
     if unsafe { ffi::Py_REFCNT(base.as_ptr()) } > 2 {
         return None;
     }
@@ -122,8 +123,8 @@ pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Opt
     (block.as_mut_ptr().cast_const() == data && block.len() == len).then(|| Arc::clone(block))
 }
 
-/// Creates an array. `over` contains the array's memory and its owner, or is None if the array allocates its own
-/// memory.
+/// Creates an array. `over` contains the address of the array's memory and the object that owns this memory. If `over`
+/// is None, NumPy allocates the memory.
 pub fn make<'py>(
     py: Python<'py>,
     dtype: Dtype,
@@ -151,7 +152,8 @@ pub fn make<'py>(
         None => (std::ptr::null_mut(), 0),
     };
     let numpy = numpy(py)?;
-    // SAFETY: dtype, shape and strides are valid. `data`, if given, covers the array, and is kept alive by its owner.
+    // SAFETY: callers pass a valid dtype, shape and strides. The memory at `data`, if given, covers the array, and its
+    // owner becomes the array's base.
     let array = unsafe { numpy.array(descr, shape, strides, data.cast(), flags)? };
     if let Some((_, base)) = over {
         numpy.set_base(&array, base)?;
@@ -163,11 +165,11 @@ pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
     fields(array).data.cast()
 }
 
-/// Returns None if the scalar cannot be sent as plain bytes and must be pickled.
+/// Returns the dtype and the bytes of a NumPy scalar, or None if the scalar must be pickled.
 pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8>)>> {
     let py = scalar.py();
     let numpy = numpy(py)?;
-    // SAFETY: callers pass existing NumPy scalars. The buffer has room for an element of any plain dtype.
+    // SAFETY: callers pass existing NumPy scalars. A value of any dtype that `Dtype::of` accepts fits into the buffer.
     unsafe {
         let descr = numpy.dtype_of(scalar)?;
         let Some((dtype, size)) = Dtype::of(py, descr.as_ptr().cast()) else { return Ok(None) };
@@ -184,7 +186,7 @@ pub fn make_scalar<'py>(py: Python<'py>, dtype: Dtype, bytes: &[u8]) -> PyResult
         return Err(malformed());
     }
     let mut aligned = [0_u128; LARGEST / 16];
-    // SAFETY: an element is not longer than the buffer, which is aligned for all dtypes.
+    // SAFETY: the bytes of a value fit into `aligned`, whose alignment is sufficient for all dtypes.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), aligned.as_mut_ptr().cast(), bytes.len());
         numpy(py)?.scalar(&descr, aligned.as_mut_ptr().cast())
@@ -194,7 +196,7 @@ pub fn make_scalar<'py>(py: Python<'py>, dtype: Dtype, bytes: &[u8]) -> PyResult
 pub fn array_of<'py, T: Element>(py: Python<'py>, elements: &[T]) -> PyResult<Bound<'py, PyAny>> {
     let count = npy_intp::try_from(elements.len()).map_err(|_| PyValueError::new_err("the array is too long"))?;
     let array = make(py, Dtype::number(T::NUMBER), &[], &mut [count], size_of_val(elements), None)?;
-    // SAFETY: the new array has room for these elements, and no other code refers to it yet.
+    // SAFETY: the new array has exactly the length of `elements`, and no other code refers to the array yet.
     unsafe { std::ptr::copy_nonoverlapping(elements.as_ptr(), data_of(&array).cast(), elements.len()) };
     Ok(array)
 }
@@ -212,7 +214,7 @@ impl Element for i32 {
 }
 
 impl Element for i64 {
-    /// NumPy's int64 is `long` if `long` has 64 bits, and `long long` otherwise.
+    /// NumPy's number for int64, which is the type `long` if `long` has 64 bits, and the type `long long` otherwise.
     const NUMBER: u8 = if size_of::<std::ffi::c_long>() == 8 { 7 } else { 9 };
 }
 

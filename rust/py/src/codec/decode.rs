@@ -1,4 +1,4 @@
-//! Decodes items from bytes and buffers. No length in the bytes is trusted.
+//! Decodes received items from bytes and buffers. The bytes are not trusted, so every length is checked before use.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -19,7 +19,8 @@ use super::{Tag, malformed, numbers};
 use crate::buffers::LeasedBuffer;
 use crate::errors;
 
-/// If `may_lease` is true, arrays refer to the shared memory of the buffers. Otherwise arrays are copies.
+/// Decodes an item. If `may_lease` is true, the item's arrays refer to the shared memory of `buffers`. If `may_lease`
+/// is false, the arrays are copies.
 pub fn decode<'py>(
     py: Python<'py>,
     payload: &[u8],
@@ -31,7 +32,7 @@ pub fn decode<'py>(
     if decoder.rest.is_empty() { Ok(item) } else { Err(malformed()) }
 }
 
-/// The maximum depth of an item. The limit of the encoder is lower.
+/// The maximum nesting depth of a decoded item. Items of the encoder are less deep, unless their bytes are corrupted.
 const DEEPEST: usize = 128;
 
 struct Decoder<'py, 'a> {
@@ -39,7 +40,7 @@ struct Decoder<'py, 'a> {
     rest: &'a [u8],
     buffers: &'a [Buffer],
     may_lease: bool,
-    /// Objects to which later parts of the item refer by number.
+    /// The objects to which later parts of the item refer by their index in this list.
     kept: Vec<Bound<'py, PyAny>>,
 }
 
@@ -56,7 +57,8 @@ enum Bulk<'a> {
 }
 
 impl Bulk<'_> {
-    /// Returns the address and the length of the bytes, which may be in shared memory and must be copied before use.
+    /// Returns the address and the length of the bytes, which callers copy before use, because shared memory may
+    /// change.
     fn location(&self) -> (*const u8, usize) {
         match self {
             Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),
@@ -85,13 +87,13 @@ impl Bulk<'_> {
 
     fn to_bytes<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (data, len) = self.location();
-        // SAFETY: the memory is valid for its length as long as `self`. The interpreter copies the bytes.
+        // SAFETY: `self` keeps the `len` bytes at `data` valid. The interpreter copies these bytes into a new object.
         unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(data.cast(), len as ffi::Py_ssize_t)) }
     }
 
     fn to_bytearray<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (data, len) = self.location();
-        // SAFETY: the memory is valid for its length as long as `self`. The interpreter copies the bytes.
+        // SAFETY: `self` keeps the `len` bytes at `data` valid. The interpreter copies these bytes into a new object.
         unsafe {
             Bound::from_owned_ptr_or_err(py, ffi::PyByteArray_FromStringAndSize(data.cast(), len as ffi::Py_ssize_t))
         }
@@ -115,8 +117,8 @@ impl<'py, 'a> Decoder<'py, 'a> {
         usize::try_from(self.word()?).map_err(|_| malformed())
     }
 
-    /// Returns the number of members. Each member takes at least one byte, so a number above the remaining bytes is an
-    /// error.
+    /// Reads the number of members of a container. Each member takes at least one byte, so a number that exceeds the
+    /// number of remaining bytes is an error.
     fn count(&mut self) -> PyResult<usize> {
         self.length().and_then(|count| if count <= self.rest.len() { Ok(count) } else { Err(malformed()) })
     }
@@ -283,7 +285,7 @@ impl<'py, 'a> Decoder<'py, 'a> {
 
 fn copy(py: Python<'_>, from: *const u8, len: usize, to: *mut u8) {
     let (source, to) = (from as usize, to as usize);
-    // SAFETY: `from` is valid for `len` bytes, `to` is new memory of that length, and both outlive the call.
+    // SAFETY: callers pass `len` readable bytes at `from`, and `len` bytes of new memory at `to`.
     let copy = move || unsafe { std::ptr::copy_nonoverlapping(source as *const u8, to as *mut u8, len) };
     if len >= LONG_COPY { py.detach(copy) } else { copy() }
 }

@@ -1,7 +1,7 @@
 //! Exchanges tensors with torch through DLPack, the binary interface of array libraries (dmlc.github.io/dlpack).
 //!
-//! The function table `__dlpack_c_exchange_api__` of DLPack 1.2 describes and creates tensors without capsules. Older
-//! releases of torch only have `torch.utils.dlpack`, which gives equal results.
+//! DLPack 1.2 defines the function table `__dlpack_c_exchange_api__`, which exports and creates tensors without
+//! capsules. Older releases of torch only have the functions of `torch.utils.dlpack`, which give equal results.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -38,7 +38,7 @@ impl ElementType {
         (self.lanes == 1 && self.bits > 0 && self.bits.is_multiple_of(8)).then_some(usize::from(self.bits / 8))
     }
 
-    /// Whether torch may negate elements of this type lazily, for example in the imaginary part of a conjugate.
+    /// Returns whether torch may negate elements of this type lazily, for example the imaginary part of a conjugate.
     fn has_lazy_sign(self) -> bool {
         const FLOAT: u8 = 2;
         matches!(self.code, FLOAT | Self::BFLOAT | Self::COMPLEX)
@@ -76,15 +76,15 @@ struct Versioned {
 #[repr(C)]
 struct ExchangeApi {
     version: [u32; 2],
-    /// Three functions of the table that this module does not call.
+    /// Three functions of DLPack's table that the codec does not need.
     others: [usize; 3],
     object_of: unsafe extern "C" fn(*mut Versioned, *mut *mut ffi::PyObject) -> c_int,
     describe: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut Described) -> c_int>,
 }
 
 const MAJOR: u32 = 1;
-/// Whether torch has failed to describe a tensor, for example a sparse one, in this process. Once torch has failed,
-/// each tensor is checked before torch is called, because catching an exception takes a millisecond.
+/// Whether torch has failed to describe a tensor in this process, for example a sparse tensor. After the first failure,
+/// the layout of each tensor is checked before torch is called, because catching an exception takes a millisecond.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 const UNUSED: &CStr = c"dltensor";
 
@@ -95,7 +95,9 @@ struct Torch {
     strided: Py<PyAny>,
 }
 
-/// FORK: `OnceBox` has no lock that a child could inherit.
+/// Returns torch's functions for DLPack, which are looked up once per process.
+///
+/// FORK: `OnceBox` has no lock that a forked child could inherit in locked state.
 fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     static TORCH: OnceBox<Torch> = OnceBox::new();
     TORCH.get_or_try_init(|| {
@@ -107,8 +109,8 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
             Some(capsule) => {
                 let table = capsule.pointer_checked(Some(c"dlpack_exchange_api"))?.cast::<ExchangeApi>();
                 std::mem::forget(capsule);
-                // SAFETY: according to DLPack, a capsule with this name contains this kind of table, and the table
-                // exists until the process exits. The version is the first field in all versions.
+                // SAFETY: DLPack specifies that a capsule with this name contains an exchange table, which exists until
+                // the process exits. The version is the first field in all versions of the table.
                 unsafe { (table.cast::<u32>().read() == MAJOR).then_some(table.as_ref()) }
             }
         };
@@ -121,7 +123,7 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     })
 }
 
-/// A tensor in memory of this process that has at least one element, and no state other than its elements.
+/// A tensor in the memory of this process that has at least one element, and no state other than its elements.
 pub struct Exported<'py> {
     tensor: Described,
     item: Bound<'py, PyAny>,
@@ -130,7 +132,7 @@ pub struct Exported<'py> {
 }
 
 impl<'py> Exported<'py> {
-    /// Returns None if the tensor has state besides elements, or elements outside of its storage.
+    /// Returns None if the tensor has state besides its elements, or if its elements cannot be sent as plain bytes.
     pub fn of(item: &Bound<'py, PyAny>) -> PyResult<Option<Self>> {
         let py = item.py();
         let torch = torch(py)?;
@@ -162,9 +164,9 @@ impl<'py> Exported<'py> {
 
     fn extents(&self, of: *const i64) -> &[i64] {
         if self.tensor.dimensions == 0 {
-            return &[]; // the pointers may be null
+            return &[]; // DLPack's pointers may be null if a tensor has no dimensions
         }
-        // SAFETY: the lengths and strides have one entry per dimension, and belong to the tensor or the capsule.
+        // SAFETY: both lists have one entry per dimension. The tensor or its capsule keeps the lists alive.
         unsafe { std::slice::from_raw_parts(of, self.tensor.dimensions as usize) }
     }
 
@@ -176,7 +178,7 @@ impl<'py> Exported<'py> {
         self.shape().iter().fold(self.size, |len, &count| len.saturating_mul(count as usize))
     }
 
-    /// Returns the number of bytes from the start of the first element to the end of the last element in memory.
+    /// Returns the number of bytes in memory from the start of the first element to the end of the last element.
     pub fn reach(&self) -> usize {
         let strides = self.extents(self.tensor.strides);
         reach(self.size, self.shape(), strides).unwrap_or(usize::MAX)
@@ -191,12 +193,13 @@ impl<'py> Exported<'py> {
         })
     }
 
-    /// Returns torch's strides, which may differ from DLPack's strides for dimensions with one element.
+    /// Returns the strides that torch reports. DLPack may report other strides for dimensions with one element.
     pub fn strides(&self) -> PyResult<Vec<i64>> {
         self.item.call_method0(intern!(self.item.py(), "stride"))?.extract()
     }
 
-    /// Returns whether a lazy operation of torch, such as conjugation, makes values differ from the bytes in memory.
+    /// Returns whether the values of the tensor differ from its bytes in memory, because torch has conjugated or
+    /// negated the tensor lazily.
     fn has_lazy_bits(&self) -> PyResult<bool> {
         let (py, element) = (self.item.py(), self.tensor.element);
         let is = |name: &Bound<'py, PyString>| self.item.call_method0(name)?.is_truthy();
@@ -218,7 +221,7 @@ impl<'py> Exported<'py> {
     }
 }
 
-/// Returns the number of bytes from the first to the last element in memory, or None if this number overflows.
+/// Returns the number of bytes in memory from the first to the last element, or None if this number overflows.
 pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
     let last = shape.iter().zip(strides).try_fold(0_usize, |last, (&count, &stride)| {
         let steps = usize::try_from(count).ok()?.checked_sub(1)?;
@@ -228,7 +231,8 @@ pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
 }
 
 fn has_attributes(item: &Bound<'_, PyAny>) -> PyResult<bool> {
-    // SAFETY: the objects of this class have dictionaries. Returns a new reference, or NULL with an exception set.
+    // SAFETY: callers pass tensors, whose class gives each object a dictionary. The call returns a new reference, or
+    // NULL with an exception set.
     unsafe {
         let dict = ffi::PyObject_GenericGetDict(item.as_ptr(), null_mut());
         let dict = Bound::from_owned_ptr_or_err(item.py(), dict)?;
@@ -237,14 +241,14 @@ fn has_attributes(item: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 impl Torch {
-    /// Returns the description of a tensor, and the capsule (if any) that keeps the description valid. Returns None if
-    /// torch cannot describe the tensor.
+    /// Returns DLPack's description of a tensor, and the capsule (if any) that keeps the description valid. Returns
+    /// None if torch cannot describe the tensor.
     fn describe<'py>(&self, item: &Bound<'py, PyAny>) -> PyResult<Option<(Described, Option<Bound<'py, PyAny>>)>> {
         let py = item.py();
         if let Some(describe) = self.exchange.and_then(|exchange| exchange.describe) {
             let mut described = MaybeUninit::uninit();
-            // SAFETY: the table belongs to the item's class. The call writes the description, or returns -1 with an
-            // exception set.
+            // SAFETY: the table belongs to the class of `item`. The function writes the description and returns 0, or
+            // returns -1 with an exception set.
             return unsafe {
                 if describe(item.as_ptr(), described.as_mut_ptr()) == 0 {
                     Ok(Some((described.assume_init(), None)))
@@ -258,7 +262,7 @@ impl Torch {
             Err(error) => return none_of(py, error),
         };
         let managed = capsule.cast::<PyCapsule>()?.pointer_checked(Some(UNUSED))?.cast::<Managed>();
-        // SAFETY: according to DLPack, a capsule with this name contains this struct.
+        // SAFETY: DLPack specifies that a capsule with this name contains a `Managed`.
         let described = unsafe { managed.as_ref().tensor };
         Ok(Some((described, Some(capsule))))
     }
@@ -281,7 +285,7 @@ pub fn own_memory(len: usize) -> PyResult<Vec<u128>> {
     Ok(words)
 }
 
-/// The owner of a tensor's memory, which torch frees in any thread after the last tensor that uses the memory.
+/// The owner of the memory of a decoded tensor. Torch calls `free`, in any thread, once no tensor uses the memory.
 #[repr(C)]
 struct Home<M> {
     managed: M,
@@ -291,10 +295,10 @@ struct Home<M> {
 
 impl<M> Home<M> {
     /// # Safety
-    /// `managed` points to the first field of a `Home` that `leave` has created, and is not used after this call.
+    /// `leave` returned `managed`, and no code uses `managed` after this call.
     unsafe extern "C" fn free(managed: *mut M) {
-        // SAFETY: the caller guarantees the conditions that this function documents. `managed` is at offset 0 of
-        // `Home`.
+        // SAFETY: the caller passes a pointer from `leave`, which is the address of a boxed `Home`, because `managed`
+        // is the first field of `Home`.
         drop(unsafe { Box::from_raw(managed.cast::<Self>()) });
     }
 
@@ -303,8 +307,8 @@ impl<M> Home<M> {
     }
 }
 
-/// Creates a tensor. `extents` contains the shape, followed by the strides in elements. All elements must be within
-/// `memory`.
+/// Creates a tensor in `memory`, which must contain all elements. `extents` contains the shape, followed by the
+/// strides, which are counted in elements.
 pub fn tensor_over<'py>(
     py: Python<'py>,
     element: ElementType,
@@ -316,7 +320,7 @@ pub fn tensor_over<'py>(
         Memory::Own(own) => own.as_mut_ptr().cast(),
     };
     let dimensions = extents.len() / 2;
-    let shape = extents.as_mut_ptr(); // moving the vector does not move its memory
+    let shape = extents.as_mut_ptr(); // the pointer stays valid, because moving a vector does not move its elements
     let strides = shape.wrapping_add(dimensions);
     let dimensions = c_int::try_from(dimensions).map_err(|_| malformed())?;
     let tensor = Described { data: data.cast(), device: [CPU, 0], dimensions, element, shape, strides, byte_offset: 0 };
@@ -326,7 +330,7 @@ pub fn tensor_over<'py>(
         let managed = Versioned { version: [MAJOR, 0], context, free: Some(Home::<Versioned>::free), flags: 0, tensor };
         let managed = Home { managed, extents, _memory: memory }.leave();
         let mut object = null_mut();
-        // SAFETY: the function takes ownership of its argument, even if it fails with an exception set.
+        // SAFETY: torch takes ownership of `managed` even if the call fails, in which case an exception is set.
         return unsafe {
             if (exchange.object_of)(managed, &mut object) == 0 {
                 Bound::from_owned_ptr_or_err(py, object)
@@ -338,8 +342,8 @@ pub fn tensor_over<'py>(
     let managed =
         Home { managed: Managed { tensor, context, free: Some(Home::<Managed>::free) }, extents, _memory: memory }
             .leave();
-    // SAFETY: the call returns a new capsule, or NULL with an exception set. When torch takes ownership of the tensor,
-    // it renames the capsule. If the call fails and the name is unchanged, this function still owns the tensor.
+    // SAFETY: PyCapsule_New returns a new capsule, or NULL with an exception set. Torch renames the capsule when torch
+    // takes ownership of the tensor. If torch fails before renaming, this function still owns the tensor and frees it.
     unsafe {
         let capsule = ffi::PyCapsule_New(managed.cast(), UNUSED.as_ptr(), None);
         let Ok(capsule) = Bound::from_owned_ptr_or_err(py, capsule) else {

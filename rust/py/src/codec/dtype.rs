@@ -1,4 +1,4 @@
-//! Encodes NumPy dtypes whose elements are sent as their bytes in memory.
+//! Encodes those NumPy dtypes whose elements are sent as their bytes in memory.
 
 use std::ffi::c_int;
 
@@ -15,7 +15,7 @@ pub struct Dtype {
     unit: Option<TimeUnit>,
 }
 
-/// A NumPy unit of time: NumPy's number for the base unit, and how many base units form the unit.
+/// The unit of a `datetime64` or `timedelta64` dtype: NumPy's number for a base unit such as seconds, and a multiplier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TimeUnit {
     base: u32,
@@ -23,7 +23,7 @@ struct TimeUnit {
 }
 
 impl TimeUnit {
-    /// NumPy defines no base unit with the number 3.
+    /// Returns whether NumPy defines this unit. NumPy does not use the number 3 for a base unit.
     fn is_known(self) -> bool {
         matches!(self.base, 0..=2 | 4..=14) && self.count > 0
     }
@@ -37,31 +37,31 @@ fn is_time(number: c_int) -> bool {
     matches!(number, 21 | 22)
 }
 
-/// The size of a complex number, which consists of two `long double`s with up to 16 bytes each.
+/// The maximum number of bytes of an element. A complex number consists of two `long double`s with up to 16 bytes each.
 pub const LARGEST: usize = 32;
 
 fn size_of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<usize> {
-    // SAFETY: callers pass the built-in descriptor of an existing object.
+    // SAFETY: callers pass the built-in descriptor of an existing array or scalar.
     let size = unsafe { numpy(py).ok()?.item_size(descr.cast()) };
     usize::try_from(size).ok().filter(|&size| size <= LARGEST)
 }
 
 impl Dtype {
-    /// Returns None for dtypes whose arrays must be pickled.
+    /// Returns the dtype and the number of bytes of an element, or None if arrays of this dtype must be pickled.
     pub fn of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<(Self, usize)> {
-        // SAFETY: callers pass the descriptor of an existing object.
+        // SAFETY: callers pass the descriptor of an existing array or scalar.
         let fields = unsafe { &(*descr).fields };
         let number = fields.type_num;
         if !(is_number(number) || is_time(number)) || !matches!(fields.byteorder as u8, b'=' | b'|') {
             return None;
         }
-        // SAFETY: `descr` is a built-in descriptor that belongs to an existing object.
+        // SAFETY: `descr` belongs to an existing object, and its type number shows that it is a built-in descriptor.
         if unsafe { numpy(py).ok()?.has_metadata(descr.cast()) } {
-            return None; // pickle preserves metadata
+            return None; // such arrays are pickled, because only pickle preserves metadata
         }
         let mut unit = None;
         if is_time(number) {
-            // SAFETY: `descr` is the descriptor of a dtype of times.
+            // SAFETY: the type number shows that `descr` describes a dtype of times.
             let metadata = unsafe { numpy(py).ok()?.unit_of(descr.cast()).as_ref() };
             let meta = metadata?.meta;
             unit = Some(TimeUnit { base: meta.base as u32, count: meta.num }).filter(|unit| unit.is_known());
@@ -90,7 +90,7 @@ impl Dtype {
         }
     }
 
-    /// Reads a dtype. The bytes from `take` come from another process, so they are checked.
+    /// Reads a dtype. `take(n)` returns the next n bytes, which come from another process and are therefore checked.
     pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
         let number = take(1)?[0];
         let mut unit = None;
@@ -105,8 +105,8 @@ impl Dtype {
     pub fn descriptor(self, py: Python<'_>) -> PyResult<(Bound<'_, PyAny>, usize)> {
         let number = c_int::from(self.number);
         let numpy = numpy(py)?;
-        // SAFETY: the number belongs to a built-in dtype. A descriptor with a unit is a new object that no other code
-        // has read yet, and has the layout of dtypes of times.
+        // SAFETY: `self.number` is the number of a built-in dtype. A descriptor with a unit is a new object with the
+        // layout of dtypes of times, and no other code has read this object yet.
         let descr = unsafe {
             let descr = numpy.dtype(py, number, self.unit.is_some())?;
             if let Some(unit) = self.unit {

@@ -20,16 +20,16 @@ use super::source::{OutBuffer, Source};
 use super::tensor::{self, Layout};
 use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 
-/// More deeply nested items are pickled, and pickle has its own limit.
+/// The maximum nesting depth of an encoded item. Deeper items are pickled, and pickle has its own limit.
 const DEEPEST: usize = 64;
 
-/// The minimum length of a string that is sent only once if it occurs several times in the item. Shorter strings, such
-/// as most dictionary keys, are always copied, because a copy is as fast as a lookup.
+/// The minimum length of a string that is sent only once if it occurs several times in an item. Shorter strings, such
+/// as most dictionary keys, are sent each time, because copying them is as fast as looking them up.
 const LONG_STRING: ffi::Py_ssize_t = 64;
-/// The capacity to which the encoder shrinks larger tables of objects after each item.
+/// The capacity to which the encoder's tables of objects shrink after an item that made them larger.
 const MOST_REMEMBERED: usize = 1024;
 
-/// The address of the first byte, and the address after the last byte.
+/// A range of memory: the address of its first byte, and the address after its last byte.
 type Span = (usize, usize);
 
 #[derive(Clone, Copy)]
@@ -40,8 +40,8 @@ struct Within<'a> {
 }
 
 impl Within<'_> {
-    /// Returns whether only the object's container and the encoder refer to the object, so that no code outside the
-    /// item uses the object.
+    /// Returns whether no code outside the item uses the object, because only its container and the encoder refer to
+    /// it.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
         // SAFETY: the call only reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
@@ -53,7 +53,7 @@ impl Within<'_> {
 }
 
 enum Stop {
-    /// The item must be pickled as a whole, because it is too deeply nested or may contain an object twice.
+    /// The item must be pickled as a whole, because it is nested too deeply or may contain the same object twice.
     Whole,
     Error(PyErr),
 }
@@ -68,19 +68,19 @@ impl From<PyErr> for Stop {
 pub struct Encoder {
     pub payload: Vec<u8>,
     pub buffers: Vec<OutBuffer>,
-    /// The addresses of the item's containers and arrays that have further references, so that they may occur twice.
+    /// The addresses of containers and arrays with further references, which may therefore occur twice in the item.
     visited: FxHashSet<usize>,
-    /// The long strings and bytes objects that have further references, by address. The stored reference keeps the
-    /// address of each object valid.
+    /// The numbers of long strings and bytes objects that may occur again in the item, by the address of the object.
+    /// The stored reference keeps the address valid.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     announced: u64,
-    /// The memory ranges of the item's tensors, as end addresses by start address.
+    /// The memory ranges of the item's tensors: the end address of each range, by its start address.
     spans: BTreeMap<usize, usize>,
-    /// The member that must be pickled last, because it may contain objects of other members, and its offset in the
-    /// payload.
+    /// A member that must be pickled, and the offset in the payload where its pickle belongs. The member is pickled
+    /// after all other members, because the members may contain the same objects.
     pickled_member: Option<(usize, Py<PyAny>)>,
-    /// Whether an equal item could be encoded to different bytes, because pickles and references to strings depend on
-    /// the identity of objects, and the bytes of arrays depend on the order of axes.
+    /// Whether encoding an equal item could give different bytes. Pickles and references to strings depend on the
+    /// identity of objects, and the bytes of arrays depend on the memory order of their axes.
     pub opaque: bool,
 }
 
@@ -100,7 +100,7 @@ impl Encoder {
     pub fn clear(&mut self) {
         self.payload.clear();
         self.buffers.clear();
-        // Clearing a table takes time in proportion to its capacity, so the table is shrunk after a large item.
+        // Clearing a table takes time proportional to its capacity, so the table is shrunk after a large item.
         if !self.visited.is_empty() {
             self.visited.clear();
             self.visited.shrink_to(MOST_REMEMBERED);
@@ -126,7 +126,7 @@ impl Encoder {
     }
 
     /// Records an object that may occur twice in the item. An object with at most two references cannot occur twice,
-    /// because one reference belongs to the encoder.
+    /// because one of the references belongs to the encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: the call only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
@@ -136,8 +136,9 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// If the item already contains this string of `len` characters or bytes, writes a reference to it and returns
-    /// true. Every new long string is numbered (`Kept`), because the encoding must not depend on reference counts.
+    /// If this string of `len` characters or bytes has already occurred in the item, writes its number instead of the
+    /// string, and returns true. Every new long string receives a number (`Tag::Kept`), because the encoding must not
+    /// depend on reference counts.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
@@ -165,7 +166,8 @@ impl Encoder {
         Ok(false)
     }
 
-    /// Tensors that share memory must be pickled, because only pickle preserves sharing.
+    /// Records the memory range of a tensor. If two tensors share memory, the whole item is pickled, because only
+    /// pickle preserves the sharing.
     fn visit_span(&mut self, (start, end): Span) -> Result<(), Stop> {
         if start == end {
             return Ok(());
@@ -175,8 +177,8 @@ impl Encoder {
         if overlaps { Err(Stop::Whole) } else { Ok(()) }
     }
 
-    /// Records a member that must be pickled. An item may contain only one such member, which must not share objects
-    /// with other members.
+    /// Records a member that must be pickled. The whole item is pickled if a second member must be pickled, or if the
+    /// member shares objects with other members.
     fn other(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
         if depth == 0 {
             self.pickle(item)?;
@@ -189,8 +191,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// Pickling is postponed until the rest of the item has been encoded, because pickling may be expensive, and some
-    /// objects expect to be pickled only once.
+    /// Pickles the recorded member after the rest of the item has been encoded. An earlier pickle would be wasted if
+    /// the whole item must be pickled, and some objects expect to be pickled only once.
     fn pickle_member(&mut self, py: Python<'_>) -> Result<(), Stop> {
         let Some((place, member)) = self.pickled_member.take() else { return Ok(()) };
         let behind = self.payload.split_off(place);
@@ -204,7 +206,7 @@ impl Encoder {
             return Err(Stop::Whole);
         }
         let object = item.as_ptr();
-        // SAFETY: the code only checks exact types and reads existing objects under the GIL.
+        // SAFETY: the GIL is held, and the code only checks exact types and reads existing objects.
         unsafe {
             if ffi::PyLong_CheckExact(object) != 0 {
                 return self.integer(item, place.depth);
@@ -238,8 +240,7 @@ impl Encoder {
             if !tuple.is_empty() {
                 self.visit(item)?;
             }
-            // SAFETY: `object` is an exact tuple. The members are borrowed references, which are valid while the tuple
-            // exists.
+            // SAFETY: `object` is an exact tuple, which keeps its members alive, so borrowed references suffice.
             let member = |index: usize| unsafe { ffi::PyTuple_GetItem(object, index as ffi::Py_ssize_t) };
             // SAFETY: the GIL is held, and `member` runs no Python code.
             if unsafe { numbers::put_block(&mut self.payload, Tag::Tuple, tuple.len(), member) } {
@@ -280,7 +281,7 @@ impl Encoder {
             Kind::Tensor => self.tensor(item, place),
             Kind::DataChunk => {
                 self.visit(item)?;
-                // SAFETY: the class derives from list, and its members are read like a list's members.
+                // SAFETY: the class `DataChunk` derives from list, so list functions can read its members.
                 let list = unsafe { item.cast_unchecked::<PyList>() };
                 self.sequence(Tag::DataChunk, list, place.within(item))
             }
@@ -291,7 +292,8 @@ impl Encoder {
     fn sequence(&mut self, tag: Tag, list: &Bound<'_, PyList>, within: Within<'_>) -> Result<(), Stop> {
         let len = list.len();
         let object = list.as_ptr();
-        // SAFETY: `object` is a list of this length. The members are borrowed while no other code can change the list.
+        // SAFETY: `object` is a list of `len` members. The borrowed references stay valid, because no other code
+        // changes the list meanwhile.
         let member = |index: usize| unsafe { ffi::PyList_GetItem(object, index as ffi::Py_ssize_t) };
         // SAFETY: the GIL is held, and `member` runs no Python code.
         if unsafe { numbers::put_block(&mut self.payload, tag, len, member) } {
@@ -306,7 +308,7 @@ impl Encoder {
     }
 
     fn integer(&mut self, item: &Bound<'_, PyAny>, depth: usize) -> Result<(), Stop> {
-        // SAFETY: the caller has checked that `item` is an exact int.
+        // SAFETY: the caller has checked that the type of `item` is exactly int.
         match unsafe { numbers::whole(item.as_ptr()) } {
             Whole::Signed(value) => {
                 self.tag(Tag::Int);
@@ -322,15 +324,15 @@ impl Encoder {
     }
 
     fn string(&mut self, item: &Bound<'_, PyAny>) -> Result<(), Stop> {
-        // SAFETY: `item` is an exact str.
+        // SAFETY: the caller has checked that the type of `item` is exactly str.
         if self.is_again(item, unsafe { ffi::PyUnicode_GetLength(item.as_ptr()) })? {
             return Ok(());
         }
         let mut len = 0;
-        // SAFETY: `item` is an exact str. The string keeps its cached UTF-8 form as long as it exists.
+        // SAFETY: the type of `item` is exactly str. The string keeps its cached UTF-8 form until the string is freed.
         let data = unsafe { ffi::PyUnicode_AsUTF8AndSize(item.as_ptr(), &mut len) };
         if data.is_null() {
-            drop(PyErr::take(item.py())); // a string with lone surrogates has no UTF-8 form, but can be pickled
+            drop(PyErr::take(item.py())); // a string with lone surrogates has no UTF-8 form, so it is pickled
             self.pickle(item)?;
             return Ok(());
         }
@@ -377,13 +379,13 @@ impl Encoder {
         self.tag(Tag::Tensor);
         self.opaque |= strides.is_some();
         tensor::write(&mut self.payload, tensor.element(), tensor.shape(), strides.as_deref());
-        drop(tensor); // the capsule would count as another reference to the memory
+        drop(tensor); // the tensor's capsule would count as a further reference to the memory
         if let Some(strided) = strided {
             return Ok(self.bulk(item.py(), Source::strided(data, strided, Some(item)))?);
         }
         if strides.is_none() && !self.is_inline(len) && place.is_alone(item) && place.arena.holds(data) {
             let room = helpers(item.py())?.room_of.bind(item.py()).call1((item, start)).map_err(Stop::from)?;
-            // The arena block is sent without copying it, if the tensor covers the whole block.
+            // If the tensor covers a whole arena block, the block is sent without copying.
             if let Some(block) = array::block_under(&room, data, len).filter(|block| block.is_of(place.arena)) {
                 self.out_of_band(OutBuffer::Block(block));
                 return Ok(());
@@ -392,7 +394,7 @@ impl Encoder {
         Ok(self.dense(item, data, reach)?)
     }
 
-    /// Pickles an object, and returns the memory ranges of its tensors, which do not overlap.
+    /// Pickles an object, and returns the memory ranges of the tensors in the object. These ranges do not overlap.
     fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<Span>> {
         self.opaque = true;
         let py = item.py();
@@ -403,7 +405,7 @@ impl Encoder {
         self.dense(&pickled, bytes.as_ptr(), bytes.len())?;
         self.length(buffers.len());
         for owner in buffers {
-            let buffer = PyBuffer::<u8>::get(&owner)?; // the memory stays in place while the memoryview exists
+            let buffer = PyBuffer::<u8>::get(&owner)?; // the memoryview `owner` keeps the memory at this address
             self.dense(&owner, buffer.buf_ptr().cast::<u8>(), buffer.len_bytes())?;
         }
         Ok(spans)
@@ -414,7 +416,7 @@ impl Encoder {
             self.reserve(len)?;
             self.inline_head(len);
             if len > 0 {
-                // SAFETY: callers pass memory of an existing object with at least `len` bytes.
+                // SAFETY: callers pass the address of at least `len` bytes, which belong to an existing object.
                 self.payload.extend_from_slice(unsafe { std::slice::from_raw_parts(data, len) });
             }
             return Ok(());
@@ -442,7 +444,7 @@ impl Encoder {
         }
         self.reserve(len)?;
         self.inline_head(len);
-        // SAFETY: the vector has capacity for these bytes, and the copy initializes them.
+        // SAFETY: `reserve` has made room for `len` more bytes, and the copy initializes these bytes.
         unsafe {
             source.copy(py, self.payload.as_mut_ptr().add(self.payload.len()));
             self.payload.set_len(self.payload.len() + len);

@@ -8,21 +8,24 @@ use pyo3::prelude::*;
 use pyo3::types::{PyString, PyType};
 
 pub struct Helpers {
-    /// obj -> (pickle, [buffers], [memory ranges of its tensors])
+    /// Pickles an object: `obj -> (pickle, [buffers], [memory ranges of the object's tensors])`.
     pub pickled_parts: Py<PyAny>,
-    /// (pickle, [buffers]) -> obj
+    /// Unpickles an object: `(pickle, [buffers]) -> obj`.
     pub loads: Py<PyAny>,
-    /// () -> (function table or None, function that exports a capsule, function that imports a capsule)
+    /// Looks up torch's interface to DLPack: `() -> (function table or None, function that exports a capsule, function
+    /// that imports a capsule, torch.strided)`.
     pub dlpack_ways: Py<PyAny>,
-    /// (tensor, address) -> the array of `torchdata.empty` if only this tensor uses it, or None
+    /// Finds the array from `torchdata.empty` that only this tensor uses: `(tensor, address) -> array or None`.
     pub room_of: Py<PyAny>,
-    /// type -> whether user code defines how objects of this type are pickled
+    /// Finds out whether user code defines how objects of a type are pickled: `type -> bool`.
     pub has_own_reducer: Py<PyAny>,
     pub data_chunk: Py<PyType>,
 }
 
-/// FORK: the lookup uses no lock, and keeps the first result. `torchdata._engine.workers.child` has already imported
-/// these modules.
+/// Returns the functions and types, which the first call looks up.
+///
+/// FORK: the lookup takes no lock, and the first result is kept. The module `torchdata._engine.workers.child` has
+/// already imported the modules of these functions.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();
     HELPERS.get_or_try_init(|| {
@@ -49,10 +52,11 @@ pub enum Kind {
     Other,
 }
 
-/// The kinds of known types by the address of the type. The types are never freed, so their addresses stay unique.
+/// The kind of each known Python type, by the address of the type. Known types are never freed, so each address
+/// identifies one type.
 ///
-/// FORK: the lock is only taken with the GIL held, and never held while Python code runs. Python forks with the GIL
-/// held, so a forked child never finds this mutex locked.
+/// FORK: threads lock this mutex only while they hold the GIL, and run no Python code meanwhile. Python forks with the
+/// GIL held, so a forked child never inherits the mutex in locked state.
 static SEEN: Mutex<Vec<(usize, Kind)>> = Mutex::new(Vec::new());
 
 pub fn kind_of(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
@@ -64,7 +68,7 @@ pub fn kind_of(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
     }
     let kind = classify(object)?;
     if kind != Kind::Other {
-        std::mem::forget(object.get_type()); // the reference keeps the type forever
+        std::mem::forget(object.get_type()); // this reference is never released, so the type is never freed
         SEEN.lock().unwrap_or_else(PoisonError::into_inner).push((pointer, kind));
     }
     Ok(kind)

@@ -1,15 +1,15 @@
-//! Encodes items: small values as an inline tree of tags, large buffers separately.
+//! Encodes an item as a payload (a tree of tagged small values) and separate large buffers.
 //!
 //! ```text
 //! item    := tag value
-//! value   := nothing | i64 | f64 | len bytes | len item* | …   (see Tag; numbers in a row are a block: `numbers`)
-//! bulk    := 0 len bytes | 1 index                              (index of an out-of-band buffer)
+//! value   := nothing | i64 | f64 | len bytes | len item* | …   (see `Tag`, and `numbers` for blocks of numbers)
+//! bulk    := 0 len bytes | 1 index                              (bytes, or the index of an out-of-band buffer)
 //! ```
 //!
-//! This module encodes exact built-in types, ints of at most 64 bits, plain NumPy arrays and scalars, plain CPU tensors
-//! of torch, and the batch class of torchdata. Objects of further types are pickled (protocol 5, with out-of-band
-//! buffers), if necessary by cloudpickle. The second occurrence of a long string is a reference to the first. If an
-//! item contains any other object twice, the whole item is pickled to preserve the object's identity.
+//! The encoder supports exact built-in types, ints of at most 64 bits, plain NumPy arrays and scalars, plain CPU
+//! tensors of torch, and the batch class of torchdata. Objects of all other types are pickled (protocol 5, with
+//! out-of-band buffers), if necessary by cloudpickle. A long string is sent once, and its later occurrences are sent as
+//! references. If an item contains any other object twice, the whole item is pickled to preserve the object's identity.
 
 mod array;
 mod decode;
@@ -36,53 +36,55 @@ pub fn malformed() -> PyErr {
     )
 }
 
-/// The minimum number of bytes of a buffer that is sent out of band, because a lease is cheaper than two copies.
+/// The minimum number of bytes of a buffer that is sent out of band, which means outside of the payload. For smaller
+/// buffers, copying twice is cheaper than a lease.
 pub const OUT_OF_BAND: usize = 8 << 10;
-/// The maximum number of out-of-band buffers of an item. Further large parts are sent inline.
+/// The maximum number of out-of-band buffers per item. Further buffers are sent inline, which means in the payload.
 pub const MOST_BUFFERS: usize = 512;
 
+/// The first byte of an encoded value. The comment of each tag lists what follows the tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Tag {
     None,
     False,
     True,
-    /// Followed by an i64.
+    /// An i64 follows.
     Int,
-    /// Followed by an f64.
+    /// An f64 follows.
     Float,
-    /// Followed by a bulk of UTF-8 text.
+    /// A bulk of UTF-8 text follows.
     Str,
-    /// Followed by a bulk of bytes.
+    /// A bulk of bytes follows.
     Bytes,
-    /// Followed by the number of members, and the members.
+    /// The number of members and the members follow.
     Tuple,
     List,
-    /// Followed by the number of entries, and each key and value.
+    /// The number of entries follows, and then each key with its value.
     Dict,
     DataChunk,
-    /// Followed by the dtype, the number of dimensions, the order of the axes, the shape, and a bulk of the elements.
+    /// The dtype, the number of dimensions, the order of the axes, the shape, and a bulk of the elements follow.
     Array,
-    /// Followed by the dtype, the length and the bytes of the scalar.
+    /// The dtype, the length and the bytes of the scalar follow.
     Scalar,
-    /// Followed by the element type, the number of dimensions, a flag for strides, the shape, the strides, and a bulk
-    /// of the elements.
+    /// The element type, the number of dimensions, a flag for strides, the shape, the strides (only if the flag is
+    /// set), and a bulk of the elements follow.
     Tensor,
-    /// Followed by a bulk with the pickle, and the number and the bulks of the pickle's buffers.
+    /// A bulk with the pickle, the number of the pickle's buffers, and a bulk for each buffer follow.
     Pickle,
-    /// Followed by an item to which later parts can refer by its number. Such items are numbered from zero.
+    /// An object follows to which later parts of the item can refer by number. Such objects are numbered from zero.
     Kept,
-    /// Followed by the number of the `Kept` item that occurs again.
+    /// The number of a `Kept` object follows, because this object occurs again.
     Again,
-    /// Followed by a u64, for an int that does not fit into an i64.
+    /// A u64 follows, which represents an int that does not fit into an i64.
     Unsigned,
-    /// Followed by the tags of the container and of the elements, the length, and the values (see `numbers`).
+    /// The tags of the container and of the elements, the length, and the values follow (see `numbers`).
     Numbers,
 }
 
 impl Tag {
     pub fn from_byte(byte: u8) -> Option<Self> {
-        // SAFETY: the tags are numbered from 0, and `Numbers` is the last tag.
+        // SAFETY: the tags are numbered from 0 without gaps, and `Numbers` is the last tag.
         (byte <= Self::Numbers as u8).then(|| unsafe { std::mem::transmute(byte) })
     }
 }

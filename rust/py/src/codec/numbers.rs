@@ -5,9 +5,9 @@
 //! tag)
 //! ```
 //!
-//! A sequence becomes a block if it has at least two members, and all are floats, all are bools, or all are ints that
-//! fit into the same kind of word. Decoding a block creates new number objects, because neither Python nor pickle
-//! preserves their identity reliably.
+//! A sequence becomes a block if it has at least two members, and if all members are floats, all are bools, or all are
+//! ints that fit into one type (i64 or u64). Decoding a block creates new number objects, because neither Python nor
+//! pickle reliably preserves the identity of numbers.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -24,14 +24,14 @@ fn width(element: Tag) -> usize {
     if element == Tag::True { 1 } else { 8 }
 }
 
-/// Converts an int to a word of 64 bits, without leaving a Python exception set.
+/// Converts an int to a word of 64 bits. No Python exception is set when this function returns.
 ///
 /// # Safety
 /// `object` is an existing int, and the GIL is held.
 pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     let mut overflow = 0;
-    // SAFETY: the caller guarantees an existing int and the GIL. For a large int, the first call sets `overflow`, and
-    // the second call sets an exception.
+    // SAFETY: the caller guarantees an existing int and the GIL. If the int exceeds an i64, the first call sets
+    // `overflow`. If the int also exceeds a u64, the second call sets an exception.
     unsafe {
         let value = ffi::PyLong_AsLongLongAndOverflow(object, &mut overflow);
         if overflow == 0 {
@@ -49,10 +49,11 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     }
 }
 
-/// Writes the members of a sequence as one block, or returns false without writing if a block cannot contain them.
+/// Writes the members of a sequence as one block. Returns false and writes nothing if a block cannot contain the
+/// members.
 ///
 /// # Safety
-/// The GIL is held. For each index below `len`, `member` runs no Python code and returns a borrowed member or NULL.
+/// The GIL is held. For each index below `len`, `member` returns a borrowed reference or NULL, and runs no Python code.
 pub unsafe fn put_block(
     payload: &mut Vec<u8>,
     container: Tag,
@@ -62,8 +63,8 @@ pub unsafe fn put_block(
     if len < 2 {
         return false;
     }
-    // SAFETY: the caller guarantees the conditions that this function documents. The code below inspects types and
-    // reads numbers, which runs no Python code.
+    // SAFETY: the caller holds the GIL, and guarantees that `member` returns borrowed references. The code below only
+    // inspects types and reads numbers, so no Python code runs that could free the members.
     unsafe {
         let first = member(0);
         let second = member(1);
@@ -115,7 +116,7 @@ pub unsafe fn put_block(
         if large {
             payload[start + 2] = Tag::Unsigned as u8;
         }
-        let is_block = all && !(negative && large); // neither i64 nor u64 can represent all members otherwise
+        let is_block = all && !(negative && large); // no type fits both negative and large ints
         if !is_block {
             payload.truncate(start);
         }
@@ -133,9 +134,8 @@ pub fn block_bytes(element: Tag, len: usize) -> PyResult<usize> {
 pub fn read_block<'py>(py: Python<'py>, is_tuple: bool, element: Tag, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let len = bytes.len() / width(element);
     let count = ffi::Py_ssize_t::try_from(len).map_err(|_| malformed())?;
-    // SAFETY: no other code refers to the new sequence until all members are set. After an exception, the remaining
-    // entries are NULL, which the destructor of the sequence allows. Setting a member moves the reference into the
-    // sequence.
+    // SAFETY: no other code refers to the new sequence until all members are set. After an error, the remaining entries
+    // are NULL, which the destructor of the sequence allows. Setting a member transfers its ownership to the sequence.
     unsafe {
         let object = if is_tuple { ffi::PyTuple_New(count) } else { ffi::PyList_New(count) };
         let sequence = Bound::from_owned_ptr_or_err(py, object)?;

@@ -1,4 +1,4 @@
-//! Copies an item's large buffers, such as array elements.
+//! Describes the large buffers of an item, such as array elements, and copies them.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use torchdata_core::link::arena::Block;
 use torchdata_core::strided::Strided;
 
-/// The minimum number of bytes of a copy that releases the GIL.
+/// The minimum number of bytes of a copy during which the GIL is released.
 pub const LONG_COPY: usize = 128 << 10;
 
 pub enum OutBuffer {
@@ -14,11 +14,11 @@ pub enum OutBuffer {
     Block(Arc<Block>),
 }
 
-/// The object that keeps the memory alive, or None if the caller does so until the memory has been copied.
+/// The object that keeps the memory alive. If the owner is None, the caller keeps the memory alive until it is copied.
 type Owner<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 
 pub struct Source {
-    /// The memory's address as a number, because pointers cannot be sent to other threads.
+    /// The address of the memory. The address is a number, because Rust does not send pointers to other threads.
     address: usize,
     len: usize,
     strided: Option<Box<Strided>>,
@@ -39,7 +39,7 @@ impl Source {
         self.len
     }
 
-    /// Copies the bytes. Long copies release the GIL.
+    /// Copies the buffer to `to`. The GIL is released during a long copy.
     ///
     /// # Safety
     /// `to` has room for `len` bytes and does not overlap the source.
@@ -48,7 +48,7 @@ impl Source {
         let strided = self.strided.as_deref();
         let copy = move || {
             let (from, to) = (address as *const u8, to as *mut u8);
-            // SAFETY: the owner keeps the source's memory alive, and the caller guarantees that `to` is valid.
+            // SAFETY: the owner keeps the memory at `from` alive. The caller guarantees `len` bytes of room at `to`.
             unsafe {
                 match strided {
                     Some(strided) => strided.copy(from, to),
@@ -59,13 +59,14 @@ impl Source {
         if len >= LONG_COPY { py.detach(copy) } else { copy() }
     }
 
-    /// Returns the address of contiguous elements, after copying elements that have gaps in between.
+    /// Returns the address of the elements without gaps. Elements with gaps are first copied into a new `bytes` object.
     pub fn make_dense(&mut self, py: Python<'_>) -> PyResult<*const u8> {
         if self.strided.is_none() {
             return Ok(self.address as *const u8);
         }
         let len = isize::try_from(self.len)?;
-        // SAFETY: the call returns NULL with an exception, or new bytes, which are filled before other code sees them.
+        // SAFETY: PyBytes_FromStringAndSize returns NULL with an exception set, or a new object. The contents are
+        // written before other code can access the object.
         unsafe {
             let room = pyo3::ffi::PyBytes_FromStringAndSize(std::ptr::null(), len);
             let object = Bound::from_owned_ptr_or_err(py, room)?;

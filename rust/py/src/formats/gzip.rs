@@ -1,4 +1,4 @@
-//! Decompresses gzip streams, whose bytes come from a Python stream, without the GIL.
+//! Decompresses gzip streams without the GIL. A Python stream provides the compressed bytes.
 
 use std::io::{BufRead, Error, ErrorKind, Read};
 
@@ -13,15 +13,15 @@ const MOST: usize = 256 << 10;
 
 const FIRST: u8 = 0x1f;
 
-/// Decompresses the contents of a gzip file. The file may have several members, with zeros between and after them.
+/// Decompresses a gzip file, which may have several members, with zeros between the members and after the last member.
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
     decoder: Option<GzDecoder<GzipSource>>,
-    /// The source after the end of the stream. The source is dropped with the GIL held, because PyO3 would otherwise
-    /// take a lock, which a forked child could inherit.
+    /// The source after the last member. The source is dropped with the GIL held. Without the GIL, PyO3 would take a
+    /// lock, which a forked child could inherit in locked state.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
-    /// An error, which is raised once all bytes that were decompressed before it have been returned.
+    /// An error in the stream. The error is raised once the bytes before the error have been returned.
     failed: Option<Error>,
 }
 
@@ -35,7 +35,7 @@ impl GzipReader {
         Self { decoder: Some(GzDecoder::new(source)), ended: None, buffer: vec![0; MOST], failed: None }
     }
 
-    /// Returns the bytes that are available without waiting, or no bytes at the end.
+    /// Returns the decompressed bytes that are available without waiting (at least one byte), or no bytes at the end.
     fn read<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let count = match self.failed.take() {
             Some(error) => Err(error),
@@ -71,7 +71,7 @@ impl GzipReader {
         self.decoder.as_ref().is_some_and(|decoder| !decoder.get_ref().is_drained())
     }
 
-    /// Writes bytes into the buffer from index `begin`. Returns 0 after the last gzip member.
+    /// Decompresses bytes into the buffer from index `begin` on. Returns their number, or 0 after the last gzip member.
     fn inflate(&mut self, begin: usize) -> Result<usize, Error> {
         while let Some(mut decoder) = self.decoder.take() {
             let count = decoder.read(&mut self.buffer[begin..]);
@@ -92,7 +92,7 @@ impl GzipReader {
     }
 }
 
-/// Returns whether another gzip member follows. Like gzip(1), skips zeros before the member, and ignores other data.
+/// Returns whether another gzip member follows. Like gzip(1), skips zeros and ignores other data after a member.
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
         let bytes = stream.fill_buf()?;

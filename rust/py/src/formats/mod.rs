@@ -1,4 +1,4 @@
-//! Provides the Python functions with which pipes convert files to records.
+//! Provides the Python functions and classes with which pipes read records from files.
 
 pub mod gzip;
 pub mod pickle;

@@ -1,4 +1,4 @@
-//! Checks pickles of plain data.
+//! Checks that a pickle contains only the instructions of plain data.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;

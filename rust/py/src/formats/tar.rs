@@ -1,10 +1,10 @@
-//! Reads the headers of tar archives.
+//! Parses the headers of tar archives.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use torchdata_core::formats::tar;
 
-/// Returns the name and size from the header of a regular file, or None if `tarfile` must read the header.
+/// Returns the name and size in the header of a regular file, or None if only `tarfile` can read the header.
 #[pyfunction]
 #[pyo3(signature = (block, /))]
 pub fn tar_file_header(block: &[u8]) -> Option<(&str, u64)> {
@@ -12,7 +12,7 @@ pub fn tar_file_header(block: &[u8]) -> Option<(&str, u64)> {
 }
 
 /// Returns the number of records in the body of an extended header. Raises ValueError if the body is invalid, because
-/// `tarfile` may take more than linear time for it.
+/// `tarfile` could take more than linear time to read an invalid body.
 #[pyfunction]
 #[pyo3(signature = (body, /))]
 pub fn tar_pax_records(body: &[u8]) -> PyResult<usize> {

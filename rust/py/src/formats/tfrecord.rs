@@ -11,7 +11,7 @@ use torchdata_core::formats::tfrecord::{LONGEST, Records};
 
 use crate::codec::array_of;
 
-/// The number of bytes of a piece, which stays in the processor's cache until it is copied.
+/// The number of bytes that are read at once. A piece of this size stays in the processor's cache until it is copied.
 const PIECE: usize = 128 << 10;
 
 /// Iterates over the examples in a stream of TFRecords, as dictionaries.
@@ -25,10 +25,10 @@ pub struct TFRecordReader {
 
 #[pymethods]
 impl TFRecordReader {
-    /// The function `read(size)` returns the next bytes of the stream. If `wanted` is not None, only features with
-    /// these names are read. `convert(array)` converts each array, and `finish(example)` converts each dictionary. The
-    /// reader starts at byte `offset` of the file, where record number `record` begins. `unread` contains bytes after
-    /// `offset` that have already been read from the stream.
+    /// `read(size)` returns the next bytes of the stream. If `wanted` is not None, only features with these names are
+    /// read. `convert(array)` converts each array, and `finish(example)` converts each dictionary. The reader starts at
+    /// byte `offset` of the file, where record number `record` begins. `unread` contains bytes after `offset` that have
+    /// already been read from the stream.
     #[new]
     #[pyo3(signature = (read, place, *, longest=LONGEST, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
     #[allow(clippy::too_many_arguments)]
@@ -114,13 +114,13 @@ impl TFRecordReader {
         let what = error.value(py);
         let explained = fault(format!("{}, record {record} at byte {offset}: {what}", self.place));
         if error.traceback(py).is_some() {
-            explained.set_cause(py, Some(error)); // Python code has raised it
+            explained.set_cause(py, Some(error)); // an error with a traceback comes from Python code
         }
         explained
     }
 }
 
-/// An error that `explained` completes with the place of the record.
+/// Returns an error about a record. The method `explained` adds the position of the record in the file.
 fn fault(error: impl std::fmt::Display) -> PyErr {
     PyRuntimeError::new_err(error.to_string())
 }
@@ -156,7 +156,7 @@ impl Maker {
         for (name, steps) in &example.lists {
             if context.contains(name) {
                 if self.wanted.is_some() {
-                    continue; // a feature in the context precedes a list with this name
+                    continue; // a feature in the context hides a feature list with the same name
                 }
                 return Err(fault(format!(
                     "the key {name:?} is contained in both its context and its feature lists; request the feature of \

@@ -1,4 +1,4 @@
-//! Measures the user functions of indexed datasets separately from the pipe that calls them.
+//! Measures the user functions of indexed datasets separately from the pipe that calls these functions.
 
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -9,7 +9,7 @@ use crate::pipes::clocking;
 use crate::pipes::iterators::call;
 use crate::pipes::token::IterationToken;
 
-/// Calls a function with one argument, and measures the call in the statistics of a pipe.
+/// A callable that calls a function with one argument, and measures the call in the statistics of a pipe.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct TimedCall {
     token: Py<IterationToken>,

@@ -1,10 +1,11 @@
-//! Measures the time of pipes in some of their calls, so that measuring costs little even for small items.
+//! Measures the time that pipes spend in a sample of their calls, so that measuring is cheap even for small items.
 //!
-//! About one of `interval` outermost calls (outside of other pipes' calls) is measured, together with its nested calls.
-//! The own time of a pipe does not include the time of the pipes from which it reads in the same thread.
+//! An outermost call is a call of a pipe from outside of all pipes. About one of `interval` outermost calls is
+//! measured, together with its nested calls. The own time of a pipe excludes the time of the pipes from which it reads
+//! in the same thread.
 //!
-//! Because an outermost call may make many nested calls, a guard (`guard.rs`) calls this module for a nested call only
-//! if [`is_measuring`] is true, or to detect that the guard's calls are no longer nested.
+//! One outermost call may make many nested calls. The guard of a pipe's iterator (`guard.rs`) therefore reports a
+//! nested call to this module only while [`is_measuring`] is true, or to check whether its calls are still nested.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -13,19 +14,19 @@ use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
 
 /// The cost of measuring one call, in nanoseconds.
 const COST: u64 = 60;
-/// Measuring all pipes may take 1/`PRICE` of the time, and measuring only the loader 1/`PRICE_METERED`.
+/// Measuring every pipe may cost 1/`PRICE` of the run time, and measuring only the loader 1/`PRICE_METERED`.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
-/// The duration in nanoseconds from which a call counts as slow, even if only a coarse clock timed the call.
+/// The duration in nanoseconds from which a call is recorded as slow, even if only a coarse clock has timed the call.
 pub const NOTICED: u64 = 12_000_000;
 
 /// The number of nested calls after which a guard checks whether its calls are still nested.
 pub const LOOK_AGAIN: u32 = 128;
 
-/// The number of measured outermost calls in progress. Race conditions are harmless, because a wrong number only slows
-/// down some calls or omits one measurement.
+/// The number of measured outermost calls in progress in all threads. Race conditions are harmless, because a wrong
+/// number only slows down some calls or omits one measurement.
 static MEASURING: AtomicU32 = AtomicU32::new(0);
 
 pub fn is_measuring() -> bool {
@@ -33,18 +34,18 @@ pub fn is_measuring() -> bool {
 }
 
 struct Clocking {
-    /// The number of nested calls in progress, including the outermost call.
+    /// The number of calls of pipes in progress in this thread: the outermost call, and the calls nested in it.
     depth: Cell<u32>,
-    /// The number of calls that the current outermost call represents, or 0 if this call is not measured.
+    /// The number of calls that the current outermost call represents, or 0 if the outermost call is not measured.
     weight: Cell<u64>,
-    /// The nanoseconds that the innermost measured call has spent in nested calls.
+    /// The nanoseconds that the innermost measured call has spent in its nested calls.
     children: Cell<u64>,
     calls: Cell<u64>,
     countdown: Cell<u64>,
     gap: Cell<u64>,
     most: Cell<u64>,
     last: Cell<u64>,
-    /// The moving average of the durations of outermost calls in nanoseconds.
+    /// The moving average of the durations of this thread's outermost calls, in nanoseconds.
     usual: Cell<u64>,
     random: Cell<u64>,
 }
@@ -73,21 +74,21 @@ pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
     if mean <= 1 { 1 } else { 1 + (bits >> 33) % (2 * mean - 1) }
 }
 
-/// Returns the average number of calls per measured call, so that measuring `calls` nested calls costs at most
-/// 1/`price` of the time.
+/// Returns the average number of calls per measured call. If a call usually takes `usual` nanoseconds, measuring
+/// `calls` nested calls then costs at most 1/`price` of the time.
 pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }
 
-/// Returns the number of calls until the next measured call, on average `mean`. The first gaps are shorter, and double
-/// with each measurement, so that short runs are measured, too.
+/// Returns a random number of calls until the next measured call, on average `mean`. The first gaps are shorter and
+/// double with each measurement, so that short runs also contain measured calls.
 pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     let least = mean.min(most.get());
     most.set((2 * most.get()).min(LONGEST_METERED));
     around(random, least)
 }
 
-/// Resets the state of this thread, because this process may have been forked during a nested call.
+/// Resets the measurement in this thread, because this process may have been forked during a call of a pipe.
 pub fn begin() {
     MEASURING.store(0, Relaxed);
     CLOCKING.with(|thread| {
@@ -102,14 +103,16 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// The nanoseconds of a measured call without its nested calls, and the number of calls that this call represents.
+    /// The nanoseconds of a measured call without nested calls, and the number of calls that the measured call
+    /// represents.
     pub own: Option<(u64, u64)>,
-    /// The nanoseconds of a measured or slow outermost call, and the number of calls that this call represents.
+    /// The nanoseconds of a measured or slow outermost call, and the number of calls that the outermost call
+    /// represents.
     pub whole: Option<(u64, u64)>,
     pub passed: u64,
 }
 
-/// The returned bool is true for a nested call.
+/// Runs and possibly measures a call of a pipe. Returns the result, whether the call was nested, and the measurement.
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {
         let depth = thread.depth.get();
@@ -140,7 +143,7 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// Records a slow call, and makes the next call a measured call, because more slow calls may follow.
+/// Records a slow call. The next call is measured, because more slow calls may follow.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);
@@ -149,8 +152,7 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns how many calls a measured call represents. A slow call represents only itself, because every slow call is
-/// recorded.
+/// Returns how many calls a measured call represents. All slow calls are recorded, so each represents only itself.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

@@ -1,7 +1,7 @@
-//! Returns the items of a loader to its user, and counts them, in one thread at a time.
+//! Returns the items of a loader to the user, and counts them, in one thread at a time.
 //!
-//! If another thread ends the epoch during a read, the result of the read is dropped. No Python code runs between
-//! counting and returning an item, so signal handlers always read the correct count.
+//! If another thread ends the epoch while an item is being read, that item is dropped. No Python code runs between
+//! counting and returning an item, so signal handlers always find the correct count.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
@@ -31,7 +31,7 @@ enum DeliveryStep<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// Another thread or a signal handler has ended the epoch, so the item was dropped.
+    /// Another thread or a signal handler ended the epoch during the read, so the item was dropped.
     Left,
 }
 
@@ -42,12 +42,12 @@ pub struct Delivery {
     version: GilNumber,
     turn: Py<Turn>,
     begun: AtomicBool,
-    /// The number of items that the user has received in this run.
+    /// The number of items that the user has received in this run of the loader.
     given: Arc<GilNumber>,
-    /// The heartbeat of calls of the source, with flags for a paused or limited loader, a missing watching thread, and
-    /// an interrupted call.
+    /// The progress of calls of the source, which a watching thread observes. Flags mark a paused or limited loader, a
+    /// missing watching thread, and an interrupted call.
     pulse: Arc<Pulse>,
-    /// The key for reports of stalled calls, and the maximum time for one item.
+    /// The key under which a stalled call is reported, and the maximum time for one item.
     watched: GilCell<Option<(u64, Duration)>>,
 }
 
@@ -65,14 +65,14 @@ impl Delivery {
     }
 
     fn step<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
-        // The new reference keeps the iterator alive, even if another thread replaces the source during the call.
+        // The clone keeps the iterator alive, even if another thread replaces the source during the call.
         let source = |source: &EpochSource| (source.iterator.bind(py).clone(), source.next);
         let Some((iterator, next)) = self.source.with(py, |current| current.as_ref().map(source)) else {
             return DeliveryStep::End;
         };
         let version = self.version.load();
         self.pulse.enter();
-        // SAFETY: the called function belongs to the iterator's type. NULL means the end or an exception.
+        // SAFETY: `next` is the iternext function of the iterator's type. NULL means the end or an exception.
         let item = unsafe { Bound::from_owned_ptr_or_opt(py, next(iterator.as_ptr())) };
         self.pulse.leave();
         if self.version.load() != version {
@@ -84,7 +84,8 @@ impl Delivery {
         }
     }
 
-    /// Drops the result of a read that ended after its epoch, but raises exceptions such as KeyboardInterrupt.
+    /// Drops an item whose epoch has ended. Errors of the read are also dropped, but exceptions such as
+    /// KeyboardInterrupt are raised.
     #[cold]
     fn left<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
         match PyErr::take(py) {
@@ -93,7 +94,7 @@ impl Delivery {
         }
     }
 
-    /// An exception such as KeyboardInterrupt can interrupt pipes at any point, so items may be lost.
+    /// Records an exception such as KeyboardInterrupt, which can interrupt a pipe anywhere, so that items may be lost.
     #[cold]
     fn note(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyException>(py) {
@@ -144,7 +145,7 @@ impl Delivery {
         };
         let old = self.source.with(py, |source| std::mem::replace(source, new));
         self.version.increment();
-        drop(old); // outside of the cell, because dropping may run arbitrary code
+        drop(old); // dropped after the access to the cell, because dropping may run arbitrary code
         Ok(())
     }
 
@@ -194,8 +195,7 @@ impl Delivery {
         self.pulse.is_inside()
     }
 
-    /// Whether the computation of the last item was interrupted, for example by Ctrl-C, so that pipes may have lost
-    /// items.
+    /// Whether an exception such as KeyboardInterrupt interrupted the last item, so that pipes may have lost items.
     #[getter]
     fn cut(&self) -> bool {
         self.pulse.signs() & CUT != 0
@@ -206,8 +206,8 @@ impl Delivery {
         self.pulse.set_sign(CUT, cut);
     }
 
-    /// If an item takes `seconds`, calls the function from `watch_with` with `key`, and again whenever the time has
-    /// doubled.
+    /// Reports an item that takes longer than `seconds`, by calling the function from `watch_with` with `key`. The
+    /// report is repeated whenever the elapsed time has doubled.
     fn watch(&self, py: Python<'_>, key: u64, seconds: f64) {
         let how = (key, duration(seconds));
         self.watched.with(py, |watched| *watched = Some(how));
@@ -219,7 +219,7 @@ impl Delivery {
         watching::watch(py).end(&self.pulse);
     }
 
-    /// Returns the next item without counting it, and without checking whether the iterator is valid.
+    /// Returns the next item without counting the item, and without checking whether the iterator is still valid.
     #[pyo3(name = "step")]
     fn step_from_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self.step(py) {
@@ -231,7 +231,7 @@ impl Delivery {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // SAFETY: the garbage collector holds the GIL, but passes no token.
+        // SAFETY: the garbage collector holds the GIL during this call, but provides no interpreter token.
         let py = unsafe { Python::assume_attached() };
         visit.call(&self.turn)?;
         self.source.with(py, |source| visit.call(source.as_ref().map(|source| &source.iterator)))
@@ -295,11 +295,11 @@ impl DeliveryIterator {
     }
 }
 
-/// Returns the next item, but first waits while the loader is paused or a thread saves its state.
+/// Returns the next item. If the loader is paused, or a thread is saving the loader's state, this function waits first.
 #[cold]
 fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = slf.py();
-    // The loader stays busy until the item is returned.
+    // The watching thread counts the time until the item is returned.
     delivery.pulse.enter();
     let stepped = match slf.call_method0("_wait_until_released") {
         Ok(_) => delivery.step(py),

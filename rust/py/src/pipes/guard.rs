@@ -1,10 +1,10 @@
-//! Implements the iterator guard, which ensures that only a pipe's newest iterator is valid, and counts items faster
-//! than a generator.
+//! Implements the iterator guard, the iterator that `iter(pipe)` returns. The guard ensures that only the newest
+//! iterator of a pipe is valid, and counts items faster than a generator.
 //!
-//! Every item of every pipe passes through a guard, and PyO3's wrapper around `__next__` would take longer than the
-//! guard, so the type is built from C slots.
+//! Every item of every pipe passes through a guard. PyO3's wrapper around `__next__` would take longer than the guard
+//! itself, so the guard's type consists of C slots.
 //!
-//! A panic in a type slot would abort the process, so `caught` wraps everything except memory accesses and C functions.
+//! A panic in a type slot would abort the process, so `caught` wraps all code except memory accesses and C functions.
 
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
@@ -28,41 +28,42 @@ use crate::pipes::metering::Metering;
 use crate::pipes::sequence::SequenceIterator;
 use crate::pipes::token::IterationToken;
 
-/// The number of a guard that the garbage collector has cleared. No iterator has this number.
+/// The iterator number of a guard that the garbage collector has cleared. No iterator has this number.
 const CLEARED: u64 = u64::MAX;
 
 #[repr(C)]
 struct Guard {
     ob_base: ffi::PyObject,
     // The fields that each item needs come first, so that they share one cache line.
-    /// The guard is valid while this number equals the token's number.
+    /// The number of this guard's iterator. The guard is valid while the token's current number equals this number.
     id: u64,
-    /// The guard owns the token through `token_object`.
+    /// The token of the pipe. The guard owns a reference to the token in `token_object`.
     token: *const IterationToken,
     /// The function that returns the next item from `argument`: the iterator's own function, or `next_timed` or
-    /// `next_metered` with this guard. After the end, `no_more`.
+    /// `next_metered`, whose argument is this guard. After the end of the data, the function is `no_more`.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
-    /// The item counter of the pipe in shared memory, or null. The counter is valid as long as the token.
+    /// The item counter of the pipe in shared memory, or null. The counter is valid as long as the token exists.
     counter: *const AtomicU64,
-    /// The guard owns the iterator, the pipe and the token, which are NULL after clearing.
+    /// The guard owns references to the iterator, the pipe and the token. All three are NULL after clearing.
     iterator: *mut ffi::PyObject,
     pipe: *mut ffi::PyObject,
     token_object: *mut ffi::PyObject,
     inner: ffi::iternextfunc,
-    /// The word in shared memory that shows the running pipe, or null if pipes are not measured. While the pipe of this
-    /// guard runs, the word contains `mark`.
+    /// A word in shared memory that shows which pipe is running, or null if pipes are not measured. While the pipe of
+    /// this guard runs, the word contains `mark`.
     current: *const AtomicU32,
     mark: u32,
     nested: bool,
-    /// In `next_timed`, the countdown only determines when to check again whether the guard's calls are nested.
+    /// Decides which calls are measured. In `next_timed`, the countdown only decides when to check again for nested
+    /// calls.
     metering: Metering,
-    /// Whether the iterator is the built-in `map`, whose function must not end the data with a StopIteration (PEP 479).
+    /// Whether the iterator is the built-in `map`, whose function must not end the data by a StopIteration (PEP 479).
     sealed: bool,
     ranging: *mut Ranging,
 }
 
-/// Reports the calls of a guard as ranges to torch's profiler.
+/// The additional state of a guard that reports its calls as ranges to torch's profiler.
 struct Ranging {
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
@@ -71,6 +72,8 @@ struct Ranging {
     begin: Py<PyAny>,
 }
 
+/// Returns the guard's type.
+///
 /// FORK: the type is created while the extension is imported, so no thread ever waits for this cell.
 pub fn guard_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -85,11 +88,11 @@ fn make_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
         flags: ffi::Py_READONLY,
         doc: std::ptr::null(),
     };
-    // The interpreter keeps pointers to the members while it runs.
+    // The interpreter keeps pointers to the table of members, so the table is never freed.
     let members = Box::leak(Box::new([
         member(c"pipe", offset_of!(Guard, pipe)),
         member(c"iterator", offset_of!(Guard, iterator)),
-        // SAFETY: the zeroed entry ends the table.
+        // SAFETY: a zeroed entry marks the end of the table.
         unsafe { std::mem::zeroed::<ffi::PyMemberDef>() },
     ]));
     let slots = [
@@ -103,12 +106,12 @@ fn make_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
         (ffi::Py_tp_members, members.as_mut_ptr().cast()),
     ];
     let flags = ffi::Py_TPFLAGS_HAVE_GC | ffi::Py_TPFLAGS_DISALLOW_INSTANTIATION;
-    // SAFETY: the slots have the signatures that the interpreter expects.
+    // SAFETY: each function in `slots` has the signature that the interpreter expects.
     unsafe { new_type(py, c"torchdata._native.IteratorGuard", size_of::<Guard>(), flags, &slots) }
 }
 
-/// Creates a guard for `iterator`, which the `__iter__` of `pipe` has returned. The token
-/// counts the iterators of a pipe, and `iterator_id` is the number of this iterator.
+/// Creates a guard for `iterator`, which the `__iter__` of `pipe` has returned. The token counts the iterators of the
+/// pipe, and `iterator_id` is the number of `iterator`.
 #[pyfunction]
 #[pyo3(signature = (pipe, iterator, token, iterator_id, ranges = None))]
 pub fn guard_iterator<'py>(
@@ -128,8 +131,8 @@ pub fn guard_iterator<'py>(
         )));
     };
     let sealed = class.is(PyModule::import(py, "builtins")?.getattr("map")?);
-    // SAFETY: the guard is new, and all fields after its header are zero. The fields are set before other code sees the
-    // object. The garbage collector runs in this thread and skips NULLs. The references are transferred to the guard.
+    // SAFETY: all fields after the header of the new guard are zero, and are set before other code can access the
+    // guard. The garbage collector skips fields that are NULL. The guard takes ownership of the references.
     unsafe {
         let object = ffi::PyType_GenericAlloc(guard_type(py)?.as_type_ptr(), 0);
         let object = Bound::from_owned_ptr_or_err(py, object)?;
@@ -168,15 +171,15 @@ pub fn guard_iterator<'py>(
     }
 }
 
-/// Replaces the iterator's own function after the end, because some iterators of users restart if they are called after
-/// their end.
+/// Returns no item. This function replaces the iterator's own function after the end of the data, because some
+/// iterators of users start again if they are called after their end.
 unsafe extern "C" fn no_more(_: *mut ffi::PyObject) -> *mut ffi::PyObject {
     std::ptr::null_mut()
 }
 
-/// Returns the next item. A panic would abort the process, and the code for the common case cannot panic.
+/// Returns the next item. The code for the common case cannot panic, because a panic would abort the process.
 unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the caller keeps the guard alive. A current guard is not cleared, so it owns its token and iterator.
+    // SAFETY: the caller keeps the guard alive. `ask` and `no_item` check whether the guard has been cleared.
     unsafe {
         let guard = object.cast::<Guard>();
         let item = ask(guard);
@@ -184,14 +187,13 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
     }
 }
 
-/// Returns NULL if there is no item or the guard is invalid.
+/// Requests the next item from the iterator. Returns NULL if there is no item or if the guard is invalid.
 ///
 /// # Safety
 /// The guard exists. A guard that is not cleared owns its token, pipe and iterator.
 #[inline(always)]
 unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
     unsafe {
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
             return std::ptr::null_mut();
@@ -207,8 +209,7 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
 
 #[inline(always)]
 unsafe fn count(guard: *mut Guard, items: u64) {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
     unsafe {
         (*(*guard).token).count(items);
         if let Some(counter) = (*guard).counter.as_ref() {
@@ -217,14 +218,14 @@ unsafe fn count(guard: *mut Guard, items: u64) {
     }
 }
 
-/// Skips up to `most` items if the iterator of the guard supports skipping, and counts them as yielded.
+/// Skips up to `most` items if the guard's iterator supports skipping. Skipped items are counted as yielded.
 ///
 /// # Safety
 /// The iterator is a guard.
 pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
     let py = iterator.py();
-    // SAFETY: the caller passes an existing guard. This function returns early for a cleared guard, and all other
-    // guards own their iterator.
+    // SAFETY: the caller passes an existing guard. This function returns early for a cleared guard, and a guard that is
+    // not cleared owns its token and iterator.
     unsafe {
         let guard = iterator.as_ptr().cast::<Guard>();
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
@@ -244,11 +245,11 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
     }
 }
 
-/// This function cannot panic.
+/// Measures the time of one call of the iterator. This function cannot panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator. The record is not used after the call, which may bind the token to another record.
+    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator. The
+    // call may bind the token to another record, so the record is looked up again after the call.
     unsafe {
         let first = (*guard).metering.measured == 0;
         begin_first(guard, first);
@@ -266,7 +267,7 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// During the call, the statistics show that this pipe is running.
+/// Returns the next item. During the call, the statistics show that this pipe is running.
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: `next_item` passes its own guard to this function, and that guard is valid and not cleared. The token
     // keeps the word `current` valid until the guard is cleared.
@@ -287,8 +288,7 @@ unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObjec
 }
 
 unsafe fn clocked(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
     unsafe {
         let first =
             (*guard).metering.measured == 0 && (*(*guard).token).place().is_some_and(|place| place.root && place.main);
@@ -316,9 +316,8 @@ unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) 
 }
 
 unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator. The boxed `Ranging` exists as long as the guard, which the caller of `next_item` keeps alive.
-    // Looking up the key raises no exception, because all keys of a module's dict are strings.
+    // SAFETY: the interpreter keeps the guard alive, and the guard owns the boxed `Ranging`. Looking up the key raises
+    // no exception, because all keys of a module's dictionary are strings.
     unsafe {
         let guard = object.cast::<Guard>();
         let ranging = &*(*guard).ranging;
@@ -335,17 +334,17 @@ unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObje
     }
 }
 
-/// Begins a range in torch's profiler. An error is only reported, so that loading continues.
+/// Begins a range in torch's profiler. An error is only printed, so that loading continues.
 ///
 /// # Safety
-/// The pipe exists.
+/// `pipe` points to an existing object.
 unsafe fn begin_range(py: Python<'_>, begin: &Py<PyAny>, pipe: *mut ffi::PyObject) -> Option<Py<PyAny>> {
-    // SAFETY: the caller guarantees the conditions that this function documents.
+    // SAFETY: the caller guarantees that `pipe` points to an existing object.
     let pipe = unsafe { Bound::from_borrowed_ptr(py, pipe) };
     begin.call1(py, (pipe,)).map_err(|error| error.write_unraisable(py, Some(begin.bind(py)))).ok()
 }
 
-/// Ends a range in torch's profiler. If the pipe has raised an exception, this exception stays set.
+/// Ends a range in torch's profiler. An exception that the pipe has raised stays set.
 fn end_range(py: Python<'_>, end: Py<PyAny>) {
     let passing = PyErr::take(py);
     if let Err(error) = end.call1(py, (py.None(), py.None(), py.None())) {
@@ -357,16 +356,14 @@ fn end_range(py: Python<'_>, end: Py<PyAny>) {
 }
 
 unsafe fn begin_first(guard: *mut Guard, first: bool) {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
     if first && let Some(place) = unsafe { (*(*guard).token).place() } {
         place.pipe.page.begin_first();
     }
 }
 
 unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
     if first && let Some(place) = unsafe { (*(*guard).token).place() } {
         place.pipe.page.end_first();
         if came {
@@ -377,8 +374,7 @@ unsafe fn end_first(guard: *mut Guard, first: bool, came: bool) {
 
 #[cold]
 unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its token,
-    // pipe and iterator.
+    // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator.
     unsafe {
         while goes_on(guard) {
             let item = ask(guard);
@@ -392,13 +388,12 @@ unsafe fn no_item(guard: *mut Guard) -> *mut ffi::PyObject {
 
 unsafe fn goes_on(guard: *mut Guard) -> bool {
     let ended = |py: Python<'_>| {
-        // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its
-        // token, pipe and iterator.
+        // SAFETY: the interpreter keeps the guard alive during this call.
         let (id, sealed) = unsafe { ((*guard).id, (*guard).sealed) };
         if id == CLEARED || is_panic(py) {
             return false;
         }
-        // SAFETY: the guard is not cleared, so it owns these three references, and the guard outlives this call.
+        // SAFETY: the guard is not cleared, so it owns the three objects. The guard outlives this closure.
         let (token, pipe, iterator) = unsafe {
             let pipe = Bound::from_borrowed_ptr(py, (*guard).pipe);
             (&*(*guard).token, pipe, Bound::from_borrowed_ptr(py, (*guard).iterator))
@@ -406,20 +401,20 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
         match outcome(token, &pipe, &iterator, id, sealed) {
             Ok(Outcome::Continues) => return true,
             Ok(Outcome::Paused) => {}
-            // SAFETY: the interpreter keeps the guard alive during this call, and a guard that is not cleared owns its
-            // token, pipe and iterator.
+            // SAFETY: the interpreter keeps the guard alive during this call.
             Ok(Outcome::Ended) => unsafe { (*guard).next = no_more },
             Err(error) => error.restore(py),
         }
         false
     };
-    // SAFETY: the interpreter holds the GIL during the call of a slot.
+    // SAFETY: the interpreter holds the GIL while it calls a slot.
     caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
-/// Returns whether the exception is a panic, whose conversion to a Rust error would raise the panic again.
+/// Returns whether the current exception is a Rust panic. Converting this exception to a Rust error would panic again.
 fn is_panic(py: Python<'_>) -> bool {
-    // SAFETY: `PyErr_ExceptionMatches` requires an exception, which is checked first. The two calls only read.
+    // SAFETY: `PyErr_ExceptionMatches` requires a current exception, which the first call checks. The calls change
+    // nothing.
     unsafe {
         !ffi::PyErr_Occurred().is_null() && ffi::PyErr_ExceptionMatches(py.get_type::<PanicException>().as_ptr()) != 0
     }
@@ -427,7 +422,7 @@ fn is_panic(py: Python<'_>) -> bool {
 
 enum Outcome {
     Ended,
-    /// A subclass of StopIteration, such as `PauseIteration`, was raised.
+    /// The iterator raised a subclass of StopIteration, such as `PauseIteration`.
     Paused,
     Continues,
 }
@@ -447,7 +442,7 @@ fn outcome(
                  IterDataPipe: {}. A pipe has one valid iterator at a time; `.fork()` gives a pipe several readers.",
                 describe(pipe)
             ));
-            error.value(py).setattr("_torchdata_invalid", true)?; // no item has caused this error, so it is never skipped
+            error.value(py).setattr("_torchdata_invalid", true)?; // an error without an item is never skipped
             return Err(error);
         }
         token.finish();
@@ -465,7 +460,7 @@ fn outcome(
     explained(error, pipe, token.yielded(), iterator)
 }
 
-/// Returns Ok to skip the exception.
+/// Adds information about the pipe to an exception. Returns Ok to skip the exception and continue.
 #[cold]
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<Outcome> {
     let py = pipe.py();
@@ -475,10 +470,10 @@ fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bou
     let told = PyModule::import(py, "torchdata.datapipes._pipe.explaining")
         .and_then(|module| module.call_method1("explain", passed));
     match told {
-        Ok(told) if told.is_instance_of::<PyBaseException>() => Err(PyErr::from_value(told)), // too many were skipped
+        Ok(told) if told.is_instance_of::<PyBaseException>() => Err(PyErr::from_value(told)), // too many exceptions
         Ok(told) if told.is_truthy()? => Ok(Outcome::Continues),
         Ok(_) => Err(PyErr::from_value(value.clone().into_any())),
-        // If `explain` fails, the original exception is raised, but a KeyboardInterrupt takes precedence.
+        // If `explain` fails, the original exception is raised. A KeyboardInterrupt in `explain` takes precedence.
         Err(other) if other.is_instance_of::<PyException>(py) => Err(error),
         Err(other) => Err(other),
     }
@@ -491,9 +486,9 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
         .unwrap_or_else(|_| "a pipe".to_owned())
 }
 
-/// Attributes of the iterator, such as a generator's `close`, are also attributes of the guard.
+/// Looks up an attribute. The iterator's attributes, such as a generator's `close`, are also attributes of the guard.
 unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter calls the slot with an existing guard and a str. NULL comes with an exception.
+    // SAFETY: the interpreter passes an existing guard and a str. If a call returns NULL, an exception is set.
     unsafe {
         let found = ffi::PyObject_GenericGetAttr(object, name);
         let iterator = (*object.cast::<Guard>()).iterator;
@@ -509,7 +504,7 @@ unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::P
 }
 
 unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc, argument: *mut c_void) -> c_int {
-    // SAFETY: the garbage collector calls the slot with an existing guard. NULLs are skipped.
+    // SAFETY: the garbage collector passes an existing guard. References that are NULL are skipped.
     unsafe {
         let guard = object.cast::<Guard>();
         let class = ffi::Py_TYPE(object).cast::<ffi::PyObject>();
@@ -526,8 +521,8 @@ unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc,
 }
 
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: the garbage collector calls the slot with an existing guard. `id` changes first: dropping a reference may
-    // run other code, and that code must see an invalid guard.
+    // SAFETY: the garbage collector passes an existing guard. `id` changes first, because dropping a reference may run
+    // other code, which must find an invalid guard.
     unsafe {
         let guard = object.cast::<Guard>();
         (*guard).id = CLEARED;
@@ -540,12 +535,12 @@ unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
 }
 
 unsafe extern "C" fn deallocate(object: *mut ffi::PyObject) {
-    // SAFETY: no references to the object remain. For heap types, the interpreter requires these calls in this order.
+    // SAFETY: no references to the guard remain. The interpreter requires these calls in this order for heap types.
     unsafe {
         ffi::PyObject_GC_UnTrack(object.cast());
         clear(object);
         let ranging = (*object.cast::<Guard>()).ranging;
-        // SAFETY: `into_raw` created the pointer with the guard, and no references remain.
+        // SAFETY: `guard_iterator` created the pointer with `into_raw`, and no other code uses the pointer any more.
         drop((!ranging.is_null()).then(|| Box::from_raw(ranging)));
         let class = ffi::Py_TYPE(object);
         let free: ffi::freefunc = std::mem::transmute(ffi::PyType_GetSlot(class, ffi::Py_tp_free));

@@ -1,8 +1,9 @@
-//! Implements an iterator that returns items from Python code without losing an item to Ctrl-C.
+//! Implements the base class of iterators, written in Python, that do not lose items to Ctrl-C.
 //!
-//! Python can handle a signal between taking and returning an item, which would lose the item. The method `_wait`
-//! therefore waits for an item without taking it, so a signal handler can interrupt `_wait`. The method `_hand_over`
-//! takes the item. A Ctrl-C during `_hand_over` is recorded, and raised once the item has been returned.
+//! Python can handle a signal between taking an item from a queue and returning this item, which would lose the item.
+//! The method `_wait` therefore waits for an item without taking the item, so a signal handler may interrupt `_wait`.
+//! The method `_hand_over` takes the item. A Ctrl-C during `_hand_over` is recorded, and raised once the item has been
+//! returned.
 //!
 //! Threads read the iterator one at a time, and only the main thread handles signals.
 
@@ -17,8 +18,8 @@ use pyo3::sync::PyOnceLock;
 
 use crate::pipes::turn::SharedIterator;
 
-/// The base class of iterators that do not lose items to Ctrl-C. The method `_wait()` raises StopIteration at the end.
-/// `_hand_over()` returns a tuple with the item, or None if `_wait()` must be called again.
+/// The base class of iterators that do not lose items to Ctrl-C. The method `_wait()` waits for an item, and raises
+/// StopIteration at the end. `_hand_over()` returns a tuple with the item, or None if `_wait()` must be called again.
 #[pyclass(extends = SharedIterator, subclass, frozen, module = "torchdata._native")]
 pub struct HandingIterator;
 
@@ -81,16 +82,16 @@ struct Deferred<'py> {
 }
 
 impl<'py> Deferred<'py> {
-    /// Signals that arrived before this call are handled first.
+    /// Installs the temporary handler. Signals that arrived before this call are handled first.
     fn new(py: Python<'py>) -> PyResult<Self> {
         let handler = signals(py)?.getattr("getsignal")?.call1((libc::SIGINT,))?;
         if !handler.is_callable() {
-            return Ok(Self { py, noted: None }); // the signal is ignored or kills the process
+            return Ok(Self { py, noted: None }); // Ctrl-C is ignored or kills the process
         }
         let noted = Bound::new(py, Noted { pressed: AtomicBool::new(false), handler: handler.unbind() })?;
         match install(py, noted.as_any()) {
             Ok(()) => Ok(Self { py, noted: Some(noted) }),
-            Err(error) if error.is_instance_of::<PyValueError>(py) => Ok(Self { py, noted: None }), // no main thread
+            Err(error) if error.is_instance_of::<PyValueError>(py) => Ok(Self { py, noted: None }), // other thread
             Err(error) => Err(error),
         }
     }
@@ -101,17 +102,17 @@ impl<'py> Deferred<'py> {
         let restored = if current.is(&noted) {
             install(self.py, noted.get().handler.bind(self.py))
         } else {
-            Ok(()) // user code has installed another handler in the meantime
+            Ok(()) // user code has installed another signal handler in the meantime
         };
         if noted.get().pressed.load(Relaxed) {
-            // SAFETY: the GIL is held. The call only marks the signal as received and runs no handler.
+            // SAFETY: the GIL is held. The call only marks the signal as received, and runs no signal handler.
             unsafe { ffi::PyErr_SetInterruptEx(libc::SIGINT as c_int) };
         }
         restored
     }
 }
 
-/// The functions of Python's built-in module `_signal` run no Python code.
+/// Returns Python's built-in module `_signal`, whose functions run no Python code.
 pub fn signals(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     MODULE.get_or_try_init(py, || py.import("_signal").map(Bound::unbind)).map(|module| module.bind(py))

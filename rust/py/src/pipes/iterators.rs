@@ -7,8 +7,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 unsafe extern "C" {
-    /// This function is part of the stable ABI since CPython 3.12. CPython 3.11 exports it without a declaration. Other
-    /// C functions for calls would create a tuple or read variable arguments for each item.
+    /// CPython 3.12 added this function to the stable ABI. CPython 3.11 exports the function without declaring it. All
+    /// other C functions for calls create a tuple or read variable arguments for each item.
     fn PyObject_Vectorcall(
         callable: *mut ffi::PyObject,
         arguments: *const *mut ffi::PyObject,
@@ -17,13 +17,13 @@ unsafe extern "C" {
     ) -> *mut ffi::PyObject;
 }
 
-/// A flag: the called function may use the slot before the arguments, which saves bound methods a copy.
+/// A flag that allows the called function to use the slot before the arguments, so that a bound method makes no copy.
 const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 
 pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let arguments = [std::ptr::null_mut(), argument.as_ptr()];
-    // SAFETY: the array contains one argument, and before it the free slot that the flag requires. Function and
-    // argument are valid during the call, which returns a new reference, or NULL with an exception set.
+    // SAFETY: `first` points to one argument. The free slot that the flag requires precedes this argument. The function
+    // and the argument are valid during the call, which returns a new reference, or NULL with an exception set.
     unsafe {
         let first = arguments.as_ptr().add(1);
         let result = PyObject_Vectorcall(function.as_ptr(), first, 1 | ARGUMENTS_OFFSET, std::ptr::null_mut());
@@ -31,13 +31,13 @@ pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> 
     }
 }
 
-/// Returns the function that computes the next item, or None if the object is not an iterator.
+/// Returns the C function that computes the next item, or None if the object is not an iterator.
 pub fn iternext_of(iterator: &Bound<'_, PyAny>) -> Option<ffi::iternextfunc> {
-    // SAFETY: this slot contains an iternext function, or NULL if the type is not an iterator.
+    // SAFETY: the slot contains a function of the type `iternextfunc`, or NULL if the object is not an iterator.
     unsafe { std::mem::transmute(ffi::PyType_GetSlot(iterator.get_type().as_type_ptr(), ffi::Py_tp_iternext)) }
 }
 
-/// Replaces a StopIteration of a user function, which would look like the end of the data (PEP 479).
+/// Replaces a StopIteration of a user function by a RuntimeError, because StopIteration means the end (PEP 479).
 pub fn stopped_by(py: Python<'_>, function: &str, error: PyErr) -> PyErr {
     let raised = PyRuntimeError::new_err(format!(
         "{function} raised StopIteration, which would end the iteration although the source has more items; catch it \
@@ -49,7 +49,7 @@ pub fn stopped_by(py: Python<'_>, function: &str, error: PyErr) -> PyErr {
 
 pub fn next_of<'py>(iterator: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = iterator.py();
-    // SAFETY: callers pass an iterator. NULL means the end or an exception.
+    // SAFETY: callers pass an iterator. NULL means the end of the items or an exception.
     let item = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyIter_Next(iterator.as_ptr())) };
     match item {
         Some(item) => Ok(Some(item)),
@@ -69,8 +69,8 @@ pub struct FilterIterator {
 
 #[pymethods]
 impl FilterIterator {
-    /// `on_dropped(item)` is called for each dropped item, unless its type is in `plain`. `to_bool(result)` converts
-    /// non-bool results.
+    /// `on_dropped(item)` is called for each dropped item, unless the type of the item is in `plain`. `to_bool(result)`
+    /// converts a result of `predicate` that is not a bool.
     #[new]
     fn new(
         source: &Bound<'_, PyAny>,
@@ -93,7 +93,7 @@ impl FilterIterator {
                 let is_stop = error.is_instance_of::<PyStopIteration>(py);
                 if is_stop { stopped_by(py, "Filter: filter_fn", error) } else { error }
             })?;
-            // SAFETY: the code only compares addresses with those of objects that are never freed.
+            // SAFETY: the code only compares the addresses of `True` and `False`, which are never freed.
             let (is_true, is_false) =
                 unsafe { (result.as_ptr() == ffi::Py_True(), result.as_ptr() == ffi::Py_False()) };
             let keep = is_true || (!is_false && self.to_bool.bind(py).call1((result,))?.is_truthy()?);
@@ -109,8 +109,8 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// Like `filter`, this iterator needs no `__clear__`: its references never change, so every reference cycle
-    /// contains a mutable object, which Python clears.
+    /// Like the built-in `filter`, this class needs no `__clear__`. The references of an iterator never change, so each
+    /// reference cycle contains another object that is mutable, which Python clears.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;
@@ -120,7 +120,7 @@ impl FilterIterator {
     }
 }
 
-/// Yields `item_at(index)` for each index, and, unlike a generator, continues after an exception.
+/// Yields `item_at(index)` for each index. In contrast to a generator, the iterator continues after an exception.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct IndexedIterator {
     item_at: Py<PyAny>,
@@ -130,7 +130,7 @@ pub struct IndexedIterator {
 
 #[pymethods]
 impl IndexedIterator {
-    /// `on_error(error, index)` is called for each exception of `item_at`, except for Ctrl-C and similar exceptions.
+    /// `on_error(error, index)` is called for each exception of `item_at`, except for KeyboardInterrupt and the like.
     #[new]
     fn new(item_at: Py<PyAny>, indices: &Bound<'_, PyAny>, on_error: Py<PyAny>) -> PyResult<Self> {
         Ok(Self { item_at, indices: indices.try_iter()?.into_any().unbind(), on_error })

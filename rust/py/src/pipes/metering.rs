@@ -1,6 +1,6 @@
-//! Measures the time that a program spends in `next` of a loader, in some of the calls.
+//! Measures the time that the user's program spends in `next` of a loader, in a sample of the calls.
 //!
-//! A measured call counts for itself and for the unmeasured calls since the previous measured call. [`Meter`] measures
+//! A measured call represents itself and the unmeasured calls since the previous measured call. [`Meter`] measures
 //! iterators that are not pipes.
 
 use std::cell::Cell;
@@ -17,7 +17,7 @@ pub struct Metering {
     gap: u32,
     random: Cell<u64>,
     most: Cell<u64>,
-    /// The time in nanoseconds at which the last measured call ended, or 0.
+    /// The time in nanoseconds at which the last measured call ended, or 0 before the first measured call.
     pub measured: u64,
 }
 
@@ -31,7 +31,8 @@ impl Metering {
         self.countdown == 0
     }
 
-    /// Returns the estimated total time in nanoseconds of all calls for which the measured call counts.
+    /// Records a measured call that began at `began`. Returns the estimated total time in nanoseconds of the measured
+    /// call and of the unmeasured calls that it represents.
     pub fn note(&mut self, began: u64) -> u64 {
         let now = nanoseconds();
         let (took, passed) = (now - began, now - self.measured);
@@ -57,7 +58,7 @@ impl Meter {
         Self(GilCell::new(None))
     }
 
-    /// In the statistics, the next `around` begins an epoch.
+    /// Counts and measures items in the record of `pipe`. The next call of `around` begins an epoch in the statistics.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.0.with(py, |counted| *counted = Some(CountedItems { pipe, metering: Metering::new() }));
     }
@@ -112,11 +113,12 @@ impl CountedItems {
     }
 }
 
-/// Adds items that were computed outside of any pipe to the record of a pipe.
+/// Adds items that no pipe has yielded to the record of a pipe. One measured call took `own` nanoseconds, and
+/// represents `weight` calls.
 pub fn add_work(pipe: &PipeRef, items: u64, own: u64, weight: u64) {
     let record = pipe.record();
     let all = own.saturating_mul(weight);
     let count = items.max(1);
     add(&record.yielded, items);
-    record.sample(all / count, all, count); // statistics show the time of a single item
+    record.sample(all / count, all, count); // the statistics show the time of a single item
 }

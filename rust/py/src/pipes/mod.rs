@@ -1,5 +1,5 @@
-//! Iterates pipes: tokens identify the valid iterator, guards count items, `turn` queues threads, and clocks measure
-//! time.
+//! Iterates pipes. Tokens identify the valid iterator of a pipe, guards count items, `turn` makes threads read one at a
+//! time, and `clocking` and `metering` measure time.
 
 pub mod calling;
 pub mod clocking;

@@ -1,4 +1,4 @@
-//! Computes random orders equal to `random.Random(seed).sample(range(count), count)`, in 2 % of Python's time.
+//! Computes the same random orders as `random.Random(seed).sample(range(count), count)`, in 2 % of the time.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -7,7 +7,8 @@ use torchdata_core::sampling::{MersenneTwister, WORDS};
 
 /// Returns the numbers below `count` in random order, as native 32-bit integers.
 ///
-/// `words` and `drawn` come from `random.Random.getstate()`: 624 native 32-bit words, and the number of used words.
+/// `words` and `drawn` come from `random.Random.getstate()`: 624 words of 32 bits in native byte order, and the number
+/// of words that have been used.
 #[pyfunction]
 pub fn sample_order<'py>(py: Python<'py>, words: &[u8], drawn: usize, count: u32) -> PyResult<Bound<'py, PyBytes>> {
     if words.len() != 4 * WORDS {

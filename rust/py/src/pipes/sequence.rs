@@ -1,4 +1,4 @@
-//! Iterates over a sequence by index, and can skip items.
+//! Iterates over a sequence by index, and can skip items without reading them.
 
 use pyo3::ffi;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -24,9 +24,9 @@ fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<SequenceKin
 pub struct SequenceIterator {
     sequence: Py<PyAny>,
     kind: SequenceKind,
-    /// The number of items, which is not used for a list because a list can change its length.
+    /// The number of items. This field is not used for a list, because a list can change its length.
     length: usize,
-    /// The index of the next item, or `u64::MAX` after the end, which is final even if a list grows.
+    /// The index of the next item, or `u64::MAX` once the end was reached. The end is final, even if a list grows.
     position: GilNumber,
 }
 
@@ -43,10 +43,9 @@ impl SequenceIterator {
         let sequence = self.sequence.bind(py);
         match self.kind {
             SequenceKind::Range { start, step } => Ok((start + step * position as i64).into_pyobject(py)?.into_any()),
-            // SAFETY: the kind ensures that the sequence is a list.
+            // SAFETY: this kind means that the sequence is a list.
             SequenceKind::List => unsafe { sequence.cast_unchecked::<PyList>() }.get_item(position),
-            // SAFETY: `sequence` is an existing object. The call returns a new reference, or NULL with an exception
-            // set.
+            // SAFETY: the object exists. The call returns a new reference, or NULL with an exception set.
             SequenceKind::Other => unsafe {
                 let item = ffi::PySequence_GetItem(sequence.as_ptr(), position as ffi::Py_ssize_t);
                 Bound::from_owned_ptr_or_err(py, item)
@@ -92,7 +91,7 @@ impl SequenceIterator {
                 return Ok(None);
             }
             let item = self.item(py, position as usize)?;
-            // If the position has changed, another thread has taken this item.
+            // If the position has changed, another thread has returned this item, so the loop reads the next item.
             if self.position.replace(position, position + 1) {
                 return Ok(Some(item));
             }

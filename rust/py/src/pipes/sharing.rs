@@ -1,6 +1,6 @@
-//! Splits an indexable source into shares. No share reads the items of another share.
+//! Iterates over one of several shares of an indexable source. An iterator never reads the items of other shares.
 //!
-//! The position in the source counts items of other shares as yielded, although they are skipped.
+//! The source's iterator skips the items of other shares, and counts skipped items as yielded.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use crate::pipes::guard;
 use crate::pipes::iterators::next_of;
 
-/// Alternately yields `run` items of a source and skips `between` items of other shares.
+/// Alternately yields `run` items of a source and skips `between` items, which belong to other shares.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ShareIterator {
     source: Py<PyAny>,
@@ -23,7 +23,7 @@ pub struct ShareIterator {
 
 #[pymethods]
 impl ShareIterator {
-    /// `source` is the guard of a `SequenceIterator`. First, `before` items are skipped and `left` items are yielded.
+    /// `source` is the guard of a `SequenceIterator`. The iterator first skips `before` items and yields `left` items.
     /// `left` and `run` are positive.
     #[new]
     fn new(source: &Bound<'_, PyAny>, before: usize, left: usize, between: usize, run: usize) -> PyResult<Self> {

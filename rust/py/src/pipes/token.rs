@@ -1,7 +1,8 @@
-//! A token records which iterator of a pipe is valid, and how many items that iterator has yielded.
+//! Implements the token of a pipe, which records which iterator of the pipe is valid, and how many items this iterator
+//! has yielded.
 //!
-//! All threads share a pipe's token. A guard (`guard.rs`) stores its iterator's number, and is valid while the token
-//! contains the same number.
+//! All threads that iterate a pipe share the pipe's token. Each iterator has a guard (`guard.rs`), which stores the
+//! iterator's number, and is valid while the token contains the same number.
 
 use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -15,7 +16,7 @@ use crate::pipes::clocking::Timed;
 
 pub struct BoardSlot {
     pub pipe: PipeRef,
-    /// `root` is true for the last pipe of a process, and `main` for the last pipe of the loader.
+    /// `root` is true for the last pipe of a process. `main` is true for the last pipe of the loader.
     pub root: bool,
     pub main: bool,
     _before: Option<Box<BoardSlot>>,
@@ -29,8 +30,8 @@ impl BoardSlot {
     }
 }
 
-/// The state of a pipe's current iteration. A token is never pickled or copied, so a copy of the pipe starts from the
-/// beginning.
+/// The state of a pipe's current iteration. A token is never pickled or copied, so the iteration of a copied pipe
+/// starts from the beginning.
 #[pyclass(frozen, module = "torchdata._native")]
 #[repr(C)]
 pub struct IterationToken {
@@ -38,7 +39,7 @@ pub struct IterationToken {
     /// The number of items that the newest iterator has yielded or skipped, including items before a resumption.
     own: AtomicU64,
     place: AtomicPtr<BoardSlot>,
-    /// The record that the next `begin` activates. Changes only together with `place`.
+    /// The record in the statistics that the next `begin` activates. This field changes only together with `place`.
     pending: GilCell<Option<Box<BoardSlot>>>,
     finished: AtomicBool,
     /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.
@@ -50,7 +51,7 @@ impl IterationToken {
         self.current.load(Relaxed) == id
     }
 
-    /// Returns the item counter in shared memory, or null. The pointer is valid as long as the token.
+    /// Returns the pipe's item counter in shared memory, or null. The pointer is valid as long as the token exists.
     pub fn counter(&self) -> *const AtomicU64 {
         self.place().map_or(ptr::null(), |place| &raw const place.pipe.record().yielded)
     }
@@ -59,14 +60,15 @@ impl IterationToken {
         self.own.store(self.own.load(Relaxed) + items, Relaxed);
     }
 
-    /// Callers must not keep the record while Python code runs, because this code may bind the token to another record.
+    /// Returns the pipe's record in the statistics. Callers must not keep the record while Python code runs, because
+    /// this code may bind the token to another record.
     pub fn place(&self) -> Option<&BoardSlot> {
         // SAFETY: the pointer is null, or points to a box that exists as long as the token.
         // SYNC(slot): pairs with the store in `activate`.
         unsafe { self.place.load(Acquire).as_ref() }
     }
 
-    /// From the next iteration on, items count in the record of `pipe`.
+    /// Makes items count in the statistics of `pipe` from the next iteration on.
     pub fn bind(&self, py: Python<'_>, pipe: PipeRef, root: bool, main: bool) {
         self.pending.with(py, |pending| {
             let is_same = |place: &BoardSlot| {
@@ -78,22 +80,22 @@ impl IterationToken {
         });
     }
 
-    /// Makes items count in the record that `bind` has set. The previous record stays allocated, because a running call
-    /// may still use it.
+    /// Makes items count in the record that `bind` has set. The previous record stays allocated, because a call in
+    /// progress may still use the previous record.
     pub fn activate(&self, py: Python<'_>) {
         self.pending.with(py, |pending| {
             let Some(mut place) = pending.take() else { return };
             place.pipe.record().restart(self.yielded());
             let old = self.place.load(Relaxed);
             // SAFETY: an earlier call of this method created the pointer with `into_raw`. The new record keeps the old
-            // record, and frees it later.
+            // record alive, and frees the old record when the token is dropped.
             place._before = (!old.is_null()).then(|| unsafe { Box::from_raw(old) });
             // SYNC(slot): pairs with the load in `place`.
             self.place.store(Box::into_raw(place), Release);
         });
     }
 
-    /// Resets the count. The statistics still include the items of earlier iterators.
+    /// Sets the number of yielded items. The totals in the statistics still include the items of earlier iterators.
     fn restart(&self, yielded: u64) {
         self.own.store(yielded, Relaxed);
         if let Some(place) = self.place() {
@@ -112,7 +114,7 @@ impl IterationToken {
 impl Drop for IterationToken {
     fn drop(&mut self) {
         let place = *self.place.get_mut();
-        // SAFETY: the pointer was created with `into_raw`, and no references to the token remain.
+        // SAFETY: `activate` created the pointer with `into_raw`, and no references to the token remain.
         drop((!place.is_null()).then(|| unsafe { Box::from_raw(place) }));
     }
 }
@@ -131,7 +133,7 @@ impl IterationToken {
         }
     }
 
-    /// Returns the id of the iteration, and whether it resumes from a loaded state.
+    /// Begins an iteration. Returns the number of the iteration, and whether the iteration resumes from a loaded state.
     fn begin(&self, py: Python<'_>) -> (u64, bool) {
         self.activate(py);
         let id = self.current.fetch_add(1, Relaxed) + 1;

@@ -1,6 +1,7 @@
-//! Lets threads that share an iterator read one at a time, in the order of their requests.
+//! Makes threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! If a thread requests an item in a signal handler while it reads, it would wait for itself, so an error is raised.
+//! If a signal handler requests an item in a thread that is already reading, the thread would wait for itself forever.
+//! Such a request raises an error.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -21,8 +22,8 @@ use crate::seconds::duration;
 
 const ADDRESS: u32 = 48;
 
-/// Returns the id of this thread, combined with the number of forks, because a thread of the parent process may have
-/// the same id.
+/// Returns an id of this thread, which includes the number of forks. The thread's own id is not sufficient, because a
+/// thread of the parent process may have the same id.
 fn this_thread() -> u64 {
     watching::this_thread() ^ (fork::current() << ADDRESS)
 }
@@ -40,7 +41,8 @@ struct Crowd {
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
     reader: GilNumber,
-    /// 1 if threads wait or `close` has been called, or usually 0, so that `crowd` need not be accessed.
+    /// 1 if threads wait or `close` has been called, and 0 otherwise. If 0, a thread may read without accessing
+    /// `crowd`.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,
@@ -72,7 +74,7 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Waits until earlier requests have ended, and lets this thread read until the returned guard is dropped.
+    /// Waits until earlier requests have ended. This thread may then read until the returned guard is dropped.
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
         if self.is_crowded.load() != 0 || !self.reader.replace(0, thread) {
@@ -89,11 +91,11 @@ impl Turn {
         })
     }
 
-    /// If `reads` is true and `close` has been called, returns an error.
+    /// Waits until this thread may read. If `reads` is true and `close` has been called, returns an error.
     #[cold]
     fn queue_up(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<()> {
         let is_waiting = self.change(py, |crowd| {
-            crowd.waiting.retain(|(one, _)| !is_inherited(*one)); // threads of the parent process
+            crowd.waiting.retain(|(one, _)| !is_inherited(*one)); // removes threads of the parent process
             crowd.waiting.iter().any(|(one, _)| *one == thread)
         });
         if is_waiting || self.reader.load() == thread {
@@ -123,7 +125,7 @@ impl Turn {
         Ok(())
     }
 
-    /// Returns an error if this thread can never read.
+    /// Lets this thread read if it is first in the queue. Returns an error if this thread can never read.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
         let (first, closed) = self
             .crowd
@@ -175,7 +177,7 @@ impl Turn {
         function.call0()
     }
 
-    /// Makes each request for an item raise a RuntimeError with the text `why` from now on.
+    /// Closes the queue of threads. Every later request for an item raises a RuntimeError with the text `why`.
     #[pyo3(signature = (why = "this program is exiting, and one of its threads requests another item from a loader"))]
     fn close(&self, py: Python<'_>, why: &str) {
         let all: Vec<Thread> = self.change(py, |crowd| {
@@ -190,7 +192,7 @@ impl Turn {
         enter::poll(py, Some(duration(seconds)), is_free).map(drop)
     }
 
-    /// Waits until no other thread reads, at most `seconds` if given. Returns whether no other thread reads.
+    /// Waits, for at most `seconds` if given, until no other thread reads. Returns whether no other thread reads.
     #[pyo3(signature = (seconds = None))]
     fn await_left(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
         enter::poll(py, seconds.map(duration), |_| Ok(self.is_left()))

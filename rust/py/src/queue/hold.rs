@@ -1,4 +1,4 @@
-//! Provides the Python class that temporarily stops the workers of a queue.
+//! Provides the Python class of a hold, which stops the worker threads of a queue until the hold is released.
 
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -6,8 +6,8 @@ use pyo3::prelude::*;
 use super::ReadAheadQueue;
 use crate::gil_cell::GilCell;
 
-/// No worker starts an item until all holds on the queue are released. A forked child does not release its copy of a
-/// hold, because the child may have inherited a locked lock.
+/// A hold on a queue. No worker thread starts an item until all holds on the queue are released. A forked child does
+/// not release its copy of a hold, because the child may have inherited the queue's lock in locked state.
 #[pyclass(frozen, name = "ReadAheadHold", module = "torchdata._native")]
 pub struct ReadAheadHold {
     queue: GilCell<Option<Py<ReadAheadQueue>>>,
@@ -35,7 +35,7 @@ impl ReadAheadHold {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // SAFETY: the garbage collector holds the GIL, but passes no token.
+        // SAFETY: the garbage collector holds the GIL during this call, but provides no interpreter token.
         let py = unsafe { Python::assume_attached() };
         self.queue.with(py, |queue| visit.call(&*queue))
     }

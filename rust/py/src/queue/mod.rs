@@ -1,9 +1,9 @@
-//! Provides the Python class for the queue between worker threads that read ahead and one consumer thread.
+//! Provides the Python class for the queue between worker threads, which read ahead, and the consumer thread.
 //!
-//! References enter and leave the queue only with the GIL held, so the queue does not change during a garbage
-//! collection. A single call takes a result and records its position, so no signal is handled in between. A forked
-//! child may have inherited a locked lock, so methods that need the lock raise an error, and objects in the queue are
-//! never dropped.
+//! The objects in the queue change only while the GIL is held, so the queue does not change during a garbage
+//! collection. One call both takes a result and records its position, so no signal is handled in between. A forked
+//! child may have inherited the queue's lock in locked state. In a forked child, methods that need the lock therefore
+//! raise an error, and the objects in the queue are never dropped.
 
 mod hold;
 mod reading;
@@ -29,11 +29,12 @@ use crate::seconds::duration;
 
 struct Entry {
     content: Py<PyAny>,
-    /// The number of the item, or None if the queue does not record positions.
+    /// The number of the item in the source, or None if the queue does not record positions.
     index: Option<Index>,
-    /// The state of the source after the item, or, without `index`, an object that the worker adds to the item.
+    /// The state of the source after the item. If `index` is None, an object that the worker attaches to the item.
     mark: Option<Py<PyAny>>,
-    /// Whether workers cannot change the item, so that `hold` need not wait for a worker that processes it.
+    /// Whether worker threads cannot change the item. A hold on the queue does not wait for the processing of such an
+    /// item.
     is_plain: bool,
     is_small: bool,
 }
@@ -53,15 +54,15 @@ type Queue = OrderedQueue<Entry>;
 
 type ClaimedItems = (Vec<Slot>, Vec<Py<PyAny>>);
 
-/// `sleep` waits for one slice and returns whether the event has occurred. Signals are handled before the caller takes
-/// an item, because an exception from a handler would lose an item that has been taken.
+/// Waits until `sleep` returns true. `sleep` waits for at most one slice without the GIL. Signals are handled before
+/// the caller takes an item, because an exception from a signal handler would lose an item that has been taken.
 fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyResult<()> {
     enter::wait(py, None, Slices::LONG, sleep, |_| Ok(false))?;
     py.check_signals()
 }
 
-/// The state of the source, the number of items delivered after this state, the number of all delivered items, and the
-/// items delivered out of order.
+/// The state of the source, the number of items that were delivered after this state, the number of all delivered
+/// items, and the numbers of the items that were delivered out of order.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
 /// The number of a slot, its kind ("waiting", "running", "result" or "error"), its content, and its `mark`.
@@ -71,21 +72,21 @@ type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 pub struct ReadAheadQueue {
     queue: ManuallyDrop<Queue>,
     place: GilCell<Option<QueuePosition<Py<PyAny>>>>,
-    /// The number of items to read ahead, or None if this number does not grow for small items.
+    /// Determines the number of items to read ahead, or None if this number does not grow for small items.
     window: GilCell<Option<Window>>,
-    /// `generation` and `process` identify the process of the worker threads.
+    /// `generation` and `process` identify the process in which the worker threads run.
     generation: u64,
     process: u32,
     name: String,
     keeps: bool,
-    /// The error message of a closed queue, or None if a closed queue ends like an iterator.
+    /// The error message if the queue is closed, or None if a closed queue ends like an exhausted iterator.
     when_closed: Option<String>,
 }
 
 impl Drop for ReadAheadQueue {
     fn drop(&mut self) {
         if self.generation == fork::current() {
-            // SAFETY: the field is only dropped here, and `self` is not used afterwards.
+            // SAFETY: the field is dropped only here, and `self` is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.queue) }
         }
     }
@@ -114,14 +115,15 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Drops buffered results of a closed queue, because a traceback in a result would keep the worker threads alive.
+    /// Drops the results in a closed queue, because a traceback in a result would keep the worker threads alive.
     fn drop_if_closed(&self, queue: &Queue) {
         if !self.keeps && queue.is_closed() {
             drop(queue.drain());
         }
     }
 
-    /// Source states that are no longer needed are dropped outside of the cell, because dropping may run Python code.
+    /// Changes the position. Source states that are no longer needed are dropped after the access to the cell, because
+    /// dropping may run Python code.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
             place.as_mut().map(|place| {
@@ -222,7 +224,7 @@ impl ReadAheadQueue {
         self.get().map(|queue| queue.leave_source(slot))
     }
 
-    /// Waits for submitted items, and claims `least` to `most` small items, or one large item, for one of `sharers`
+    /// Waits for submitted items. Claims one large item, or `least` to `most` small items, for one of `sharers`
     /// workers.
     fn claim_some(&self, py: Python<'_>, least: usize, most: usize, sharers: usize) -> PyResult<Option<ClaimedItems>> {
         let take = |entry: &mut Entry| (std::mem::replace(&mut entry.content, py.None()), false);
@@ -253,7 +255,7 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Releases the slot of an item that an earlier run has delivered.
+    /// Releases the slot of an item that was already delivered before the loader resumed.
     #[pyo3(signature = (slot, index, mark=None))]
     fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.get()?.skip(slot);
@@ -288,7 +290,7 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Error(Entry { index, mark, ..Entry::new(error) }))
     }
 
-    /// Stores an error of the source, which is read again after the consumer has received the error.
+    /// Stores an error of the source. Once the consumer has received the error, the source is read again.
     fn break_off(&self, slot: Slot, error: Py<PyAny>) -> PyResult<()> {
         self.settle(Some(slot), Outcome::Break(Entry::new(error)))
     }
@@ -298,8 +300,7 @@ impl ReadAheadQueue {
         self.settle(slot, Outcome::End(error.map(Entry::new)))
     }
 
-    /// Submits an item for the workers. A hold does not wait for workers that process a plain item, because they cannot
-    /// change the item.
+    /// Submits an item for the worker threads, which cannot change a plain item. A hold does not wait for plain items.
     fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
         self.get().map(|queue| queue.submit(Entry { is_plain, ..Entry::new(item) }))
     }
@@ -312,13 +313,13 @@ impl ReadAheadQueue {
         self.settle(None, Outcome::Error(Entry::new(error)))
     }
 
-    /// Waits until a call of `pop` would return or raise without waiting.
+    /// Waits until `pop` can return or raise without waiting.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         let queue = self.get()?;
         if queue.wait_filled(Duration::ZERO) { Ok(()) } else { wait_for(py, |slice| queue.wait_filled(slice)) }
     }
 
-    /// Returns the next result or raises its error, or StopIteration at the end.
+    /// Returns the next result or raises its error. Raises StopIteration at the end.
     fn pop(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let queue = self.get()?;
         loop {
@@ -339,12 +340,12 @@ impl ReadAheadQueue {
         slf
     }
 
-    /// A loop over the queue handles no signals between `pop` and storing the result.
+    /// Returns the next result. A loop in C, such as `list(queue)`, handles no signals before it stores the result.
     fn __next__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.pop(py)
     }
 
-    /// Appends the next result to a list, without handling signals in between.
+    /// Appends the next result to a list. No signals are handled between taking and appending the result.
     fn pop_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
         hand.append(self.pop(hand.py())?)
     }
@@ -356,8 +357,8 @@ impl ReadAheadQueue {
         })
     }
 
-    /// Returns how many small items were delivered in succession, and how many items may have been taken but not
-    /// delivered.
+    /// Returns the number of small items that were delivered in succession, and the maximum number of items that were
+    /// taken from the source but not delivered.
     fn growth(&self, py: Python<'_>) -> Option<(u64, u64)> {
         let given = self.place.with(py, |place| place.as_ref().map_or(0, QueuePosition::given));
         let window = self.window.with(py, |window| *window)?;
@@ -444,13 +445,13 @@ impl ReadAheadQueue {
         self.get().map_or(0, Queue::len)
     }
 
-    /// The garbage collector must find equal objects in each of its passes, so this method waits for the lock. Threads
-    /// hold the lock only for a few instructions, without the GIL. In a forked child, the lock may never be released,
-    /// so nothing is visited.
+    /// Visits the objects in the queue. All passes of the garbage collector must find the same objects, so this method
+    /// waits for the lock, which threads hold only for a few instructions and without the GIL. In a forked child, the
+    /// lock may never be released, so nothing is visited.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(queue) = self.get() else { return Ok(()) };
         queue.try_for_each(|_, view| view.content().visit(&visit))?;
-        // SAFETY: the garbage collector holds the GIL, but passes no token.
+        // SAFETY: the garbage collector holds the GIL during this call, but provides no interpreter token.
         let py = unsafe { Python::assume_attached() };
         self.place.with(py, |place| place.iter().flat_map(QueuePosition::marks).try_for_each(|mark| visit.call(mark)))
     }

@@ -1,4 +1,4 @@
-//! Takes numbered items of a source, and sometimes the state of the source, for threads that read ahead.
+//! Takes numbered items, and from time to time the state, from a source for the threads that read ahead.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -15,27 +15,27 @@ use crate::gil_cell::GilCell;
 
 type Taken = (Py<PyAny>, Index, Option<Py<PyAny>>);
 
-/// The thread that has reserved the source owns all fields except the atomic fields.
+/// Reads the source of a queue. Only the thread that has reserved the source may use the fields that are not atomic.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct SourceReader {
     #[pyo3(get)]
     advance: Py<PyAny>,
     state_of: Py<PyAny>,
-    /// Converts the error with which saving the source's state failed to a placeholder.
+    /// Converts the error with which saving the source's state has failed to a placeholder for this state.
     unsaved: Py<PyAny>,
-    /// The number of items between two saved states, or 0 for no states.
+    /// The number of items between two saved states, or 0 if no states are saved.
     frequency: u64,
-    /// The first `dropped` items and the items in `ahead` are dropped.
+    /// The first `dropped` items and the items in `ahead` are dropped, because an earlier run has delivered them.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,
     ended: AtomicBool,
-    /// An exception that `state_of` raised after the previous item, to be raised in place of the next item.
+    /// An exception that `state_of` raised after the previous item. The exception is raised in place of the next item.
     state_error: GilCell<Option<Py<PyAny>>>,
 }
 
 impl SourceReader {
-    /// If this method raises an exception, the recorded position of the source has not changed.
+    /// Takes the next item of the source. If this method raises an exception, the position has not changed.
     fn next(&self, py: Python<'_>) -> PyResult<Taken> {
         self.ended.store(false, Relaxed);
         if let Some(state_error) = self.state_error.with(py, Option::take) {
@@ -90,7 +90,8 @@ impl SourceReader {
         Ok(Some((item, index, mark)))
     }
 
-    /// Returns None if the queue is closed, or the slot and the error if the source fails.
+    /// Moves items from the source to the queue. Returns None once the queue is closed. If the source fails, returns
+    /// the reserved slot and the error.
     fn hand_over(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
         let queue = queue.get();
         let mut reserved = None;
@@ -131,7 +132,7 @@ impl SourceReader {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         [&self.advance, &self.state_of, &self.unsaved].into_iter().try_for_each(|it| visit.call(it))?;
-        // SAFETY: the garbage collector holds the GIL, but passes no token.
+        // SAFETY: the garbage collector holds the GIL during this call, but provides no interpreter token.
         let py = unsafe { Python::assume_attached() };
         self.state_error.with(py, |state_error| visit.call(&*state_error))
     }

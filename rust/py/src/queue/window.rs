@@ -1,4 +1,4 @@
-//! Determines how many items are read ahead, and which items count as small.
+//! Determines how many items a queue reads ahead, and which items are small.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -7,14 +7,14 @@ use pyo3::types::PyTuple;
 /// The number of consecutive small items after which the window grows by one item.
 const GROWTH: u64 = 8;
 
-/// The number of items to read ahead depends only on the delivered items, so an abandoned epoch always leaves the
-/// source at the same position.
+/// The number of items to read ahead. This number depends only on the delivered items, so an abandoned epoch always
+/// leaves the source at the same position.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     least: usize,
     most: usize,
     pub row: u64,
-    /// The upper bound for items taken from the source so far.
+    /// The maximum number of items that have been taken from the source so far.
     reach: u64,
 }
 
@@ -44,12 +44,11 @@ impl Window {
 const SHORT: ffi::Py_ssize_t = 256;
 const MOST_MEMBERS: usize = 16;
 
-/// Returns whether an object is small and immutable, so that many such objects can be read ahead and processed
-/// together.
+/// Returns whether an object is small and immutable, so that workers can process many such objects together.
 pub(super) fn is_small(object: &Bound<'_, PyAny>) -> bool {
     let is_member = |object: &Bound<'_, PyAny>| {
         let pointer = object.as_ptr();
-        // SAFETY: the code only inspects existing objects of exact types, which cannot fail.
+        // SAFETY: the code only inspects existing objects, which cannot fail for these exact types.
         unsafe {
             object.is_none()
                 || ffi::PyFloat_CheckExact(pointer) != 0

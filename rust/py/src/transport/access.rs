@@ -1,7 +1,6 @@
-//! Ensures that only one thread uses the [`Reader`] at a time, and only for the current epoch.
+//! Ensures that one thread at a time uses the [`Reader`], and only for the current epoch.
 //!
-//! Other threads and signal handlers set flags to stop or pause the reader, which the reading thread checks while it
-//! waits.
+//! Other threads and signal handlers set flags to stop or pause the reader. The reading thread checks these flags.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -19,19 +18,19 @@ use crate::enter;
 use crate::gil_cell::{GilCell, GilNumber};
 
 pub struct Access {
-    /// The reader, or None while a thread uses the reader.
+    /// The reader, or None while a thread holds the reader.
     reader: GilCell<Option<Box<Reader>>>,
-    /// The thread that uses the reader, or 0.
+    /// The id of the thread that holds the reader, or 0.
     holder: GilNumber,
     pub signs: Signs,
-    /// Whether streams begin at the first request rather than with the epoch, as in a worker that reads dispatched
-    /// items.
+    /// Whether a stream of items begins with the first request instead of the epoch, as in a worker process that reads
+    /// dispatched items.
     on_demand: bool,
-    /// A forked child must not take items of its parent.
+    /// The process that created the reader. A forked child must not take items of its parent.
     pub owner: OwningProcess,
 }
 
-/// Gives this thread exclusive access to the reader. If the process forks meanwhile, the reader is missing in the child.
+/// Exclusive access of this thread to the reader. If the process forks during the access, the child has no reader.
 pub struct Held<'a, 'py> {
     access: &'a Access,
     py: Python<'py>,
@@ -62,7 +61,7 @@ impl DerefMut for Held<'_, '_> {
 pub struct Start {
     pub accounts: Vec<Account>,
     pub turn: Option<usize>,
-    /// The number of passes in which the dispatched items were read.
+    /// The number of passes over the dispatched items.
     pub passed: u32,
 }
 
@@ -77,12 +76,12 @@ impl Access {
         }
     }
 
-    /// Returns the epoch and the pass of a new iterator, or pass 0 if the iterator's first request begins the pass.
+    /// Returns the epoch and the pass of a new iterator. Pass 0 means that the iterator's first request begins a pass.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
 
-    /// Returns None if any thread, even the current thread, uses the reader.
+    /// Returns exclusive access to the reader, or None if any thread, even the current thread, holds the reader.
     #[inline]
     pub fn try_hold<'py>(&self, py: Python<'py>) -> Option<Held<'_, 'py>> {
         let reader = self.reader.with(py, Option::take)?;
@@ -100,7 +99,7 @@ impl Access {
     }
 
     fn hold_once_left<'py>(&self, py: Python<'py>) -> PyResult<Held<'_, 'py>> {
-        self.owner.check()?; // in a forked child, the reading thread of the parent does not exist
+        self.owner.check()?; // in a forked child, the parent's reading thread does not exist
         let mut held = None;
         enter::poll(py, None, |_| {
             held = self.try_hold(py);
@@ -113,7 +112,7 @@ impl Access {
         Ok(held.expect("a poll without a limit ends with a result"))
     }
 
-    /// Returns an error if this thread is reading, because it would wait for itself.
+    /// Returns an error if this thread holds the reader, because the thread would wait for itself forever.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.holder.load() == this_thread() {
             return Err(PyRuntimeError::new_err(format!(
@@ -123,7 +122,7 @@ impl Access {
         Ok(())
     }
 
-    /// Starts an epoch, and stops a thread that still reads an earlier epoch.
+    /// Starts an epoch. A thread that still reads an earlier epoch stops first.
     pub fn start_epoch(&self, py: Python<'_>, epoch: u32, window: u64, start: Start) -> PyResult<()> {
         self.signs.epoch.store(u64::from(epoch), Relaxed);
         let mut held = self.hold_once_left(py)?;
@@ -161,9 +160,9 @@ impl Access {
         self.signs.paused.store(paused, Relaxed);
         match self.try_hold(py) {
             Some(mut held) if self.owner.is_this() => held.apply_pause(&self.signs),
-            Some(_) => {} // in a forked child, the peers belong to the parent
+            Some(_) => {} // in a forked child, the reader's peers belong to the parent
             None => {
-                self.signs.own.ring(); // the reading thread applies the pause
+                self.signs.own.ring(); // the thread that holds the reader applies the pause
             }
         }
     }
@@ -173,7 +172,8 @@ impl Access {
         self.set_paused(py, true);
     }
 
-    /// Replaces `dead` and all other exited processes, or returns false if a reading thread will replace them.
+    /// Replaces the processes in `dead` and all other exited processes, or returns false if a reading thread will do
+    /// so.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;
@@ -181,7 +181,7 @@ impl Access {
         reader.replace_dead(py, dead).map(|()| true)
     }
 
-    /// If `pass` is 0, this is the iterator's first request, which begins a pass.
+    /// Returns the next item of an iterator. If `pass` is 0, this is the iterator's first request, which begins a pass.
     pub fn next<'py>(&self, py: Python<'py>, epoch: u32, pass: &AtomicU64) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.owner.check()?;
         let mut held = self.hold(py)?;
@@ -204,12 +204,12 @@ impl Access {
         next
     }
 
-    /// Ends a pass early, because unread items of this worker would block other workers.
+    /// Ends a pass before all items have been read, because unread items of this worker would block other workers.
     pub fn leave(&self, py: Python<'_>, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;
         }
-        // A thread that holds the reader already reads a later pass, so this pass need not be ended.
+        // If another thread holds the reader, that thread already reads a later pass, so this pass has ended.
         if let Some(mut held) = self.try_hold(py)
             && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass

@@ -1,6 +1,7 @@
-//! Provides the Python class `Carrier`, which exchanges frames (batches of units) with another machine.
+//! Provides the Python class `Carrier`, which exchanges the units of links with another machine. A frame contains many
+//! units.
 //!
-//! The carrier's lock is never held while a thread waits for the GIL.
+//! No thread waits for the GIL while it holds the carrier's lock.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -35,7 +36,7 @@ impl PyCarrier {
 
 #[pymethods]
 impl PyCarrier {
-    /// `own` and `peer` are the indices of doorbells.
+    /// `own` is the index of the carrier's doorbell. `peer` is the doorbell of the process that uses the links.
     #[new]
     fn new(
         inbound: &Bound<'_, PyLink>,
@@ -48,7 +49,7 @@ impl PyCarrier {
         Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
     }
 
-    /// Returns the control words, or None if they have not changed, and a list with the head and the large buffers of a
+    /// Returns the control words, or None if they have not changed, and a list of the head and large buffers of a
     /// frame.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
@@ -71,14 +72,15 @@ impl PyCarrier {
         Ok((words, parts))
     }
 
-    /// Returns False if only a part of the frame fitted, and the method must be called again with the same frame.
+    /// Writes the units of a frame into a link. Returns False if only some of the units fitted into the link. The
+    /// caller must then call this method again with the same frame.
     fn put(&self, py: Python<'_>, frame: Vec<PyBuffer<u8>>) -> PyResult<bool> {
         let mut parts = Vec::with_capacity(frame.len());
         for buffer in &frame {
             if !buffer.is_c_contiguous() {
                 return Err(PyBufferError::new_err("a part of a frame is not contiguous"));
             }
-            // SAFETY: this function holds the contiguous buffer until it returns. No code changes frames.
+            // SAFETY: this function holds the contiguous buffer until it returns. No code changes a frame.
             parts.push(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) });
         }
         let Some((head, beside)) = parts.split_first() else { return Ok(true) };
@@ -91,9 +93,9 @@ impl PyCarrier {
         Ok(())
     }
 
-    /// Waits up to `seconds`, and then returns idle memory to the system. The wait also ends if a control word changes,
-    /// if `ring` is called, if units are pending (with `units`), or if there is room for the rest of the last frame
-    /// (with `lacks`).
+    /// Waits up to `seconds`, and then returns unused memory to the system. The wait also ends if a control word
+    /// changes or if `ring` is called. If `units` is true, pending units end the wait. If `lacks` is true, room for the
+    /// rest of the last frame ends the wait.
     fn wait(&self, py: Python<'_>, seconds: f64, units: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {

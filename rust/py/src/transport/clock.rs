@@ -1,4 +1,4 @@
-//! Limits the time that a reader waits for one item, and warns during a long wait.
+//! Limits the time for which a reader waits for one item, and reports long waits.
 
 use std::time::{Duration, Instant};
 
@@ -9,13 +9,13 @@ use pyo3::prelude::*;
 struct Stall {
     patience: Duration,
     next: Duration,
-    /// A callback with the arguments (peer, seconds), which warns of a long wait.
+    /// A callback with the arguments (peer, seconds), which warns the user of a long wait.
     on_stall: Py<PyAny>,
 }
 
 struct Hang {
     next: Duration,
-    /// A callback with the arguments (peer, seconds, patience in seconds). This callback kills a hanging process, or
+    /// A callback with the arguments (peer, seconds, patience in seconds). The callback kills a process that hangs, or
     /// returns false if no process hangs.
     on_hang: Py<PyAny>,
 }
@@ -29,7 +29,7 @@ pub struct Clock {
     began: Option<Instant>,
     stall: Option<Stall>,
     hang: Option<Hang>,
-    /// The number of kills in this wait. Each kill doubles the item's time limit.
+    /// The number of processes that were killed during the wait for this item. Each kill doubles the item's time limit.
     tries: u32,
 }
 
@@ -38,13 +38,13 @@ impl Clock {
         Self { limit, name: name.to_owned(), began: None, stall: None, hang: None, tries: 0 }
     }
 
-    /// `on_hang` is called regularly during waits, and replaces the error after the time limit.
+    /// Calls `on_hang` regularly during waits, instead of raising a TimeoutError when the time limit expires.
     pub fn tell_hang_to(&mut self, on_hang: Py<PyAny>) {
         self.hang = Some(Hang { next: Duration::ZERO, on_hang });
         self.rearm();
     }
 
-    /// `on_stall` warns after `patience`, and again whenever the duration of the wait has doubled.
+    /// Calls `on_stall` once a wait has lasted for `patience`, and again whenever the duration of the wait has doubled.
     pub fn tell_stall_to(&mut self, patience: Duration, on_stall: Py<PyAny>) {
         self.stall = Some(Stall { patience, next: patience, on_stall });
     }
@@ -56,7 +56,7 @@ impl Clock {
         }
     }
 
-    /// Ends a wait. The number of kills (`tries`) is kept, because a replacement process may send the same item.
+    /// Ends a wait without an item. `tries` is kept, because a replacement process may send the same item.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;
@@ -77,7 +77,7 @@ impl Clock {
         }
     }
 
-    /// Checks how long the wait has lasted. A wait for paused peers is not a stall.
+    /// Checks how long the wait has lasted, and calls the callbacks. A wait for paused peers is not a stall.
     pub fn look(&mut self, py: Python<'_>, peer: Option<usize>, paused: bool) -> PyResult<()> {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         match &mut self.stall {
@@ -128,7 +128,7 @@ impl Clock {
         visit.call(self.hang.as_ref().map(|hang| &hang.on_hang))
     }
 
-    /// The caller must drop the returned callbacks.
+    /// Removes and returns the callbacks, which the caller must drop.
     pub fn clear(&mut self) -> [Option<Py<PyAny>>; 2] {
         [self.stall.take().map(|stall| stall.on_stall), self.hang.take().map(|hang| hang.on_hang)]
     }

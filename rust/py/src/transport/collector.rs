@@ -1,5 +1,5 @@
-//! Provides the Python class that receives items from workers, or dispatched items in a worker, in the thread that
-//! requests an item.
+//! Provides the Python class that receives items from worker processes, or dispatched items in a worker process. The
+//! thread that requests an item also receives it.
 //!
 //! `access.rs` decides which thread may read, and `reader.rs` reads items.
 
@@ -31,26 +31,26 @@ use crate::pipes::delivery::Delivery;
 use crate::seconds::duration;
 
 /// Reads the items of several links as one sequence, in one thread at a time. Any thread can stop or pause the
-/// collector, or start another epoch, after which no more items of the previous epoch are taken.
+/// collector, or start another epoch. After the start of an epoch, no more items of the previous epoch are taken.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,
-    /// The positions and snapshots, which other threads always find consistent.
+    /// The positions and snapshots of the peers. Other threads always find these records consistent.
     books: Arc<GilCell<Books<Content>>>,
     pub(super) relay: Arc<Relay>,
 }
 
 #[pymethods]
 impl Collector {
-    /// The prefix of the failure reason that replaces a snapshot.
+    /// The prefix of the reason why there is no snapshot, which is sent in place of a snapshot.
     #[classattr]
     const REASON: &[u8] = REASON;
 
     /// `peers` and `own` are the doorbell indices of the sending processes and of this process.
     ///
-    /// `shards` shards (also called peers) send over the links: shard i over link i modulo the number of links.
-    /// `on_error(peer, description)` is called for a failure and must raise. If `on_demand` is true, the first request
-    /// of each iterator begins a pass of the sender.
+    /// The number of shards, which are also called peers, is `shards`. Shard i sends over link i modulo the number of
+    /// links. `on_error(peer, description)` is called for a failure and must raise an exception. If `on_demand` is
+    /// true, the first request of each iterator begins a pass of the sending process.
     #[new]
     #[pyo3(signature = (
         links, board, own, peers, on_error, *, in_order = true, timeout = None, name = "worker process", on_demand = false,
@@ -88,21 +88,23 @@ impl Collector {
         Ok(Self { access: Access::new(reader, own, on_demand), books, relay })
     }
 
-    /// Each process is given by its id, or by a descriptor that becomes readable when the process exits. After an exit,
-    /// a waiting reader calls `on_exit(index)`, which must raise.
+    /// Watches processes. Each process is given by its id, or by a descriptor that becomes readable when the process
+    /// exits. After an exit, a waiting reader calls `on_exit(index)`, which must raise an exception.
     fn watch(&self, py: Python<'_>, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py)?.watch.watch(processes, on_exit).map_err(errors::open)
     }
 
-    /// `on_death(dead, received, ended, paused)` receives the indices of exited processes, for each peer the number of
-    /// received items and whether the end was received, and whether all peers are paused. It returns the processes to
-    /// replace, after it has made sure that all of them have exited.
+    /// Watches processes, and replaces processes that exit.
     ///
-    /// `on_replace(dead, positions, ended)` then receives these processes. `positions` contains the received items and
-    /// the newest snapshot of each peer, and the snapshot of the dispatching process. For each replaced process, the
-    /// callback returns the index, the new link or None, and the id or descriptor of the replacement.
+    /// `on_death(dead, received, ended, paused)` receives the indices of exited processes, the number of items received
+    /// from each peer, whether the end of each peer was received, and whether all peers are paused. The callback
+    /// returns the indices of the processes to replace, after it has made sure that all of these processes have exited.
     ///
-    /// If a callback raises an exception, nothing has changed, and the next read calls the callbacks again.
+    /// `on_replace(dead, positions, ended)` then starts the replacements. `positions` contains the received items and
+    /// the newest snapshot of each peer, and the snapshot of the dispatching process. For each replacement, the
+    /// callback returns the index, the new link or None, and the id or descriptor of the new process.
+    ///
+    /// If a callback raises an exception, nothing changes, and the next read calls the callbacks again.
     fn watch_and_replace(
         &self,
         py: Python<'_>,
@@ -113,13 +115,13 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.watch.watch_and_replace(processes, Replacing { on_death, on_replace }))
     }
 
-    /// Replaces all exited processes, or returns False if a reading thread will replace them.
+    /// Replaces all exited processes. Returns False if a thread that is reading will replace them.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }
 
-    /// Calls `on_surplus(next peer, peer that sent early, bytes)` once per epoch if early items use more than `most`
-    /// bytes.
+    /// Calls `on_surplus(next peer, peer that sent early, bytes)`, at most once per epoch, if items that were received
+    /// early use more than `most` bytes.
     fn tell_surplus(&self, py: Python<'_>, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py).map(|mut held| held.peers.tell_surplus_to(most, on_surplus))
     }
@@ -128,8 +130,9 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.on_note = Some(on_note))
     }
 
-    /// Link i uses the set of counters `first` + i, and `peers` contains the page number of each peer. In the main
-    /// process, `IteratorGuard` rather than the collector counts the wait for an epoch's first item.
+    /// Counts and measures items on a page of the statistics board. Link i uses the set of counters `first` + i, and
+    /// `peers` contains the page number of each peer. In the main process, `IteratorGuard` measures the first wait of
+    /// an epoch.
     fn count_into(
         &self,
         py: Python<'_>,
@@ -150,19 +153,19 @@ impl Collector {
         Ok(())
     }
 
-    /// Calls `on_stall(peer, seconds)` after a wait of `seconds`, and whenever the time has doubled.
+    /// Calls `on_stall(peer, seconds)` after a wait of `seconds`, and again whenever the duration has doubled.
     fn tell_stall(&self, py: Python<'_>, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py).map(|mut held| held.clock.tell_stall_to(duration(seconds), on_stall))
     }
 
-    /// `on_hang(peer, seconds, patience)` is called regularly, kills a process that takes longer than `patience`, and
-    /// returns whether a process was killed. Each process that was killed for the awaited item doubles `patience`.
+    /// Calls `on_hang(peer, seconds, patience)` regularly during waits. The callback kills a process that takes longer
+    /// than `patience`, and returns whether it has killed a process. Each kill doubles `patience` for the awaited item.
     fn tell_hang(&self, py: Python<'_>, on_hang: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py).map(|mut held| held.clock.tell_hang_to(on_hang))
     }
 
-    /// Makes every wait raise `exception` once a command in the `control` link starts another epoch or stops the
-    /// process. Waits of this process are reported to the main process over the link `output` and the doorbell `main`.
+    /// Makes every wait raise `exception` once the main process has sent a command over the `control` link that starts
+    /// another epoch or stops this worker process. Waits are reported over the link `output` and the doorbell `main`.
     fn set_interrupt(
         &self,
         py: Python<'_>,
@@ -177,7 +180,8 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.interrupt = Some(interrupt))
     }
 
-    /// Must be called before the command to start the epoch is sent. Stops a thread that still reads an earlier epoch.
+    /// Starts an epoch. Must be called before the command that starts the epoch is sent to the peers. A thread that
+    /// still reads an earlier epoch stops.
     ///
     /// To resume, `starts`, `turn` (the peer of the next item) and `passed` (the number of passes over the dispatched
     /// items) describe the position.
@@ -201,9 +205,9 @@ impl Collector {
     }
 
     /// Returns the positions of all peers after `delivered` items, or the current positions if `delivered` is None.
-    /// Returns None if the log is too short. The result contains each peer's items and snapshot, the next peer, and the
-    /// snapshot of the dispatching process. Python code must not maintain the number `delivered`, because a signal
-    /// handler could run between a delivery and the increment.
+    /// Returns None if the log does not contain this position. A position consists of each peer's items and snapshot,
+    /// the next peer, and the snapshot of the dispatching process. Python code must not count the delivered items,
+    /// because a signal handler could run between a delivery and the count.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn positions(
@@ -219,13 +223,13 @@ impl Collector {
         })
     }
 
-    /// Waits for each peer's first unit of the epoch, usually a snapshot.
+    /// Waits for the first unit of the epoch from each peer, which is usually a snapshot.
     fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
         self.access.hold(py)?.await_snapshots(py, &self.access.signs, dealt)
     }
 
-    /// Waits in a worker for the dispatching process's first snapshot of the epoch, which must be relayed, or for a
-    /// command.
+    /// Waits in a worker process for the first snapshot of the dispatching process in this epoch, which the worker
+    /// relays to the main process. A command ends the wait early.
     fn await_relayed(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.hold(py)?.await_relayed(py, Stream::first(epoch))
     }
@@ -246,17 +250,17 @@ impl Collector {
         drop(superfluous);
     }
 
-    /// Returns (pass, (items read, checksum)) of a worker's dispatched items.
+    /// Returns the pass over the dispatched items, and (items, checksum) that this worker has read in this pass.
     fn share(&self, py: Python<'_>) -> (u64, Entry) {
         (self.access.signs.pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
 
-    /// Ends this epoch, even if some items were not read, so that the peers send no further items of the epoch.
+    /// Ends this epoch, even if some of its items were not read. The peers send no further items of the epoch.
     fn finish_epoch(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.finish_epoch(py, epoch)
     }
 
-    /// Can be called at any time, also during a read.
+    /// Pauses all peers. Any thread may call this method at any time, also during a read.
     fn pause(&self, py: Python<'_>) {
         self.access.set_paused(py, true);
     }
@@ -265,17 +269,17 @@ impl Collector {
         self.access.set_paused(py, false);
     }
 
-    /// Ends the epoch in this process: no more items are returned, and the peers stop computing items. Can be called at
-    /// any time, even by a signal handler or while another thread reads.
+    /// Ends the epoch in this process. No more items are returned, and the peers stop computing items. Any thread or
+    /// signal handler may call this method at any time, also during a read.
     fn stop(&self, py: Python<'_>) {
         self.access.stop(py);
     }
 
-    /// Receives items early, because a peer could otherwise wait forever for the dispatching process, which may wait
-    /// for other peers. Must be called repeatedly until all children have executed a command. `done` is true in the
-    /// last call.
+    /// Receives items early, while the caller waits until all child processes have executed a command. A peer could
+    /// otherwise wait forever for the dispatching process, which may wait for other peers. The caller repeats the call,
+    /// with `done` set to true in the last call.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
-        let Some(mut held) = self.access.try_hold(py) else { return Ok(()) }; // the reading thread does so itself
+        let Some(mut held) = self.access.try_hold(py) else { return Ok(()) }; // the reading thread receives these items
         if done {
             held.peers.links.iter_mut().for_each(Consumer::restore_grant);
             return Ok(());
@@ -288,7 +292,7 @@ impl Collector {
         Ok(self.access.hold(py)?.peers.links.iter().map(Consumer::taken).collect())
     }
 
-    /// Returns the bytes of shared memory that received items still use, for each link.
+    /// Returns, for each link, the number of bytes of shared memory that received items still use.
     fn leased(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         Ok(self.access.hold(py)?.peers.links.iter().map(Consumer::leased).collect())
     }
@@ -297,22 +301,22 @@ impl Collector {
         self.access.hold(py).map(|held| held.peers.links[0].acknowledge(count))
     }
 
-    /// The iterator ends when a later epoch starts.
+    /// Returns an iterator over the items of this epoch. The iterator ends when a later epoch starts.
     fn __iter__(slf: Bound<'_, Self>) -> PyResult<ItemStream> {
         let (epoch, pass) = slf.get().access.epoch();
         Ok(ItemStream { collector: slf.unbind(), epoch, pass: AtomicU64::new(pass) })
     }
 
-    /// Waits up to `seconds` for a message from `peer`. Items before the message are lost, so `peer` must not send
-    /// items.
+    /// Waits up to `seconds` for a message from `peer`. `peer` must not send items, because such items would be
+    /// dropped.
     #[pyo3(signature = (peer, seconds = None))]
     fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.access.owner.check()?;
         self.access.hold(py)?.receive(py, peer, seconds.map(duration))
     }
 
-    /// Returns the results after number `last`, their total time in seconds, and the message that ends the sequence, if
-    /// received. If a result cannot be decoded, its error is returned in place of the message.
+    /// Returns the results of the calls after number `last`, their total time in seconds, and the message after these
+    /// results, if any. If a result cannot be decoded, the error is returned in place of the message.
     #[pyo3(signature = (peer, last, seconds = None))]
     fn receive_results<'py>(
         &self,
@@ -325,17 +329,18 @@ impl Collector {
         self.access.hold(py)?.receive_results(py, peer, last, seconds.map(duration))
     }
 
-    /// While a thread reads, its reference keeps this object alive, so nothing is visited. The lock is only used with
-    /// the GIL, so all passes of the garbage collector visit the same references.
+    /// Visits the references of the reader. While a thread reads, the thread's reference keeps this object alive, so
+    /// nothing is visited. A thread takes the reader only with the GIL held, so all passes of the garbage collector
+    /// visit the same references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        // SAFETY: the garbage collector holds the GIL, but passes no token.
+        // SAFETY: the garbage collector holds the GIL during this call, but provides no interpreter token.
         let py = unsafe { Python::assume_attached() };
         self.access.try_hold(py).map_or(Ok(()), |reader| reader.traverse(&visit))
     }
 
     fn __clear__(&self, py: Python<'_>) {
         let cleared = self.access.try_hold(py).map(|mut reader| reader.clear());
-        drop(cleared); // after the reader is released, because dropping may run code that calls this object
+        drop(cleared); // dropped after the reader is released, because dropping may call this object
     }
 }
 
@@ -356,7 +361,7 @@ impl ItemStream {
         self.collector.get().access.next(py, self.epoch, &self.pass)
     }
 
-    /// Appends the next item to a list, so that no item is lost if a signal handler raises.
+    /// Appends the next item to a list. The item is not lost if a signal handler raises an exception.
     fn next_into(&self, hand: &Bound<'_, PyList>) -> PyResult<()> {
         let item = self.collector.get().access.next(hand.py(), self.epoch, &self.pass)?;
         hand.append(item.ok_or_else(|| PyStopIteration::new_err(()))?)

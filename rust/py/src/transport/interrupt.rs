@@ -1,4 +1,4 @@
-//! Lets commands interrupt the waits of a worker's reader, and reports these waits to the main process.
+//! Lets commands of the main process interrupt the waits of a worker's reader, and reports the waits to that process.
 
 use pyo3::prelude::*;
 use torchdata_core::link::Link;
@@ -6,14 +6,15 @@ use torchdata_core::process::board::BellRef;
 
 pub struct Interrupt {
     pub control: Link,
-    /// Raised when the main process orders another epoch or a stop.
+    /// The exception that is raised when the main process starts another epoch or stops the worker process.
     pub exception: Py<PyAny>,
-    /// The link over which the main process receives items, and the bell of the main process.
+    /// The link over which the worker process sends items to the main process, and the doorbell of the main process.
     pub output: (Link, BellRef),
 }
 
 impl Interrupt {
-    /// A damaged control word counts as an order, because the worker then looks for a command and finds none.
+    /// Returns whether a command ends this epoch. A damaged control word counts as a command, so that the worker
+    /// process looks for a command and then continues.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> bool {
         self.control.is_superseded(epoch).unwrap_or(true)

@@ -4,19 +4,19 @@ pub const ITEM: u16 = 0;
 pub const END: u16 = 1;
 pub const ERROR: u16 = 2;
 pub const MESSAGE: u16 = 3;
-/// A flag for a unit whose payload was too long to be sent inline. The payload is in the last buffer of the unit.
+/// A flag for a unit whose payload is too long for the ring. The last buffer of the unit contains the payload.
 pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
-/// A snapshot of the graph after all items that were sent before the snapshot.
+/// A snapshot of the sender's graph, which is valid after all items that were sent before the snapshot.
 pub const STATE: u16 = 4;
-/// A snapshot of the dispatching process, relayed by a worker.
+/// A snapshot of the dispatching process, which a worker process relays to the main process.
 pub const RELAYED: u16 = 5;
-/// The result of a function call, followed by the number of the call (see `result_tail`).
+/// The result of a function call. The number of the call follows the result (see `result_tail`).
 pub const RESULT: u16 = 6;
-/// Notes are delivered in order with the items of a worker.
+/// A note for the main process, which is delivered in order with the items of a worker process.
 pub const NOTE: u16 = 7;
 pub const WHAT: u16 = 0xff;
 
-/// Returns the bytes after a result: its number, and the seconds since work on its batch began.
+/// Returns the bytes that follow a result: the number of the call, and the seconds since work on its batch began.
 pub fn result_tail(number: u64, spent: f64) -> [u8; 16] {
     (u128::from(number) | u128::from(spent.to_bits()) << 64).to_le_bytes()
 }

@@ -25,13 +25,13 @@ impl PyLink {
     #[new]
     #[pyo3(signature = (memory_budget, ring_capacity = 262_144))]
     fn new(memory_budget: u64, ring_capacity: u64) -> PyResult<Self> {
-        // A smaller ring could not hold the block table of an item with the maximum number of buffers.
+        // A smaller ring has no room for the block table of an item with the maximum number of buffers.
         let ring_capacity = ring_capacity.max(64 << 10);
         let config = LinkConfig { ring_capacity, arena_capacity: memory_budget, ..LinkConfig::default() };
         Link::create(config).map(Self).map_err(errors::open)
     }
 
-    /// Maps a link that another process has created. This call takes ownership of the descriptor.
+    /// Maps a link that another process has created. This function takes ownership of the descriptor.
     #[staticmethod]
     fn attach(fd: i32) -> PyResult<Self> {
         Link::attach(take_fd(fd)?).map(Self).map_err(errors::open)
@@ -78,7 +78,8 @@ impl PyBellBoard {
     }
 }
 
-/// Drops the inherited shared memory of a forked child without threads, except for the arguments and memory in use.
+/// Unmaps the shared memory that a forked child without threads has inherited, except for the arguments and used
+/// memory.
 #[pyfunction]
 #[pyo3(signature = (links, bells, stats = None))]
 pub fn drop_inherited(

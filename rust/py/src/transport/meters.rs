@@ -10,7 +10,7 @@ pub struct Meters {
     waits: Vec<WaitRef>,
     pub idle: Option<WaitRef>,
     page: Option<PageRef>,
-    /// Whether the main process has not yet received an item in the current epoch.
+    /// Whether the main process still waits for the first item of the current epoch.
     pub first: bool,
 }
 
@@ -33,7 +33,8 @@ impl Meters {
         self.first = self.page.is_some();
     }
 
-    /// Returns None for the main process's first wait in an epoch, which `IteratorGuard` measures.
+    /// Returns the counter of a wait, or None for the main process's first wait in an epoch, which `IteratorGuard`
+    /// measures.
     pub fn wait(&self, link: Option<usize>) -> Option<&WaitRef> {
         if !self.first {
             return self.waits.get(link.unwrap_or(0));

@@ -1,7 +1,7 @@
-//! The state of the thread that sends in a child: the links, the unit (message) that is being sent, and the conditions
-//! of a wait.
+//! Holds the state of the thread that sends units (messages) in a child process: the links, the unit that is being
+//! sent, and the conditions that end a wait.
 //!
-//! If a command interrupts the sending of a unit, the next call sends the rest, so that no item is lost.
+//! If a command interrupts the sending of a unit, the next call sends the rest of the unit, so that no item is lost.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,8 +29,8 @@ pub(super) fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// While items of the epoch `held` are recomputed, only a command for a later epoch or a stop interrupts this process
-/// (see `Outlet::held`).
+/// Returns whether a command interrupts this process. While items of the epoch `held` are recomputed, only a command
+/// that starts a later epoch or stops the process interrupts (see `Outlet::held`).
 pub(super) fn is_interrupted(control: &Option<Link>, held: Option<u32>) -> bool {
     let obeys = |link: &Link| held.is_none_or(|epoch| link.is_superseded(epoch).unwrap_or(true));
     control.as_ref().is_some_and(|link| link.pending() && obeys(link))
@@ -38,47 +38,48 @@ pub(super) fn is_interrupted(control: &Option<Link>, held: Option<u32>) -> bool 
 
 pub(super) struct Outlet {
     pub owner: OwningProcess,
-    /// A worker has one producer for all its shards, and the dispatching process has one producer for each worker.
+    /// The producers, which write into the links. A worker process has one producer for all of its shards. The
+    /// dispatching process has one producer for each worker.
     pub producers: Vec<Producer>,
-    /// The producers' arenas, which `tidy` uses during waits, while the producers are borrowed.
+    /// The arenas of the producers. `tidy` frees memory in the arenas while a wait borrows the producers.
     arenas: Vec<Arc<Arena>>,
-    /// Selects the shard (in a worker) or the worker (in the dispatching process) of the next item.
+    /// Selects the target of the next item: a shard in a worker process, or a worker in the dispatching process.
     pub dealing: Dealing,
     pub has_shards: bool,
-    /// Whether some shard may still have to recompute items of an earlier run.
+    /// Whether some shard may still have to recompute items that were sent before the process resumed.
     pub owes: bool,
-    /// A shard whose iterator has ended, and whose end must still be sent.
+    /// A shard whose iterator has ended, but whose end was not yet sent.
     pub closing: Option<usize>,
     pub entered: usize,
     pub own: BellRef,
-    /// The control link, in which a pending command interrupts `Sender::pump`.
+    /// The link over which commands arrive. A pending command interrupts `Sender::pump`.
     pub control: Option<Link>,
     pub encoder: Encoder,
     pub more_comes: bool,
     pub departing: Option<Departing>,
-    /// Whether all items of the pass were computed, so that only the ends of the shards must still be sent.
+    /// Whether all items of the pass were computed, so that only the ends of the targets must still be sent.
     pub ending: bool,
     pub deadline: Option<Instant>,
     pub taker: Option<(Py<PyAny>, Cadence)>,
     pub noter: Option<Py<PyAny>>,
-    /// In a worker: the snapshot of the dispatching process that is sent to the main process.
+    /// The latest snapshot of the dispatching process, which a worker process sends to the main process.
     pub relay: Option<Arc<Relay>>,
-    /// The checksum of the items to recompute, for each shard or reader.
+    /// For each target, the expected checksum after the items that must be recomputed when the process resumes.
     pub expected: Vec<Option<u64>>,
     pub next_link: usize,
     pub meters: Vec<WaitRef>,
-    /// The wait for the request of the next pass.
+    /// Measures the wait until the reader requests the next pass.
     pub idle: Option<WaitRef>,
     pub page: Option<PageRef>,
 }
 
-/// A unit that waits for free space, during which commands may be executed.
+/// A unit that could not be sent at once. Commands may be executed while the unit waits for free space.
 pub(super) struct Departing {
-    /// The index of the shard (in a worker) or of the reader (in the dispatching process).
+    /// The index of the unit's target: a shard in a worker process, or a worker in the dispatching process.
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
-    /// The buffers that were already stored, followed by the payload if it is long.
+    /// The buffers of the unit that were already stored, followed by the payload if the payload is long.
     pub parts: Vec<Part>,
     pub streamed: usize,
 }
@@ -108,7 +109,7 @@ pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// The unit was sent, or was dropped because its reader does not want it.
+    /// The unit was sent, or the unit was dropped because its reader does not want the unit.
     Done,
     Interrupted,
 }
@@ -162,16 +163,16 @@ impl Outlet {
         turned(&mut self.producers, self.has_shards, target)
     }
 
-    /// Returns a shard that must recompute items before other shards run, because the main process awaits its later
-    /// items.
+    /// Returns a shard that must recompute items. This shard runs before all other shards, because the main process
+    /// waits for items that follow the recomputed items.
     #[inline]
     fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
         if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }
 
-    /// Returns the epoch if items are being recomputed. Meanwhile, function calls are postponed, because the main
-    /// process had received the recomputed items before sending the call.
+    /// Returns the current epoch if items are being recomputed. Function calls are then postponed, because the main
+    /// process had already received the recomputed items before it sent a function call.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
@@ -235,7 +236,7 @@ impl Outlet {
         self.dealing.turn.end(target);
     }
 
-    /// Records that a shard's iterator has ended. The next `settle` sends the last result of `noter` and the end.
+    /// Records that a shard's iterator has ended. The next `settle` sends the shard's last note and end.
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         self.check_all_came_again(shard)?;
         self.closing = Some(shard);
@@ -267,14 +268,14 @@ impl Outlet {
             encoder.clear();
             return Ok(());
         }
-        producer.give_up(); // removes the fragments of an item that was abandoned after an exception
+        producer.give_up(); // removes the fragments of an item whose sending failed
         let encoder = std::mem::take(encoder);
         let kind = item_kind(&encoder);
         self.departing = Some(Departing::new(target, kind, encoder));
         Ok(())
     }
 
-    /// Sends a snapshot of the head and the content.
+    /// Sends a snapshot, which consists of `head` and `content`. Returns false if a command is pending.
     pub fn send_content(
         &mut self,
         py: Python<'_>,
@@ -295,13 +296,13 @@ impl Outlet {
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// `go_on` sends the encoded object, followed by the bytes in `behind`.
+    /// Encodes an object as the next unit. `go_on` sends the unit, and the bytes in `behind` follow the object.
     pub fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>, behind: &[u8]) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
         encoder.encode(object, self.producer(target).arena())?;
         encoder.payload.extend_from_slice(behind);
         self.owner.check()?; // pickling runs user code, which may have forked this process
-        self.producer(target).give_up(); // removes the fragments of a message that was abandoned after an exception
+        self.producer(target).give_up(); // removes the fragments of a message whose sending failed
         self.departing = Some(Departing::new(target, kind, encoder));
         Ok(())
     }
@@ -317,8 +318,7 @@ impl Outlet {
         if self.departing.is_none() { Ok(Sent::Done) } else { self.go_on_with(py, None) }
     }
 
-    /// Sends the rest of the departing unit. The unit is abandoned if a signal handler or `tick` raises, or if the
-    /// deadline expires.
+    /// Sends the rest of the unit, or abandons the unit if a signal handler or `tick` raises, or the deadline expires.
     pub fn go_on_with(&mut self, py: Python<'_>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
         let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
         let sent = self.send(py, &mut departing, tick)?;
@@ -365,8 +365,7 @@ impl Outlet {
         })
     }
 
-    /// Copies a buffer into the arena. A buffer that does not fit into the arena is sent in fragments, starting with
-    /// byte `streamed`.
+    /// Copies a buffer into the arena. Larger buffers are sent in fragments, from byte `streamed` on.
     fn put_in_memory(
         &mut self,
         py: Python<'_>,
@@ -385,7 +384,7 @@ impl Outlet {
         let longest = self.producer(target).max_inline();
         while *streamed < len {
             let piece = longest.min(len - *streamed);
-            // SAFETY: `from` is valid for `len` bytes, which the owner of the source keeps alive.
+            // SAFETY: the owner of the source keeps the `len` bytes at `from` alive.
             let bytes = unsafe { std::slice::from_raw_parts(from.add(*streamed), piece) };
             let before = *streamed;
             let sent = self.push_with(py, target, 0, piece, tick, |producer| {
@@ -399,11 +398,11 @@ impl Outlet {
                 return Ok(Placed::Nowhere(sent));
             }
         }
-        // SAFETY: `from` is valid for `len` bytes, because the owner of the source keeps the memory alive.
+        // SAFETY: the owner of the source keeps the `len` bytes at `from` alive.
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Copies a buffer into the arena, or returns None if waiting would free no memory.
+    /// Copies a buffer of a unit into the arena. Returns None if no memory becomes free by waiting.
     fn put_in_arena(
         &mut self,
         py: Python<'_>,
@@ -429,8 +428,8 @@ impl Outlet {
         }
     }
 
-    /// Pushes a unit, and waits for space if the ring is full. If the reader no longer wants the unit, the unit is
-    /// dropped, and the result is `Sent::Done`.
+    /// Pushes a unit into the ring, and waits for space if the ring is full. If the reader no longer wants the unit,
+    /// the unit is dropped, and the result is `Sent::Done`.
     fn push_with(
         &mut self,
         py: Python<'_>,
@@ -451,7 +450,7 @@ impl Outlet {
         }
     }
 
-    /// Returns None if there is space, or the result with which the sending ends.
+    /// Waits until there is space, and then returns None. If the sending must end, returns its result.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,
@@ -479,7 +478,7 @@ impl Outlet {
         let gone = unwanted(producer) && !room(producer);
         Ok(gone.then(|| {
             producer.give_up();
-            producer.skip(); // the count is not used after the end of a stream
+            producer.skip(); // the number of items is not used after the end of a stream
             Sent::Done
         }))
     }

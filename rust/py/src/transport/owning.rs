@@ -1,7 +1,7 @@
-//! Ensures that only the process that created the end of a link uses this end, and no forked child.
+//! Ensures that an end of a link is used only by the process that created this end, and not by a forked child.
 //!
-//! If user code forks inside a worker, the child exits when the user's function returns, because only the worker may
-//! send units.
+//! A child that user code has forked from a worker process exits when the user's function returns, because only the
+//! worker process may send units.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
@@ -23,7 +23,7 @@ impl OwningProcess {
         self.generation == fork::generation()
     }
 
-    /// In a forked child, returns an error, or ends the process if user code has forked inside a worker.
+    /// Returns an error in a forked child. If user code has forked a worker process, this function ends the child.
     #[inline]
     pub fn check(self) -> PyResult<()> {
         if self.is_this() { Ok(()) } else { Err(Python::attach(|py| refused(py, self.pid))) }

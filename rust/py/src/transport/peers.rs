@@ -1,8 +1,8 @@
-//! The processes that send to a reader, and the units (messages) that the reader has received early.
+//! The peers, which send units (messages) to a reader, and the units that the reader has received early.
 //!
-//! A peer is a shard: with n links, peer p sends over link p mod n, as shard p / n of this link. A unit is received
-//! early if it precedes the awaited unit in the same ring, if another peer waits for the dispatching process, or if its
-//! sender has exited.
+//! A peer is a shard of a sending process. With n links, peer p sends over link p mod n, as shard p / n of this link.
+//! The reader receives a unit early in three cases: the unit precedes the awaited unit in the same ring, another peer
+//! waits for the dispatching process, or the sending process has exited.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,7 +20,7 @@ use crate::errors;
 #[derive(Default)]
 pub struct Taken {
     pub unit: Unit,
-    /// Whether the unit was counted as received, which permits the sender to compute another item.
+    /// Whether the unit was counted as received. The count permits the sending process to compute another item.
     pub counted: bool,
 }
 
@@ -34,14 +34,14 @@ impl Taken {
     }
 }
 
-/// Returns whether a unit has arrived. A corrupted ring counts as an arrived unit, because the attempt to take the unit
-/// reports the corruption.
+/// Returns whether a unit has arrived. For a corrupted ring, the result is true, because the attempt to take a unit
+/// then reports the corruption.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether items may refer to shared memory, so that their buffers need not be copied.
+/// Returns whether items may refer to shared memory. If false, their buffers are copied.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
@@ -57,22 +57,22 @@ pub struct Surplus {
     bytes: u64,
     most: u64,
     said: bool,
-    /// Called with the next peer, the peer that sent early, and the bytes of early units.
+    /// A callback with the arguments (next peer, peer that sent early, bytes of units received early).
     pub on_surplus: Option<Py<PyAny>>,
 }
 
 pub struct Peers {
     pub links: Vec<Consumer>,
-    /// For each peer, the units that were received early, or could not be decoded yet.
+    /// For each peer, the units that were received early, and units that could not be decoded yet.
     taken_in: Vec<VecDeque<Taken>>,
     window: u64,
     pub paused: bool,
-    /// The link whose items wake up this process, or None for all links.
+    /// The link whose items wake up this process, or None if the items of all links wake up this process.
     awaited: Option<usize>,
-    /// Whether items of all peers wake up this process, because a peer has waited for the dispatching process, which
-    /// may depend on other peers.
+    /// Whether a peer has waited for the dispatching process in this epoch. Items of all links then wake up this
+    /// process, because the dispatching process may wait for other peers.
     has_starved: bool,
-    /// The memory of this unit is reused for the next unit.
+    /// The unit that was taken last. Its memory is reused for the next unit.
     pub current: Taken,
     pub surplus: Surplus,
 }
@@ -97,7 +97,7 @@ impl Peers {
 
     #[inline]
     pub fn link_of(&self, peer: usize) -> usize {
-        // A division would double the cost of this function.
+        // The comparison avoids a division, which would double the cost of this function.
         if peer < self.links.len() { peer } else { peer % self.links.len() }
     }
 
@@ -134,7 +134,8 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// `looked_into` is true if the stream has already begun with a window of 0 items, to receive its first snapshot.
+    /// Begins a stream. If `looked_into`, the stream has already begun with a window of 0, to receive its first
+    /// snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -155,7 +156,7 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.set_window(window));
     }
 
-    /// Returns whether to deliver an item, to receive a unit early, or to wait.
+    /// Decides whether the reader delivers an item, receives a unit early, or waits.
     pub fn next(&mut self, collecting: &mut Collecting) -> Next {
         loop {
             let all = RefCell::new(&mut *self);
@@ -176,7 +177,7 @@ impl Peers {
         }
     }
 
-    /// From now on, only items of this peer's link wake up this process, unless `has_starved` requires all links.
+    /// Makes only the items of this peer's link wake up this process, unless `has_starved` requires all links.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -200,8 +201,8 @@ impl Peers {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
     }
 
-    /// Takes the next unit of a peer. If the next unit in the ring belongs to another peer, the unit is stored until
-    /// that peer is next.
+    /// Takes the next unit of a peer, and returns whether the peer has a unit. If the next unit in the ring belongs to
+    /// another peer, the unit is stored until that peer's turn.
     #[inline]
     pub fn take(&mut self, peer: usize) -> PyResult<bool> {
         if let Some(taken) = self.taken_in[peer].pop_front() {
@@ -264,7 +265,7 @@ impl Peers {
             return Ok(());
         }
         if !may_lease {
-            // The unit may be kept for a long time, so its buffers are copied to free the sender's memory.
+            // The unit may be kept for a long time, so its buffers are copied to free the sending process's memory.
             count_copies(consumer, &unit);
             let buffers = std::mem::take(&mut unit.buffers);
             unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
@@ -274,7 +275,7 @@ impl Peers {
         self.tell_surplus(py, peer, turn)
     }
 
-    /// Stores a unit that was received early. If the unit is an item, the item is counted immediately.
+    /// Stores a unit that was received early. An item is counted as received immediately.
     #[cold]
     fn keep_for_later(&mut self, peer: usize, unit: Unit) {
         let taken = Taken { unit, counted: true };
@@ -301,10 +302,9 @@ impl Peers {
         (self.surplus.most, self.surplus.on_surplus) = (most, Some(on_surplus));
     }
 
-    /// If a peer waits for the dispatching process, items of other peers are received early, so that these peers
-    /// continue.
+    /// Receives items of other peers early if a peer waits for the dispatching process, so that other peers continue.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // Items of the next peer are also received, because its answer to a command may follow its items.
+        // Items of the next peer are also received early, because the peer's answer to a command may follow its items.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = collecting.to_take_in(|peer| self.has_arrived(peer), |peer| starving[peer]) {
             self.take_in(py, peer, collecting.turn.next())?;
@@ -316,10 +316,10 @@ impl Peers {
         Ok(())
     }
 
-    /// Receives all units of a link whose producer has exited.
+    /// Receives all units in a link whose producer (the sending process) has exited.
     pub fn drain(&mut self, link: usize) -> PyResult<()> {
         loop {
-            // The process that owns this memory has exited, so its leases need not be returned.
+            // The sending process has exited, so the leases on its memory need not be returned.
             let mut unit = Unit::default();
             if !self.links[link].take(&mut unit).map_err(errors::take)? {
                 return Ok(());

@@ -1,4 +1,4 @@
-//! Records the items received from each peer, and the matching snapshots.
+//! Records how many items were received from each peer, and the snapshots that belong to these positions.
 
 use std::sync::Arc;
 
@@ -11,9 +11,9 @@ use super::snapshots::{Content, Opened, Relay};
 use crate::gil_cell::{GilCell, GilNumber};
 
 pub struct StreamProgress {
-    /// The records of deliveries, which are consistent whenever another thread reads them.
+    /// The records of deliveries. Other threads always find these records consistent.
     pub books: Arc<GilCell<Books<Content>>>,
-    /// In a worker: the snapshot of the dispatching process that is sent to the main process.
+    /// The latest snapshot of the dispatching process, which a worker process sends to the main process.
     pub relay: Arc<Relay>,
     pub given: Given,
     pub starts: Vec<Account>,
@@ -45,7 +45,8 @@ impl StreamProgress {
         self.books.with(py, |books| books.deliver(peer, digest, |total| self.given.lag(total)));
     }
 
-    /// If `dealt` is true, peer 0 must also have relayed the first snapshot of the dispatching process.
+    /// Returns whether a peer has sent a snapshot. If `dealt` is true, peer 0 must also have relayed the first snapshot
+    /// of the dispatching process.
     pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dealt: bool) -> bool {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dealt || peer > 0 || books.has_dealt()))
     }
@@ -60,7 +61,7 @@ impl StreamProgress {
             let dealt = dealt.map(|dealt| books.keep_dealt(dealt)).unwrap_or_default();
             (dealt, snapshot.map(|snapshot| books.keep(peer, snapshot, lag)))
         });
-        drop(superfluous); // outside of the lock, because dropping may run arbitrary code
+        drop(superfluous); // dropped after the access to `books`, because dropping may run arbitrary code
         Ok(())
     }
 }

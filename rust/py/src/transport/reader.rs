@@ -1,6 +1,7 @@
-//! Reads items: selects the peer of the next item, does other work while this item is missing, and decodes units.
+//! Reads items. The reader selects the peer of the next item, does other work until this item arrives, and decodes
+//! units.
 //!
-//! `torchdata_core::protocol::Collecting` decides what to do next.
+//! `torchdata_core::protocol::Collecting` decides what the reader does next.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -57,13 +58,13 @@ pub struct Reader {
     pub clock: Clock,
     pub meters: Meters,
     pub watch: DeathWatch,
-    /// In a worker: the control link, whose commands end a wait of the reader.
+    /// The control link of a worker process, whose commands end a wait of the reader.
     pub interrupt: Option<Interrupt>,
     pub stream: Stream,
-    /// A stream that was begun before any request, only to receive the first snapshot.
+    /// A stream that was begun before an item was requested, in order to receive only the stream's first snapshot.
     looked_into: Option<Stream>,
     own: BellRef,
-    /// A callback with the arguments (peer, description), which must raise the failure that a peer has reported.
+    /// A callback with the arguments (peer, description), which must raise the exception that a peer has reported.
     on_error: Py<PyAny>,
     pub on_note: Option<Py<PyAny>>,
 }
@@ -121,7 +122,7 @@ impl Reader {
                         if !self.handle(py, peer)? {
                             return Ok(None);
                         }
-                    } // any other unit is left over from an earlier epoch, or a fragment
+                    } // other units are fragments, or remain from an earlier epoch
                 }
                 Next::Over => return Ok(None),
                 Next::Fail if self.watch.replacing.is_some() => self.replace_dead(py, Vec::new())?,
@@ -137,7 +138,7 @@ impl Reader {
         ))
     }
 
-    /// Returns whether more items may follow a unit that is not an item.
+    /// Handles a unit that is not an item. Returns whether more items may follow.
     #[cold]
     fn handle(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         match self.peers.current.unit.kind & kind::WHAT {
@@ -147,11 +148,11 @@ impl Reader {
             }
             kind::ERROR => {
                 let description = decode(py, &self.peers.current.unit, self.peers.may_lease(peer));
-                // The unit is put back, so that the next call raises this error again, even if a signal handler raises
-                // an exception now.
+                // The unit is put back before the callback, so that the next call raises this error again even if a
+                // signal handler raises an exception now.
                 self.peers.put_back(peer);
                 self.on_error.call1(py, (peer, description?))?;
-                return Ok(false); // reached only if `on_error` does not raise
+                return Ok(false); // reached only if `on_error` does not raise an exception
             }
             kind::NOTE => {
                 let note = decode(py, &self.peers.current.unit, self.peers.may_lease(peer))?;
@@ -165,8 +166,8 @@ impl Reader {
         Ok(true)
     }
 
-    /// If decoding fails, for example because a signal handler raises an exception, the next call decodes the unit
-    /// again.
+    /// Decodes and returns the item in the current unit. If decoding fails, for example because a signal handler raises
+    /// an exception, the next call decodes the same unit.
     #[inline]
     fn deliver<'py>(&mut self, py: Python<'py>, peer: usize) -> PyResult<Bound<'py, PyAny>> {
         let may_lease = self.peers.may_lease(peer);
@@ -212,8 +213,8 @@ impl Reader {
         Ok(taken)
     }
 
-    /// Waits in a worker for the first snapshot of the dispatching process, without requesting an item. If another unit
-    /// arrives first, that unit is kept for reading.
+    /// Waits in a worker process for the first snapshot of the dispatching process, without requesting an item. If a
+    /// unit of another kind arrives first, that unit is kept for the next read.
     pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
         self.peers.links[0].begin(stream, 0);
@@ -232,16 +233,16 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for each peer's first unit of this epoch, and stores it if it is a snapshot. If `dealt` is true, also
-    /// waits for the snapshot of the dispatching process, which the first peer relays. A peer sends its snapshot before
-    /// its first item, so this wait takes no longer than waiting for an item. If the wait ends early, the next read
-    /// reports the reason.
+    /// Waits for the first unit of each peer in this epoch, and stores the unit if it is a snapshot. If `dealt` is
+    /// true, also waits for the snapshot of the dispatching process, which peer 0 relays. A peer sends its snapshot
+    /// before its first item, so this wait takes no longer than the wait for an item. If the wait ends early, the next
+    /// read reports the reason.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
         self.peers.await_all();
         for peer in 0..self.peers.len() {
-            self.keep_taken_in(py, peer)?; // arrived while another peer was awaited
+            self.keep_taken_in(py, peer)?; // stores a snapshot that arrived while another peer was awaited
             while !self.peers.has_taken_in(peer) && !self.progress.has_snapshot(py, peer, dealt) {
                 if !self.take_snapshot(py, peer)? && !self.await_first(py, signs, epoch, peer, began)? {
                     return Ok(());
@@ -251,7 +252,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns false if the epoch ends, the timeout expires or a process exits.
+    /// Waits for a peer's first unit. Returns false if the epoch ends, the timeout expires or a process exits.
     fn await_first(
         &mut self,
         py: Python<'_>,
@@ -278,14 +279,14 @@ impl Reader {
         let next = match awoken {
             Ok(Some(next)) => next,
             Ok(None) => {
-                // The complete items of the exited process are delivered first, as far as the order allows.
+                // The complete items of the exited process are delivered first, as far as the order of items allows.
                 self.watch.note_death();
                 self.collecting.note_death();
                 return Ok(());
             }
             Err(error) => {
                 if error.is_instance_of::<PyTimeoutError>(py) {
-                    self.clock.stop(); // a caller that retries waits for the full timeout
+                    self.clock.stop(); // a caller that tries again waits for the full timeout
                 }
                 return Err(error);
             }
@@ -300,7 +301,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Returns None if a process has exited.
+    /// Waits for an item or another event, and returns the next step of the reader. Returns None if a process has
+    /// exited.
     fn sleep(&mut self, py: Python<'_>, signs: &Signs, epoch: u32, turn: Option<usize>) -> PyResult<Option<Next>> {
         let Self { peers, collecting, clock, meters, watch, interrupt, own, .. } = self;
         clock.start();
@@ -333,11 +335,11 @@ impl Reader {
         if !awoken? {
             return Ok(None);
         }
-        // Signals are handled before the item is taken, because a handler's exception would otherwise lose the item.
+        // Signals are handled before the item is taken, because an exception would lose an item that was taken.
         py.check_signals().map(|()| Some(next))
     }
 
-    /// `limit` counts from the time `started`.
+    /// Waits for a unit of a peer, at most until `limit` after `started`. Returns whether a unit was received.
     fn await_unit(
         &mut self,
         py: Python<'_>,
@@ -415,7 +417,8 @@ impl Reader {
         visit.call(self.interrupt.as_ref().map(|interrupt| &interrupt.exception))
     }
 
-    /// The callbacks must be dropped after the reader is released, because dropping may run arbitrary code.
+    /// Removes and returns the callbacks. The caller must drop the callbacks after the reader is released, because
+    /// dropping may run arbitrary code.
     pub fn clear(&mut self) -> impl Sized + use<> {
         let (on_exit, replacing) = self.watch.clear();
         (
@@ -429,11 +432,11 @@ impl Reader {
     }
 }
 
-/// The results, their total time in seconds, and the message that follows the results.
+/// The results of function calls, their total time in seconds, and the message that follows the results.
 pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
 
 enum Came<'py> {
-    /// A result, and the seconds since the work on its batch began.
+    /// The result of a function call, and the seconds since work on its batch began.
     Result(Bound<'py, PyAny>, f64),
     Message(Bound<'py, PyAny>),
     Late,
@@ -454,7 +457,7 @@ fn decode<'py>(py: Python<'py>, unit: &Unit, may_lease: bool) -> PyResult<Bound<
     with_payload(py, unit, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
 }
 
-/// A long payload is copied first, so that its sender cannot change it.
+/// Calls `look` with the payload and buffers of a unit. A long payload is copied first, so that no sender changes it.
 #[inline]
 fn with_payload<R>(py: Python<'_>, unit: &Unit, look: impl FnOnce(&[u8], &[Buffer]) -> PyResult<R>) -> PyResult<R> {
     match unit.buffers.split_last() {

@@ -1,7 +1,7 @@
-//! Sends snapshots, and checks items that are recomputed after a restart.
+//! Sends snapshots, and checks the items that a child process recomputes to resume an epoch.
 //!
-//! An epoch resumes from a snapshot by recomputing and dropping the items that the reader received after the snapshot.
-//! A rolling checksum verifies that the recomputed items equal the original items.
+//! A process resumes an epoch from a snapshot. The process recomputes and drops the items that the reader received
+//! after this snapshot. A rolling checksum verifies that the recomputed items equal the original items.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,7 +19,7 @@ use super::snapshots::{self, Entry, Relay, account};
 use crate::codec::{OutBuffer, Source};
 use crate::errors;
 
-/// The position in the dispatched items (pass, items, checksum), and the snapshot.
+/// The position in the dispatched items (pass, items, checksum), and the content of a snapshot.
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {
@@ -46,7 +46,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Returns the head and the content of the snapshot.
+    /// Calls `taker`, and returns the head and the content of a snapshot.
     fn take(&self, py: Python<'_>, shard: usize) -> PyResult<Option<(Vec<u8>, Py<PyBytes>)>> {
         let Some((taker, _)) = &self.taker else { return Ok(None) };
         let made: Option<Made> = taker.call1(py, (shard,))?.extract(py)?;
@@ -64,7 +64,7 @@ impl Outlet {
         self.send_content(py, shard, kind::STATE, &head, content.bind(py))
     }
 
-    /// Sends a snapshot (in a worker, of each shard) if there is space.
+    /// Sends a snapshot if there is space in the link. A worker process sends a snapshot of each shard.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();
@@ -100,7 +100,8 @@ impl Outlet {
         Ok(())
     }
 
-    /// Counts a recomputed item without sending it. After the last recomputed item, the checksums are compared.
+    /// Counts a recomputed item without sending the item. After the last recomputed item, the checksum must be as
+    /// expected.
     #[cold]
     pub fn make_again(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
@@ -108,7 +109,7 @@ impl Outlet {
         encoder.encode(item, producer.arena())?;
         let mut table = Vec::new();
         for buffer in &mut encoder.buffers {
-            // SAFETY: blocks and contiguous sources are valid for their length.
+            // SAFETY: a block, and a source without gaps, are valid for their length.
             table.push(unsafe {
                 match buffer {
                     OutBuffer::Block(block) => sampled_len(block.as_mut_ptr(), block.len()),
@@ -121,7 +122,7 @@ impl Outlet {
             producer.made_again(item_kind(&encoder), &table, payload);
         } else {
             let mut long = Source::dense(payload.as_ptr(), payload.len(), None);
-            // SAFETY: the source is the whole payload.
+            // SAFETY: the source is exactly the payload, which is valid for its length.
             table.push(unsafe { sampled_len(long.make_dense(py)?, payload.len()) });
             producer.made_again(item_kind(&encoder) | kind::PAYLOAD_IN_BUFFER, &table, &[]);
         }
@@ -142,7 +143,7 @@ impl Outlet {
         }
     }
 
-    /// Must be called after the last item for `target`.
+    /// Checks that all items were recomputed. Must be called after the last item for `target`.
     pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());

@@ -1,7 +1,7 @@
 //! Replaces processes that exit during an epoch.
 //!
-//! The main process first receives all complete units of the exited process. The replacement resumes from its
-//! predecessor's latest snapshot, and uses a new link. The old link's memory stays mapped while received items use it.
+//! The main process first receives all complete units of the exited process. The replacement process resumes from the
+//! latest snapshot of the exited process, and uses a new link. Received items keep the old link mapped.
 
 use pyo3::prelude::*;
 use torchdata_core::protocol::Account;
@@ -12,8 +12,7 @@ use super::snapshots::{KeptPositions, kept_positions};
 use super::watched::{Replacing, Sign};
 use crate::errors;
 
-/// The index of the replaced process, the link from the replacement or None, and the id or descriptor of the
-/// replacement.
+/// The index of the replaced process, the replacement's link or None, and the replacement's id or descriptor.
 type Replacement<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {
@@ -46,8 +45,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Receives all units of exited processes. The dispatching process is ignored, because it sends no units to this
-    /// reader.
+    /// Receives all units of exited processes, except for the dispatching process, which sends no units to this reader.
     fn drain(&mut self, py: Python<'_>, dead: &[usize]) -> PyResult<()> {
         let links = self.peers.links.len();
         dead.iter().filter(|&&link| link < links).try_for_each(|&link| self.peers.drain(link))?;

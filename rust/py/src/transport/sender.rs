@@ -1,7 +1,8 @@
-//! Provides the Python class that runs a worker's pipe, or distributes items from the dispatching process.
+//! Provides the Python class that runs the pipe of a worker process, or distributes the items of the dispatching
+//! process.
 //!
 //! The method `pump` loops over the pipe's iterator, so that sending an item creates no Python frame of this package.
-//! Commands are executed between items, or while a unit (message) waits for space.
+//! Commands are executed between two items, or while a unit (message) waits for space.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -35,7 +36,7 @@ fn deadline(seconds: Option<f64>) -> Option<Instant> {
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
 
-/// One thread sends, but any thread of the process may allocate arena memory.
+/// Sends units over links. Only one thread sends, but any thread of the process may allocate arena memory.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Sender {
     outlet: Mutex<Outlet>,
@@ -60,8 +61,7 @@ impl Sender {
 #[pymethods]
 impl Sender {
     /// `peers` and `own` are the doorbell indices of the receiving processes and of this process. A pending message in
-    /// the `control` link interrupts the pump and every wait. If there is only one link, this link carries `shards`
-    /// shards.
+    /// the `control` link interrupts `pump` and every wait. If there is only one link, it carries `shards` shards.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]
     fn new(
@@ -87,7 +87,8 @@ impl Sender {
         Ok(Self { outlet: Mutex::new(outlet), arenas, link: AtomicUsize::new(0) })
     }
 
-    /// Link i uses the set of counters `first` + i, and `peers` contains the page number of each peer.
+    /// Counts units on a page of the statistics board. Link i uses the set of counters `first` + i, and `peers`
+    /// contains the page number of each peer.
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;
@@ -98,11 +99,11 @@ impl Sender {
         Ok(())
     }
 
-    /// Starts an epoch, whose items are counted from zero. A unit of an earlier epoch that was sent only in part is
-    /// dropped.
+    /// Starts an epoch, whose items are counted from zero. If a unit of an earlier epoch was only sent in part, the
+    /// rest of the unit is dropped.
     ///
-    /// `starts` describes for each shard or reader where to resume: (items, checksum) before this position, the number
-    /// of items to recompute, and the checksum after these items. `turn` is the shard or reader of the first item.
+    /// To resume, `starts` describes the position of each shard or reader: (items, checksum) before this position, the
+    /// number of items to recompute, and the checksum after these items. `turn` is the first shard or reader.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -130,16 +131,17 @@ impl Sender {
         Ok(())
     }
 
-    /// `pump` calls `taker(shard)` regularly between two items, for each shard. The pause between two calls is `factor`
-    /// times the duration of a call, but at least `seconds`.
+    /// Makes `pump` call `taker(shard)` for each shard from time to time, between two items. The pause between two
+    /// calls is `factor` times the duration of a call, but at least `seconds`.
     ///
-    /// `taker` returns None or (pass over the dispatched items, their number and checksum, bytes), and sends no units.
+    /// `taker` returns None or a snapshot: the pass over the dispatched items, (number, checksum) of these items, and
+    /// the content as bytes. `taker` must not send units.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
         self.outlet().map(|mut outlet| outlet.taker = Some((taker, Cadence::new(duration(seconds), factor))))
     }
 
-    /// `pump` calls `noter(shard)` after each snapshot, and at the end of a shard. `noter` returns None or a note,
-    /// which the reading process passes to `on_note`. `noter` must not send units.
+    /// Makes `pump` call `noter(shard)` after each snapshot, and at the end of each shard. `noter` returns None or a
+    /// note, which the reading process passes to its callback `on_note`. `noter` must not send units.
     fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
         self.outlet().map(|mut outlet| outlet.noter = Some(noter))
     }
@@ -148,7 +150,7 @@ impl Sender {
         self.outlet().map(|mut outlet| outlet.relay = Some(Arc::clone(&collector.get().relay)))
     }
 
-    /// Sends a snapshot. If a command is pending, returns False, and `pump` later sends the rest.
+    /// Sends a snapshot. Returns False if a command is pending, and `pump` later sends the rest of the snapshot.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
@@ -158,12 +160,12 @@ impl Sender {
         Ok(outlet.go_on(py)? == Sent::Done && outlet.send_snapshot(py, shard)?)
     }
 
-    /// Returns False if a command is pending.
+    /// Relays the latest snapshot of the dispatching process. Returns False if a command is pending.
     fn send_relayed(&self, py: Python<'_>) -> PyResult<bool> {
         self.outlet()?.send_relayed(py)
     }
 
-    /// Returns (items, checksum) for each shard or reader, including items of earlier runs.
+    /// Returns (items, checksum) for each shard or reader. The numbers include items of earlier runs.
     fn accounts(&self) -> PyResult<Vec<Entry>> {
         Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
     }
@@ -171,8 +173,8 @@ impl Sender {
     /// Sends the items that the readers request, until `iterator` ends or fails, or a command is pending. If `iterator`
     /// is a tuple of the iterators of several shards, items are requested from these iterators in turn.
     ///
-    /// Returns False if a command is pending, which the caller must execute before calling this method again. Returns
-    /// True once all requested items of this pass have been sent.
+    /// Returns False if a command is pending. The caller must then execute the command and call this method again.
+    /// Returns True once all requested items of this pass have been sent.
     #[pyo3(signature = (iterator, turns = None))]
     fn pump(
         &self,
@@ -200,7 +202,7 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The iterator runs with `outlet` locked: no other thread sends, and allocation does not need `outlet`.
+            // The iterator runs while `outlet` is locked. No other thread sends, and `allocate` does not need `outlet`.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {
@@ -243,7 +245,7 @@ impl Sender {
         Ok(outlet.send_ends(py)? == Sent::Done)
     }
 
-    /// Returns False if a command is pending.
+    /// Waits until a reader requests the next pass. Returns False if a command is pending.
     fn next_pass(&self, py: Python<'_>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
@@ -261,13 +263,13 @@ impl Sender {
         Ok(true)
     }
 
-    /// Sends a failure instead of an end to all readers, because incomplete items would look complete. Returns False if
-    /// a command is pending, which the caller must execute before calling this method again.
+    /// Sends a failure to all readers. The failure replaces the end, so that incomplete data does not look complete.
+    /// Returns False if a command is pending. The caller must then execute the command and call this method again.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         outlet.ending = true;
         loop {
-            // The rest of an incompletely sent unit is sent first, because readers must receive complete items.
+            // The rest of a unit that was sent in part is sent first, because readers must receive complete items.
             if outlet.go_on(py)? == Sent::Interrupted {
                 return Ok(false);
             }
@@ -277,9 +279,9 @@ impl Sender {
         }
     }
 
-    /// Raises TimeoutError if the peer does not read the message within `seconds`. With `order`, the peer ends its
-    /// running epoch: `order` is the number of the next epoch, or a larger number for a stop. `tick` is called several
-    /// times per second, and may raise to abandon the message.
+    /// Sends a message. Raises TimeoutError if the peer does not read the message within `seconds`. If `order` is
+    /// given, the peer ends its current epoch: `order` is the number of the next epoch, or a larger number for a stop.
+    /// `tick` is called several times per second, and may raise an exception to abandon the message.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,
@@ -300,8 +302,8 @@ impl Sender {
         sent.map(drop)
     }
 
-    /// `spent` is the number of seconds since work on its batch began. If `more_comes` is true, the
-    /// wake-up of the peer may be delayed.
+    /// Sends the result of a function call. `spent` is the number of seconds since work on the batch of the call began.
+    /// If `more_comes` is true, the peer may be woken up later.
     fn send_result(
         &self,
         py: Python<'_>,
@@ -320,8 +322,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits until the peer has acknowledged `count` messages. Returns False if the peer has not acknowledged them
-    /// after `seconds`. `tick` is called several times per second, and may raise to end the wait.
+    /// Waits until the peer has acknowledged `count` messages. Returns False if the peer has not done so after
+    /// `seconds`. `tick` is called several times per second, and may raise an exception to end the wait.
     fn wait_acknowledged(&self, py: Python<'_>, count: u64, seconds: f64, tick: &Bound<'_, PyAny>) -> PyResult<bool> {
         let deadline = deadline(Some(seconds));
         let outlet = self.outlet()?;
@@ -331,8 +333,8 @@ impl Sender {
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// Returns the pass, and the number of its items, including items of earlier runs, unwanted items, and the item
-    /// that is being sent.
+    /// Returns the pass and the number of its items. The number includes items that were sent before this process
+    /// resumed, items that no reader wanted, and the item that is being sent.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
         let waits = outlet.departing.as_ref().is_some_and(|unit| unit.kind & kind::WHAT == kind::ITEM);
@@ -340,7 +342,7 @@ impl Sender {
         Ok((outlet.producers[0].stream().pass(), made + u64::from(waits)))
     }
 
-    /// Returns None if the arena is full, or if arrays of this dtype must be pickled.
+    /// Creates an array in the arena. Returns None if the arena is full, or if arrays of this dtype must be pickled.
     fn allocate<'py>(
         &self,
         py: Python<'py>,
@@ -360,13 +362,14 @@ impl Sender {
         codec::empty_over(buffer, dtype, shape).map(Some)
     }
 
-    /// Returns memory of received items to the system. Only an idle sender needs this method, because sending also
-    /// frees memory.
+    /// Returns unused arena memory to the system. Only idle senders need this method, because sending also frees
+    /// memory.
     fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
         tidy(py, &self.arenas)
     }
 
-    /// If a sending thread holds the lock, nothing is visited, because the thread's reference keeps this object alive.
+    /// While a sending thread holds the lock, nothing is visited, because the thread's reference keeps this object
+    /// alive.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(outlet) = self.outlet.try_lock() else { return Ok(()) };
         visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))?;
@@ -375,10 +378,10 @@ impl Sender {
 
     fn __clear__(&self) {
         let taken = self.outlet.try_lock().ok().map(|mut outlet| (outlet.taker.take(), outlet.noter.take()));
-        drop(taken); // outside of the lock, because dropping may run code that calls this object
+        drop(taken); // dropped after the lock is released, because dropping may call this object
     }
 
-    /// Returns (bytes in use, maximum so far, blocks) for each link.
+    /// Returns (bytes in use, maximum number of bytes in use so far, number of blocks) for the arena of each link.
     fn arena_usage(&self) -> Vec<(u64, u64, usize)> {
         let usages = self.arenas.iter().map(|arena| arena.usage());
         usages.map(|usage| (usage.in_use, usage.peak, usage.blocks)).collect()

@@ -1,7 +1,8 @@
-//! Sends snapshots of a graph over a link, between items and without a request: their format and storage.
+//! Defines how a process sends snapshots of its graph over a link, and how the reader stores these snapshots. No
+//! request precedes a snapshot, which is sent between two items.
 //!
-//! A snapshot is dropped if there is no room, because waiting would delay items. A snapshot consists of little-endian
-//! words and the content, which is inline or in a block:
+//! A snapshot is dropped if the link has no room for it, because waiting would delay items. A snapshot consists of the
+//! following little-endian words, followed by the content, which is inline or in a block:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -23,12 +24,12 @@ use torchdata_core::protocol::{Account, Books, Dealt, PeerPosition, Share, Snaps
 use super::kinds as kind;
 use crate::errors;
 
-/// The prefix of the reason why no snapshot can be taken, which the first snapshot contains instead of a state.
+/// The prefix of the reason why no snapshot can be taken. The first snapshot contains this reason in place of a state.
 pub const REASON: &[u8] = b"tdno";
 
 pub type Content = Py<PyBytes>;
 
-/// In a worker: the latest snapshot of the dispatching process, until `Sender::pump` sends it to the main process.
+/// The latest snapshot of the dispatching process, which a worker process keeps until it is sent to the main process.
 #[derive(Default)]
 pub struct Relay {
     waits: AtomicBool,
@@ -69,7 +70,7 @@ impl Relay {
     }
 }
 
-/// Longer content is sent in a block, because the ring is meant for items.
+/// The maximum length of inline content. Longer content is sent in a block, because the ring is meant for items.
 const LONGEST_INLINE: usize = 4 << 10;
 
 pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> Result<bool, Corrupted> {
@@ -153,9 +154,9 @@ impl<'a> Opened<'a> {
 
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
-    // SAFETY: the lease's memory is valid for its length. If a faulty producer writes during the copy, only the copied
-    // bytes are wrong, because no Rust slice refers to the memory. The call returns a new `bytes`, or NULL with an
-    // error.
+    // SAFETY: the lease keeps its memory valid for its length. If a faulty producer writes during the copy, only the
+    // copied bytes are wrong, because no Rust slice refers to the memory. The result is new, or NULL with an exception
+    // set.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())
@@ -168,9 +169,10 @@ pub fn is_snapshot(unit_kind: u16) -> bool {
 }
 
 pub type Entry = (u64, u64);
-/// (items, checksum) sent before the snapshot, pass, (items, checksum) of the dispatched items, content.
+/// (items, checksum) of a peer before the snapshot, the pass and (items, checksum) of the dispatched items, the
+/// content.
 pub type Kept = (Entry, u32, Entry, Content);
-/// The pass, (items, checksum) dispatched to each worker, and the snapshot's content.
+/// The pass, the (items, checksum) that were dispatched to each worker, and the content of the snapshot.
 pub type KeptDealt = (u32, Vec<Entry>, Content);
 
 pub fn account((items, checksum): Entry) -> Account {

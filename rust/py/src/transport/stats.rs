@@ -1,4 +1,4 @@
-//! Provides the Python class for the board of counters, which other processes with permission can read.
+//! Provides the Python class for the board of counters in shared memory, which other processes can read if permitted.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ impl PyStatsBoard {
         self.own_page(page)?.pipe_at(index).ok_or_else(|| PyIndexError::new_err("a page has no room for more pipes"))
     }
 
-    /// Link i uses the set of counters `first` + i.
+    /// Returns the counters of this process's links. Link i uses the set of counters `first` + i.
     pub fn flows(&self, page: usize, first: usize, peers: &[u32], sends: bool) -> PyResult<Vec<FlowRef>> {
         let page = self.own_page(page)?;
         let flows = peers.iter().enumerate().map(|(index, &peer)| page.flow(first + index, peer, sends));
@@ -47,12 +47,12 @@ impl PyStatsBoard {
     }
 }
 
-/// (token of the pipe, name, location of its function, index of the pipe that reads it, flags, capacity)
+/// (token of the pipe, name, location of its function, index of the pipe that reads from the pipe, flags, capacity)
 type Pipe<'py> = (Bound<'py, IterationToken>, String, String, Option<usize>, u32, u64);
 
 #[pymethods]
 impl PyStatsBoard {
-    /// Creates a board for `pages` processes, each with `flows` link ends and `pipes` pipes.
+    /// Creates a board for `pages` processes. Each process has counters for `flows` ends of links and `pipes` pipes.
     #[new]
     fn new(pages: u32, flows: u32, pipes: u32, full: bool) -> PyResult<Self> {
         Board::create(BoardConfig { pages, flows, pipes }, full).map(Self).map_err(errors::open)
@@ -68,17 +68,17 @@ impl PyStatsBoard {
         Board::observe(&path).map(Self).map_err(errors::open)
     }
 
-    /// Returns the descriptor of the shared memory, or -1 if the descriptor is closed.
+    /// Returns the descriptor of the board's shared memory, or -1 if the descriptor is closed.
     fn fileno(&self) -> i32 {
         self.0.fd().map_or(-1, |fd| fd.as_raw_fd())
     }
 
-    /// Other programs can no longer find the board after this call.
+    /// Closes the descriptor of the shared memory. Other programs can no longer find the board after this call.
     fn close_descriptor(&self) {
         self.0.close();
     }
 
-    /// Returns a board that this process may write to: this object, or a new mapping in a forked child.
+    /// Returns a board to which this process may write. The result is this object, or a new mapping in a forked child.
     fn here(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
         let board = slf.get();
         match board.0.fd() {
@@ -95,7 +95,7 @@ impl PyStatsBoard {
         self.0.is_full()
     }
 
-    /// Allows the processes to send snapshots of any size.
+    /// Allows the processes of the loader to send snapshots of any size.
     fn want_large_snapshots(&self) {
         if self.0.is_of_this_process() {
             self.0.want_large_snapshots();
@@ -118,7 +118,7 @@ impl PyStatsBoard {
         self.0.made()
     }
 
-    /// The roles are 1 (main process), 2 (worker) and 3 (dispatching process).
+    /// Assigns a page to this process. The roles are 1 (main process), 2 (worker process) and 3 (dispatching process).
     fn adopt(&self, page: usize, role: u32, number: u32) -> PyResult<()> {
         let role = match role {
             1 => Role::Main,
@@ -130,7 +130,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// `end` is the index of the last pipe of this process.
+    /// Registers the pipes of this process. `end` is the index of the last pipe.
     fn bind(&self, page: usize, pipes: Vec<Pipe<'_>>, end: usize) -> PyResult<()> {
         let own = self.own_page(page)?;
         let count = pipes.len();
@@ -144,7 +144,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts items of a pipe. One measured call took `nanoseconds`, and counts for `weight` calls.
+    /// Adds items to the record of a pipe. One measured call took `nanoseconds`, and represents `weight` calls.
     fn add_work(&self, page: usize, pipe: usize, items: u64, nanoseconds: u64, weight: u64) -> PyResult<()> {
         if self.0.is_of_this_process() {
             add_work(&self.pipe(page, pipe)?, items, nanoseconds, weight);
@@ -152,8 +152,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// From the next epoch on, the record of `pipe` on the main process's page counts and measures the iterator's
-    /// items.
+    /// Counts and measures the items of an iterator that is not a pipe, from the next epoch on. The counters are in the
+    /// record of `pipe` on the main process's page.
     fn count_items(&self, iterator: &Bound<'_, SharedIterator>, page: usize, pipe: usize) -> PyResult<()> {
         iterator.get().count_into(iterator.py(), self.pipe(page, pipe)?);
         Ok(())
@@ -198,7 +198,7 @@ impl PyStatsBoard {
         self.own_page(page).map(|page| page.count_carried(bytes))
     }
 
-    /// Returns one dictionary per process with its counters. Times are in nanoseconds, and damaged pages are skipped.
+    /// Returns the counters as one dictionary per process. Times are in nanoseconds, and damaged pages are skipped.
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         plain(py, &Value::List(self.0.read()))
     }

@@ -1,6 +1,6 @@
-//! Detects exited processes in the reading thread.
+//! Detects in the reading thread that processes have exited.
 //!
-//! After an exit, the reader raises an error or starts a replacement (`replacing.rs`).
+//! After an exit, the reader raises an error or starts a replacement process (`replacing.rs`).
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -10,7 +10,7 @@ use torchdata_core::process::liveness::Watch;
 
 use crate::descriptors::OwnedDescriptor;
 
-/// The id of a process, or a descriptor that becomes readable when the process exits.
+/// How to watch a process: by its id, or by a descriptor that becomes readable when the process exits.
 #[derive(FromPyObject)]
 pub enum Sign<'py> {
     Number(i32),
@@ -26,7 +26,7 @@ impl Sign<'_> {
     }
 }
 
-/// The watch of a process, or None if the process had already exited when watching began.
+/// The watch of a process, or None if the process had already exited when the watch began.
 type WatchedProcess = Option<Watch>;
 
 fn has_died(process: &WatchedProcess) -> bool {
@@ -38,12 +38,13 @@ pub struct Replacing {
     pub on_replace: Py<PyAny>,
 }
 
-/// A worker watches no process, because it exits with the main process, which reports the exit of other processes.
+/// The processes that a reader watches. The list is empty in a worker process, which exits with the main process. The
+/// main process reports the exits of all other processes.
 #[derive(Default)]
 pub struct DeathWatch {
     pub processes: Vec<(usize, WatchedProcess)>,
     dead: Option<usize>,
-    /// A callback with the index of an exited process, which must raise an exception.
+    /// A callback with the index of an exited process. The callback must raise an exception.
     on_exit: Option<Py<PyAny>>,
     pub replacing: Option<Replacing>,
 }
@@ -63,7 +64,7 @@ impl DeathWatch {
         self.replacing = Some(replacing);
     }
 
-    /// If all processes have descriptors, the check is one system call.
+    /// Returns whether any watched process has exited. If all processes have descriptors, the check is one system call.
     pub fn any_died(&self) -> bool {
         let watches = || self.processes.iter().map(|(_, process)| process.as_ref());
         watches().any(|watch| watch.is_none()) || Watch::any_exited(watches().flatten())
@@ -110,7 +111,7 @@ impl DeathWatch {
         visit.call(self.replacing.as_ref().map(|replacing| &replacing.on_replace))
     }
 
-    /// The caller must drop the returned callbacks.
+    /// Removes and returns the callbacks, which the caller must drop.
     pub fn clear(&mut self) -> (Option<Py<PyAny>>, Option<Replacing>) {
         (self.on_exit.take(), self.replacing.take())
     }
