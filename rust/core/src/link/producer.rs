@@ -347,8 +347,8 @@ impl Producer {
         if total <= until_wrap { total } else { until_wrap + total }
     }
 
-    /// Pushes an item. The consumer may be woken up later, together with other items.
-    /// Panics if the unit never fits (see [`Producer::fits`]), or if a block belongs to another arena.
+    /// Pushes an item. The consumer may be woken up later, together with other items. Panics if the unit never fits
+    /// (see [`Producer::fits`]), or if a block belongs to another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         // Idle memory is returned to the operating system here, because a busy producer may never wait for a command.
         if self.arena.is_untidy()
