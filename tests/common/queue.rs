@@ -1,4 +1,5 @@
-//! Wraps the ordered queue for tests. `reserve` and `pop` wait up to a timeout, and `Held` pauses workers.
+//! Extends the ordered queue for tests: `reserve` and `pop` wait up to a timeout, and `Held` holds the queue until it
+//! is dropped.
 
 use std::time::Duration;
 

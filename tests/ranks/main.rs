@@ -1,4 +1,5 @@
-//! Explores all orders of events in a small group of ranks, with a fault at any step.
+//! Tests the agreement of ranks: all orders of events in a small group with one fault, the hub's decisions, and
+//! messages.
 
 mod explored;
 mod over_sockets;
