@@ -5,8 +5,9 @@
 
 use std::time::{Duration, Instant};
 
-/// A clock that reads the system clock only in some of the calls of `sample`. The number of calls between two readings
-/// grows while readings follow each other quickly, and returns to its minimum after a long interval.
+/// A clock that reads the system clock only in some of the calls of `sample`, because reading takes time. The number of
+/// calls between two readings grows while readings follow each other quickly, and returns to its minimum after a long
+/// interval.
 #[derive(Debug)]
 pub struct SampledClock {
     least: u32,

@@ -10,7 +10,7 @@ struct Axis {
 const ONE: Axis = Axis { count: 1, stride: 0 };
 
 const LONGEST_GROUP: usize = 8;
-/// The number of groups that are copied together. The data of this number of groups fits into the processor's cache.
+/// The maximum number of groups that are copied together, so that their data fits into the processor's cache.
 const BLOCK: usize = 1024;
 
 /// The layout of the elements of an array in memory.

@@ -36,7 +36,7 @@ pub enum RecordError {
 
 #[derive(Debug)]
 pub struct Records {
-    /// The bytes of the file that were fed. Bytes before index `begin` belong to records that were already returned.
+    /// The bytes that `feed` has received. Bytes before index `begin` belong to records that were already returned.
     buffer: Vec<u8>,
     begin: usize,
     pub offset: u64,

@@ -26,8 +26,9 @@ struct Holders {
     remote: u64,
 }
 
-/// The length of a period. Pages count as idle if no block at the same or a higher offset was allocated or freed during
-/// a period. Pages in regular use have low offsets, because an allocation uses the lowest free range.
+/// The time after which unused pages count as idle. A page is unused if no block at the same or a higher offset was
+/// allocated or freed during this time. Pages in regular use have low offsets, because an allocation uses the lowest
+/// free range.
 const PERIOD: Duration = Duration::from_secs(2);
 /// The unit in which idle memory is returned to the operating system, in bytes.
 const HUGE_PAGE: u64 = 2 << 20;

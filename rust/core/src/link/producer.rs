@@ -74,8 +74,9 @@ pub struct Producer {
     sending: Sending,
     account: Account,
     current: u16,
-    /// The progress of each shard: the items that the shard has sent, and the number of items that it must still
-    /// recompute. The entry of the current shard is outdated, because `account` and `sending` contain its progress.
+    /// The progress of each shard in the epoch: the items that the shard has sent, and the number of items that it must
+    /// recompute because an earlier process has sent them. The entry of the current shard is outdated, because
+    /// `account` and `sending` contain its progress.
     shards: Vec<ShardProgress>,
     /// Whether fragments were pushed for a unit that is not pushed yet.
     streaming: bool,

@@ -35,8 +35,8 @@ pub struct Turns {
     turns: AtomicU32,
     /// The number of waits without yields since a wait last tested yielding.
     since_tried: AtomicU32,
-    /// A time in nanoseconds. Each yield to an unrelated thread moves the time forward by `PRICE` times the yield's
-    /// duration. Waits do not yield while the time is more than `CREDIT` nanoseconds in the future.
+    /// The account of yields to unrelated threads, as a time in nanoseconds. Each such yield moves the time forward by
+    /// `PRICE` times its duration. Waits do not yield while the time is more than `CREDIT` nanoseconds in the future.
     paid: AtomicU64,
 }
 

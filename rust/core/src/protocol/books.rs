@@ -206,8 +206,7 @@ impl<S> Books<S> {
         Some((self.positions_at(accounts), turn))
     }
 
-    /// Returns the positions of all peers after the items that `accounts` counts. These items need not be delivered
-    /// yet.
+    /// Returns the positions of all peers after the items that `accounts` counts, which may include undelivered items.
     pub fn positions_at(&self, accounts: Vec<Account>) -> Vec<PeerPosition<'_, S>> {
         let positions = self.peers.iter().zip(accounts).map(|(peer, given)| {
             let snapshot = peer.snapshots.iter().rev().find(|snapshot| snapshot.sent.items <= given.items);

@@ -29,7 +29,8 @@ pub trait Parker {
 pub struct Bell {
     /// The number of rings that found a sleeping thread. The number may overflow.
     word: AtomicU32,
-    /// The lower half is the number of sleeping threads. The upper half is how often a ring has reset this number.
+    /// The lower half is the number of sleeping threads. The upper half is how often a ring has reset this number since
+    /// the bell was created.
     sleepers: AtomicU64,
 }
 
@@ -108,7 +109,6 @@ impl Bell {
 /// The waiting thread raises the flag, executes a fence, and checks whether the event has occurred. The publishing
 /// thread stores the event, executes a fence, and reads the flag. One of the two threads therefore sees the store of
 /// the other.
-/// thread stores the event, executes a fence, and reads the flag.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Wanted(AtomicU32);

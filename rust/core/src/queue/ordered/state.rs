@@ -168,7 +168,7 @@ impl<T> State<T> {
 }
 
 /// Returns the time until the deadline, or None after the deadline. A deadline is `Instant::now() + timeout`, which
-/// panics for timeouts of centuries, so callers must wait in short slices.
+/// panics for timeouts of centuries, so callers must split long waits.
 pub(super) fn time_left(deadline: Instant) -> Option<Duration> {
     deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
 }
