@@ -1,8 +1,7 @@
 //! Measures the throughput and latency of a link between threads and between processes, compared with alternatives.
 //!
 //! Between threads, the alternative is a bounded channel of `Vec<u8>`, which only passes a pointer. Between processes,
-//! the alternative is a Unix socket pair. Producers send until they are stopped, and the benchmark measures the speed
-//! of the consumer.
+//! the alternative is a Unix socket pair. Producers send until they are stopped, and the consumer is measured.
 #![cfg(not(loom))]
 
 #[path = "../tests/common/mod.rs"]

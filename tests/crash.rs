@@ -117,8 +117,7 @@ fn a_killed_producer_leaves_exactly_what_it_had_published() {
                 _ => assert_eq!(unit.inline, b"batch", "{point}"),
             }
         }
-        // The received item stays readable after the receiver was dropped, because the killed producer cannot reuse its
-        // block.
+        // The item stays readable after the receiver was dropped, because the killed producer cannot reuse the block.
         drop(receiver);
         assert!(arrived[0].item() == item(0));
     }
@@ -146,8 +145,7 @@ fn an_exit_is_detected_and_a_running_process_is_not_reported() {
 fn a_child_exits_when_its_parent_is_killed() {
     let _watchdog = watchdog(30);
     let (link, bells) = open(ROOMY);
-    // The grandchild inherits the write end of the pipe, so reading reaches the end of the pipe after the grandchild
-    // has exited.
+    // The grandchild inherits the write end of the pipe, so the pipe ends when the grandchild has exited.
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "middle_process", "--ignored", "--nocapture"]).stdout(Stdio::piped());
     let mut middle = Process(command.spawn().unwrap());
@@ -158,8 +156,7 @@ fn a_child_exits_when_its_parent_is_killed() {
         assert_eq!(pipe.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&text));
         text.push(byte[0]);
     }
-    // The killed parent of the grandchild stays a zombie. If the grandchild did not exit, the watchdog would abort the
-    // test.
+    // The grandchild's parent stays a zombie. If the grandchild did not exit, the watchdog would abort the test.
     middle.0.kill().unwrap();
     pipe.read_to_end(&mut text).unwrap();
     drop((link, bells));
@@ -169,8 +166,7 @@ fn a_child_exits_when_its_parent_is_killed() {
 #[ignore = "played by a child process of another test"]
 fn middle_process() {
     let parent = std::process::id() as i32;
-    // SAFETY: the child only starts a thread, prints, sleeps and exits, and needs no lock that another thread might
-    // hold.
+    // SAFETY: the child only starts a thread, prints, sleeps and exits, and needs no lock of another thread.
     if unsafe { libc::fork() } == 0 {
         exit_with(Watch::open(parent).unwrap()).unwrap();
         println!("ready");

@@ -98,8 +98,7 @@ fn units_of_every_length_wrap_at_every_position_of_the_ring() {
             let (link, bells) = open(SMALL);
             let mut producer = link.producer(bells.bell(CONSUMER).unwrap()).unwrap();
             let mut consumer = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
-            // Sends and receives small units until both cursors are at `place`. Each step moves at most a quarter of
-            // the ring.
+            // Sends and receives units until both cursors are at `place`, at most a quarter of the ring at a time.
             let mut rest = place;
             while rest > 0 {
                 let step = if rest > 1000 { 800 } else { rest };

@@ -1,5 +1,4 @@
-//! Tests the parser of TFRecord files with complete, truncated and damaged files, which it reads as a whole and in
-//! pieces.
+//! Tests the parser of TFRecord files with complete, truncated and damaged files, read as a whole and in pieces.
 
 use proptest::prelude::*;
 use torchdata_core::formats::tfrecord::{LONGEST, RecordError, Records, masked_crc};

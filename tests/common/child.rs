@@ -68,8 +68,7 @@ pub fn inherited() -> (Link, Arc<BellBoard>) {
     (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }
 
-/// Runs the tests of this binary again with the portable fallback. Fails if the second run does not include the calling
-/// test `caller`.
+/// Runs this test binary again with the portable fallback. Fails if the second run does not include the test `caller`.
 pub fn run_again_portably(caller: &str) {
     if portable() {
         return;

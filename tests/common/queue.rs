@@ -1,5 +1,4 @@
-//! Extends the ordered queue for tests: `reserve` and `pop` wait up to a timeout, and `Held` holds the queue until it
-//! is dropped.
+//! Extends the ordered queue for tests: `reserve` and `pop` wait up to a timeout, and dropping `Held` ends a hold.
 
 use std::time::Duration;
 

@@ -49,8 +49,7 @@ impl Random {
     }
 }
 
-/// Returns the item number `index` of a random sequence. Most items are small, and some are larger than the ring or the
-/// arena.
+/// Returns the item number `index` of a random sequence. Some items are larger than the ring or the arena.
 pub fn item(seed: u64, index: u64, config: LinkConfig) -> Item {
     let mut random = Random(seed ^ index.wrapping_mul(0x2545_f491_4f6c_dd1d));
     let inline = match random.below(4) {
@@ -182,8 +181,7 @@ impl Receiver {
         Ok(Some((unit.kind, Arrived { inline: unit.payload, buffers: unit.buffers })))
     }
 
-    /// Waits for the next unit. The buffers of the previous unit are freed, and the buffers of the new unit are not
-    /// copied.
+    /// Waits for the next unit, whose buffers are not copied. The buffers of the previous unit are freed.
     pub fn next_unit(&mut self) -> &Unit {
         self.unit.buffers.clear();
         loop {

@@ -23,8 +23,7 @@ pub struct Up {
     words: Said,
 }
 
-/// Whether the worker has acknowledged the call, and the epoch in which the worker waits for dispatched items (0 if
-/// none).
+/// Whether the worker has acknowledged the call, and the epoch in which it waits for dispatched items (or 0).
 type Said = (bool, u32);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

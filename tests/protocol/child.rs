@@ -21,8 +21,7 @@ impl Setting {
             after.children[index].doing = Doing::Gone;
             return push("ends with main", after);
         }
-        // While a child runs its graph, it reads no commands. It only checks whether the main process has abandoned the
-        // epoch.
+        // A child that runs its graph reads no commands, and only checks whether its epoch was abandoned.
         if child.doing != Doing::InGraph && !child.control.is_empty() && !self.holds_call(index, child) {
             let mut after = world.clone();
             after.obey(self, index);
@@ -44,8 +43,7 @@ impl Setting {
             Doing::Pumping => after.pump(self, index),
             Doing::InGraph => after.run_graph(self, index),
         };
-        // Steps that affect no other process are executed immediately, because this reduces the number of
-        // interleavings.
+        // Steps that affect no other process are executed immediately, which reduces the interleavings.
         while after.is_by_itself(self, index) {
             after.run_graph(self, index);
         }

@@ -40,8 +40,8 @@ impl Place {
         Self { workers, turn: 0, dealt }
     }
 
-    /// Returns the data with which each child resumes. The position of the dispatching process depends on the workers'
-    /// positions.
+    /// Returns the data with which each child resumes. The workers' positions determine the dispatching process's
+    /// position.
     pub fn resumptions(&self, setting: &Setting) -> Vec<Part<Resumption>> {
         let mut shares = Vec::new();
         let mut children = Vec::new();

@@ -119,8 +119,7 @@ fn two_workers_and_the_dispatching_process() {
 #[test]
 fn three_workers_and_the_dispatching_process() {
     for (what, setting) in happenings(&setting(3, true, &[0, 2])) {
-        // With three workers, settings with exits or loose order take too long, so these settings are only explored by
-        // hand.
+        // With three workers, settings with exits or loose order take long, so they are only explored by hand.
         if setting.deaths == 0 && setting.in_order {
             holds(&format!("3 workers, dispatching: {what}"), &setting);
         }

@@ -235,8 +235,7 @@ impl Shards {
             .map(|worker| (0..self.shards).all(|shard| has_ended(worker + shard * self.workers)))
             .collect();
         for worker in world.replacing.wanted(&dead, &ended) {
-            // A replacement does not know which of its shards is next in the main process, so it begins with its first
-            // shard.
+            // A replacement does not know which shard is next in the main process, and begins with its first shard.
             let start = self.start(world, &accounts, worker, 0);
             self.renew(world, worker, start);
         }

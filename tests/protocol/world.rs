@@ -1,8 +1,7 @@
-//! Models a small loader: the main process, workers, and optionally the dispatching process. The links have rings for a
-//! few units (messages).
+//! Models a small loader: the main process, workers, and optionally the dispatching process. Rings have room for a few
+//! units (messages).
 //!
-//! The model simulates shared memory and processes. The state machines in `torchdata_core::protocol` make all
-//! decisions.
+//! The model simulates shared memory and processes. The state machines in `torchdata_core::protocol` decide.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -57,8 +56,7 @@ pub struct Setting {
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead of the user.
     pub reads_ahead: bool,
-    /// The source item at which a graph fails: the graph of the dispatching process, or the graph of a worker if no
-    /// process dispatches.
+    /// The source item at which the graph of the dispatching process fails, or a worker's graph without this process.
     pub fails_at: Option<u8>,
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
 }
@@ -100,8 +98,7 @@ pub struct Child {
     /// Whether the child has changed since its last snapshot.
     pub may_save: bool,
     pub next_link: usize,
-    /// The dispatched items that the worker has read in the pass, and the items before the position from which it has
-    /// resumed.
+    /// The dispatched items that the worker has read in the pass, and the items before the position of its resumption.
     pub share_account: Account,
     pub share_start: Account,
     pub relay: Option<Part<Dealt<Graph>>>,
@@ -135,8 +132,8 @@ impl Child {
         }
     }
 
-    /// Returns the number of items that this child and its predecessors have computed. Between two epochs, all items
-    /// count as computed.
+    /// Returns how many items this child and its predecessors have computed. Between epochs, all items count as
+    /// computed.
     pub fn place(&self) -> u64 {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());
@@ -159,8 +156,7 @@ pub enum Main {
     /// The main process requests the next item. The value is true if no item was ready at the first attempt.
     Reading(bool),
     Paused,
-    /// The main process calls a function. The values are how many children lack the call, and whether the loader stays
-    /// paused.
+    /// The main process calls a function. Values: how many children lack the call, and whether the loader stays paused.
     Calling(usize, bool),
     Between,
     /// The main process stops the children. The value is the number of children that have received the command.
@@ -183,8 +179,7 @@ pub enum Ended {
 /// Parts of a state that most steps leave unchanged.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
-    /// For each child: the number of items that the main process had received when a replacement of the child was
-    /// started.
+    /// For each child: the number of items that the main process had received when its replacement was started.
     pub had: Part<Vec<u64>>,
     pub books: Part<Books<Graph>>,
     /// Complete records for comparison with `books`, which drops old entries.

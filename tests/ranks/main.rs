@@ -1,5 +1,4 @@
-//! Tests the agreement of ranks: all orders of events in a small group with one fault, the hub's decisions, and
-//! messages.
+//! Tests the agreement of ranks: all orders of events with one fault, the hub's decisions, and the messages.
 
 mod explored;
 mod over_sockets;

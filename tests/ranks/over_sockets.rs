@@ -94,8 +94,7 @@ fn many_unrelated_connections_use_few_descriptors_and_do_not_block_ranks() {
     let flooding = std::thread::spawn(move || swallowed(&noisy, Instant::now() + Duration::from_secs(20)));
     assert_eq!(hub.wait(0, SLICE), None);
     let member = Meeting::join(TcpStream::connect(address).unwrap(), 1, TOKENS, Duration::from_secs(10)).unwrap();
-    // The hub polls the listener, the wake-up socket, and the connections: up to 16 unidentified ones, plus one per
-    // rank.
+    // The hub polls the listener, the wake-up socket, and connections: up to 16 unidentified, plus one per rank.
     assert!(hub.descriptors().len() <= 2 + 16 + 3, "{}", hub.descriptors().len());
     assert_eq!(end_of(&member, 0), Answer::Least(0));
     assert_eq!(end_of(&hub, 0), Answer::Least(0));

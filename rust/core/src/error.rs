@@ -8,8 +8,7 @@ use std::path::PathBuf;
 pub enum OpenError {
     #[error("{what}: {source}{}", way_out(source))]
     System { what: &'static str, source: io::Error },
-    /// The file system that holds the temporary file of a shared region is full. Only the portable fallback uses such
-    /// files.
+    /// The file system with the temporary file of a shared region is full, which only affects the portable fallback.
     #[error(
         "no room for {bytes} bytes of shared memory on the file system of {} ({source}): free some space there, set TMPDIR \
          to a folder with more space, or unset TORCHDATA_PORTABLE if the system has memfd_create",

@@ -1,5 +1,4 @@
-//! Resizes parts of decoded images. Like Pillow, the resampling filter covers more source pixels if the image shrinks
-//! more.
+//! Resizes parts of decoded images. Like in Pillow, the filter covers more source pixels if the image shrinks more.
 
 use std::cell::RefCell;
 

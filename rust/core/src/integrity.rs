@@ -3,8 +3,7 @@
 //! Check bits and checksums detect accidental damage, such as writes through a wrong pointer, but not attacks. Large
 //! buffers have no full checksum, because computing a full checksum would cost as much as copying the buffer.
 
-/// An odd factor from which check bits are computed. With this factor, every change within one byte of a value changes
-/// the check bits.
+/// An odd factor for computing check bits, with which each change within one byte of a value changes the check bits.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A constant that is mixed into all check bits, so that a word of zeros (erased memory) counts as damaged.
 const NOT_ZERO: u64 = 0x5bd1;
@@ -17,8 +16,7 @@ const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 pub const SEALED_BITS: u32 = 48;
 const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
-/// Returns a sealed word for shared memory. The lower 48 bits are those of `value`, and the upper 16 bits are check
-/// bits.
+/// Returns a sealed word for shared memory: the lower 48 bits of `value`, and 16 check bits in the upper bits.
 ///
 /// [`open`] detects every change within one byte of a sealed word, and 65535 of 65536 other changes.
 #[inline]
@@ -63,8 +61,7 @@ pub(crate) struct Checksum {
 }
 
 impl Checksum {
-    /// Starts the checksum of a unit with the position of the unit in the ring. A unit from an earlier lap of the ring
-    /// therefore has a wrong checksum.
+    /// Starts the checksum with the unit's position in the ring, so that a unit from an earlier lap is invalid.
     #[inline]
     pub fn at(position: u64) -> Self {
         Self { sum: 0, keys: KEYS }.words(position, 0)
@@ -79,12 +76,10 @@ impl Checksum {
         }
     }
 
-    /// Copies `len` bytes from `from` to `to`, and adds the bytes to the checksum. The number `len` itself is not
-    /// added.
+    /// Copies `len` bytes from `from` to `to`, and adds the bytes, but not `len` itself, to the checksum.
     ///
     /// Each byte is read only once, so the checksum covers exactly the copied bytes even if another process changes the
-    /// source. A separate loop for the checksum would be slower, because the loop would wait until the copied bytes are
-    /// stored.
+    /// source. A separate loop for the checksum would have to wait until the copied bytes are stored.
     ///
     /// The method writes whole words, so up to 7 bytes after the end of the copy are overwritten too. These bytes
     /// become zeros unless `PADDED` is true.
@@ -169,8 +164,7 @@ const SAMPLES: usize = 16;
 pub unsafe fn sample(data: *const u8, len: usize) -> u64 {
     let mut sum = fold(len as u64 ^ KEYS[0], KEYS[1]);
     let mut look = |at: usize| {
-        // SAFETY: at least 8 bytes follow offset `at` in the buffer, and the caller guarantees that the buffer is
-        // readable.
+        // SAFETY: at least 8 bytes follow offset `at`, and the caller guarantees that the buffer is readable.
         let word = unsafe { data.add(at).cast::<u64>().read_unaligned() };
         sum = fold(sum ^ word, STEPS[0]).rotate_left(23);
     };

@@ -1,13 +1,12 @@
 //! Defines a clock for loops that run once per item, but must do some work only every few milliseconds.
 //!
-//! Reading the system clock costs some tens of nanoseconds, which matters for small items. The clock is therefore not
-//! read for every item.
+//! Reading the system clock costs some tens of nanoseconds, which matters for small items. So the clock is not read for
+//! every item.
 
 use std::time::{Duration, Instant};
 
 /// A clock that reads the system clock only in some of the calls of `sample`, because reading takes time. The number of
-/// calls between two readings grows while readings follow each other quickly, and returns to its minimum after a long
-/// interval.
+/// calls between two readings grows while readings follow each other quickly, and returns to its minimum after a pause.
 #[derive(Debug)]
 pub struct SampledClock {
     least: u32,
@@ -23,8 +22,7 @@ impl SampledClock {
     ///
     /// # Arguments
     /// * `least`, `most` - the minimum and maximum number of calls between two readings.
-    /// * `near` - the number of calls between readings grows while the interval between two readings is shorter than
-    /// `near`.
+    /// * `near` - the number of calls between readings grows while two readings are less than `near` apart.
     pub fn new(least: u32, most: u32, near: Duration) -> Self {
         Self { least, most, near, looked: Instant::now(), step: least, left: least }
     }

@@ -13,8 +13,7 @@ pub struct MersenneTwister {
 }
 
 impl MersenneTwister {
-    /// Creates a generator from a state of Python. `drawn` is the number of words that Python has already used, at most
-    /// `WORDS`.
+    /// Creates a generator from a state of Python. Python has already used the first `drawn` words (at most `WORDS`).
     pub fn new(words: [u32; WORDS], drawn: usize) -> Self {
         Self { words, next: drawn.min(WORDS) }
     }

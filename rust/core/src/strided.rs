@@ -1,5 +1,4 @@
-//! Copies elements that have gaps between them into contiguous memory, for example the pixels of a cropped or flipped
-//! image.
+//! Copies elements with gaps between them into contiguous memory, such as the pixels of a cropped or flipped image.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Axis {
@@ -98,8 +97,7 @@ impl Strided {
     /// have `len` bytes.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
-            // SAFETY: without outer axes, the elements form a single line, for which the caller guarantees the
-            // conditions.
+            // SAFETY: without outer axes, the elements form a line, for which the caller guarantees the conditions.
             return unsafe { self.copy_line(from, to) };
         };
         let part = len / outer.count;
@@ -148,8 +146,7 @@ unsafe fn copy_runs(from: *const u8, axis: Axis, to: *mut u8, step: usize, run: 
     #[inline(always)]
     unsafe fn copy<const RUN: usize>(from: *const u8, axis: Axis, to: *mut u8, step: usize) {
         for index in 0..axis.count {
-            // SAFETY: the caller guarantees that the element is readable and its copy is writable. Byte arrays need no
-            // alignment.
+            // SAFETY: the caller guarantees that element and copy are valid, and byte arrays need no alignment.
             unsafe { *to.add(index * step).cast::<[u8; RUN]>() = *place(from, axis, index).cast::<[u8; RUN]>() };
         }
     }

@@ -17,8 +17,7 @@ pub enum FeatureKind {
 pub struct Feature<'a> {
     /// The type of the values, or None if the feature contains no list of values.
     pub kind: Option<FeatureKind>,
-    /// The encoded values. For byte strings, each part is one value. For numbers, each part contains one or more
-    /// values.
+    /// The encoded values. For byte strings, each part is one value. For numbers, a part has one or more values.
     pub parts: Vec<&'a [u8]>,
 }
 

@@ -2,8 +2,7 @@
 //!
 //! An unpickler executes the instructions of a pickle. Untrusted instructions could change objects, or allocate
 //! gigabytes for a large memo index or length. `check_plain` therefore rejects instructions such as BUILD and
-//! LONG_BINPUT, and lengths beyond the end of the bytes. The unpickler itself restricts which functions a pickle may
-//! call.
+//! LONG_BINPUT, and lengths beyond the end of the bytes. The unpickler restricts which functions a pickle calls.
 
 use thiserror::Error;
 

@@ -58,8 +58,7 @@ pub enum PaxError {
 
 /// Returns the number of records in an extended (pax) header, which may end with zeros.
 ///
-/// A record has the form `LENGTH KEYWORD=VALUE\n`, where LENGTH is the number of bytes of the whole record as a decimal
-/// number.
+/// A record is `LENGTH KEYWORD=VALUE\n`, where LENGTH is the number of bytes of the whole record in decimal.
 pub fn pax_records(body: &[u8]) -> Result<usize, PaxError> {
     if body.split(|byte| !byte.is_ascii_digit()).any(|run| run.len() > LONGEST_NUMBER) {
         return Err(PaxError::Number);

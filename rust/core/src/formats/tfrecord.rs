@@ -28,8 +28,8 @@ pub enum RecordError {
     Truncated {
         /// The number of bytes that are left in the file, including checksums.
         found: u64,
-        /// The size of the record in bytes, including checksums. If the file ends within the head of the record, the
-        /// size of this head.
+        /// The size of the record in bytes, including checksums. If the file ends within the record's head, the size of
+        /// the head.
         wanted: u64,
     },
 }

@@ -21,8 +21,7 @@ struct Holders {
     len: u64,
     /// Whether a [`Block`] object in the producer's process refers to the block.
     local: bool,
-    /// The number of units (messages) that refer to the block and for which the consumer has not returned the block
-    /// yet.
+    /// The number of units (messages) for which the consumer has not returned the block yet.
     remote: u64,
 }
 
@@ -38,8 +37,7 @@ struct Allocator {
     /// The free ranges of the arena, as a map from offset to length.
     free: BTreeMap<u64, u64>,
     taken: HashMap<u64, Holders>,
-    /// The maximum number of allocated blocks. The limit is the capacity of the return ring, so that all blocks can be
-    /// returned.
+    /// The maximum number of allocated blocks. The return ring has room for this number of blocks.
     most: usize,
     in_use: u64,
     peak: u64,
@@ -49,8 +47,7 @@ struct Allocator {
     period_began: Instant,
     /// The offset up to which pages may have been used since they were last returned to the operating system.
     dirty: u64,
-    /// Whether the file system can free pages of the arena. The value becomes false when freeing pages fails for the
-    /// first time.
+    /// Whether the file system can free pages of the arena. The value is true until freeing pages fails.
     punches: bool,
     returns: ConsumerCursor,
 }
@@ -73,8 +70,7 @@ impl Allocator {
         }
     }
 
-    /// Allocates a block, and returns its offset and its length rounded up to `BLOCK_ALIGN`. Returns None if the arena
-    /// is full.
+    /// Allocates a block, and returns its offset and rounded length. Returns None if the arena is full.
     fn allocate(&mut self, len: u64) -> Option<(u64, u64)> {
         let len = len.max(1).checked_next_multiple_of(BLOCK_ALIGN)?;
         if self.taken.len() >= self.most {
@@ -278,8 +274,7 @@ impl Arena {
     }
 }
 
-/// A block of the arena that the producer has allocated. Dropping the value frees the block, unless sent units refer to
-/// the block.
+/// A block of the arena that the producer has allocated. A dropped block is free once the consumer has returned it.
 #[derive(Debug)]
 pub struct Block {
     arena: Arc<Arena>,

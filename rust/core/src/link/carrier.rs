@@ -184,8 +184,7 @@ impl Carrier {
         ]
     }
 
-    /// Returns whether a control word has changed since the last `take`. If `units` is true, a pending unit also
-    /// counts.
+    /// Returns whether a control word has changed since the last `take`. If `units` is true, pending units count.
     pub fn has_news(&mut self, units: bool) -> bool {
         // A read error counts as a pending unit, so that the caller calls `take`, which reports the error.
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
@@ -204,8 +203,7 @@ impl Carrier {
         Ok(have_changed.then_some(words))
     }
 
-    /// Stores the control words from the other machine in the headers of the two local links, where local processes
-    /// read these words.
+    /// Stores the control words from the other machine in the headers of the two links, for local processes.
     pub fn put_words(&self, [order, starving, granted, acknowledged]: Words) {
         let (incoming, outgoing) = (self.incoming.header(), self.outgoing.header());
         // SYNC(order): pairs with Link::is_superseded.
@@ -268,8 +266,7 @@ impl Carrier {
         if *streamed == 0 {
             loop {
                 if let Some(block) = outbound.allocate(bytes.len())? {
-                    // SAFETY: the new block has room for `bytes.len()` bytes, and no other code has a reference to the
-                    // block.
+                    // SAFETY: the new block has room for `bytes.len()` bytes, and no other code uses the block.
                     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), block.as_mut_ptr(), bytes.len()) };
                     parts.push(Part::Block(Arc::new(block)));
                     return Ok(Lack::Nothing);

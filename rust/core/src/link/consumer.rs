@@ -76,8 +76,7 @@ pub struct Consumer {
     early: bool,
     wanted: bool,
     taken: u64,
-    /// The numbers of items, of bytes, and of bytes in blocks that were taken since the consumer last rang the
-    /// producer's bell.
+    /// The items, bytes, and bytes in blocks that were taken since the consumer last rang the producer's bell.
     unrung: u64,
     unrung_bytes: u64,
     unrung_blocks: u64,
@@ -130,8 +129,7 @@ impl Consumer {
         &self.flow
     }
 
-    /// Begins to receive a stream. The producer may send up to `window` items before the consumer has taken the first
-    /// item.
+    /// Begins to receive a stream. The producer may send `window` items before the consumer takes the first item.
     pub fn begin(&mut self, stream: Stream, window: u64) {
         self.before = self.before.wrapping_add(self.taken);
         self.taken = 0;
@@ -185,8 +183,7 @@ impl Consumer {
         self.peer.ring();
     }
 
-    /// Returns whether the producer's process reported (with `Link::starve`) that it waits for another process in this
-    /// epoch.
+    /// Returns whether the producer's process waits for another process in this epoch (see `Link::starve`).
     pub fn starves(&self) -> bool {
         // SYNC(starve): pairs with Link::starve. A damaged word counts as false until the producer overwrites the word.
         let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
@@ -231,8 +228,7 @@ impl Consumer {
         self.tell(self.receiving.one_more());
     }
 
-    /// Allows the producer to send one item even if the window is 0, because another process waits until this producer
-    /// continues.
+    /// Allows the producer to send one item even if the window is 0, because another process waits for this producer.
     pub fn grant_one_more(&mut self) {
         self.tell_if_new(self.receiving.one_more());
     }
@@ -320,8 +316,7 @@ impl Consumer {
         loop {
             let available = self.cursor.available(&self.layout.header().tail)?;
             if available == 0 || self.early {
-                // The caller sleeps after this call, so a producer that waits for space in the ring must be woken up
-                // now.
+                // The caller sleeps after this call, so a producer that waits for space must be woken up now.
                 if self.unrung_bytes > 0 {
                     self.ring_producer();
                 }
@@ -380,8 +375,8 @@ impl Consumer {
         }
         let place = self.layout.ring_ptr(head);
         // SAFETY: the producer has published `available` bytes. At least 8 contiguous bytes follow `place`, because the
-        // ring's capacity and all positions are multiples of 8. The read is volatile, because another process writes
-        // this memory.
+        // ring's capacity and all positions are multiples of 8. Reads are volatile, because another process writes this
+        // memory.
         let first = unsafe { place.cast::<u64>().read_volatile() };
         let First::Unit { total, check } = First::read(first, head, available, until_wrap)? else { return Ok(None) };
         // SAFETY: `First::read` has checked that the whole unit, including its header, is published and contiguous.

@@ -33,8 +33,7 @@ impl Link {
         &self.layout.region
     }
 
-    /// Takes the producer of the link. `peer` is the bell of the consumer's process. Returns an error if the producer
-    /// is taken.
+    /// Takes the producer of the link. `peer` is the bell of the consumer's process. Fails if the producer is taken.
     pub fn producer(&self, peer: BellRef) -> Result<Producer, OpenError> {
         if self.layout.header().producer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("producer"));
@@ -42,8 +41,7 @@ impl Link {
         Ok(Producer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer of the link. `peer` is the bell of the producer's process. Returns an error if the consumer
-    /// is taken.
+    /// Takes the consumer of the link. `peer` is the bell of the producer's process. Fails if the consumer is taken.
     pub fn consumer(&self, peer: BellRef) -> Result<Consumer, OpenError> {
         if self.layout.header().consumer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("consumer"));
@@ -74,8 +72,7 @@ impl Link {
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // Comparing the words suffices, because each word contains a position and check bits that depend only on the
-        // position.
+        // Comparing the words suffices, because each word contains a position and check bits of this position.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 
@@ -88,8 +85,7 @@ impl Link {
         Ok(Obedience::is_superseded(epoch, order))
     }
 
-    /// Informs the consumer, whose bell is `peer`, that the producer's process waits for another process in epoch
-    /// `epoch`.
+    /// Informs the consumer, whose bell is `peer`, that the producer's process waits for another process in `epoch`.
     pub fn starve(&self, epoch: u32, peer: &BellRef) {
         // SYNC(starve): pairs with Consumer::starves; no other data is read through this word.
         self.layout.header().starving.store(seal(u64::from(epoch)), Ordering::Release);

@@ -7,8 +7,7 @@
 //! …          arena          arena_capacity bytes, blocks of the producer
 //! ```
 //!
-//! The process that creates the link writes the version last. A process that reads a version therefore also reads valid
-//! sizes.
+//! The process that creates the link writes the version last. A process that reads a version also reads valid sizes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -24,8 +23,7 @@ use crate::sync::bell::Wanted;
 use crate::sync::cursor;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
-/// The version of the layout. The number must be increased whenever the layout of the header, the units or the rings
-/// changes.
+/// The version of the layout, which must be increased whenever the header, the units or the rings change.
 const VERSION: u32 = 9;
 const HEADER_LEN: usize = 4096;
 pub(crate) const BLOCK_ALIGN: u64 = 4096;
@@ -100,8 +98,7 @@ pub(crate) struct Header {
     pub granted: Word,
     /// A flag that the producer sets while it waits for returned blocks.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// The number of the epoch in which the producer's process waits for another process, or 0 if the process does not
-    /// wait.
+    /// The epoch in which the producer's process waits for another process, or 0 if the process does not wait.
     pub starving: Word,
     /// The latest epoch that the main process has ordered, or the order to stop. Only control links use this word.
     pub order: Word,
@@ -126,8 +123,7 @@ const _: () = {
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
-/// Encodes a returned block as the number of its first page, with check bits that also depend on the entry's
-/// `position`.
+/// Encodes a returned block as the number of its first page, with check bits that depend on `position`.
 pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     let page = offset / BLOCK_ALIGN;
     page << 30 | placed(page, position)
@@ -213,8 +209,8 @@ impl Layout {
 
     pub fn ring_ptr(&self, position: u64) -> *mut u8 {
         let place = HEADER_LEN as u64 + (position & (self.config.ring_capacity - 1));
-        // SAFETY: `place` is less than HEADER_LEN + ring_capacity. `create` or `attach` has checked that the ring is
-        // inside the region.
+        // SAFETY: `place` is less than HEADER_LEN + ring_capacity. `create` and `attach` check that the ring is in the
+        // region.
         unsafe { self.region.as_mut_ptr().add(place as usize) }
     }
 
@@ -225,14 +221,12 @@ impl Layout {
         unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
     }
 
-    /// Ensures that a range of the arena can be used. Returns false if the operating system has no memory for the
-    /// range.
+    /// Makes a range of the arena usable. Returns false if the operating system has no memory for the range.
     pub fn reserve_arena(&self, offset: u64, len: u64) -> bool {
         self.region.reserve((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }
 
-    /// Returns the pages in a range of the arena to the operating system. Returns false if the operating system cannot
-    /// free the pages.
+    /// Returns the pages in a range of the arena to the operating system, or returns false if this fails.
     pub fn punch_arena(&self, offset: u64, len: u64) -> bool {
         self.region.punch((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }

@@ -64,8 +64,8 @@ impl Returns {
         let header = self.layout.header();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.overflow.push(offset);
-        // If the return ring is corrupted, the blocks stay in `overflow`. The consumer's next read of the link reports
-        // the corruption.
+        // If the return ring is corrupted, the blocks stay in `overflow`. The next read of the link reports the
+        // corruption.
         while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
         {
@@ -81,8 +81,7 @@ impl Returns {
     }
 }
 
-/// The permission to use a block of the producer's arena. Dropping the lease returns the block, which is allowed in any
-/// thread.
+/// The permission to use a block of the producer's arena. Any thread can drop the lease, which returns the block.
 #[derive(Debug)]
 pub struct Lease {
     returns: Arc<Returns>,
@@ -91,8 +90,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Returns the page-aligned start of the block. The `len` bytes of the block can be read and written until the
-    /// lease is dropped.
+    /// Returns the page-aligned start of the block. Its `len` bytes are usable until the lease is dropped.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.returns.layout.arena_ptr(self.offset)
     }
@@ -101,8 +99,7 @@ impl Lease {
         self.len
     }
 
-    /// Copies the bytes of the block into private memory, so that the producer cannot change the bytes while they are
-    /// decoded.
+    /// Copies the block into private memory, so that the producer cannot change the bytes while they are decoded.
     pub fn private_copy(&self) -> Result<Vec<u8>, NoMemory> {
         let mut copy = Vec::new();
         self.append_to(&mut copy)?;

@@ -22,8 +22,7 @@ use crate::sync::cursor::ProducerCursor;
 
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and the maximum number of items between two calls of `tidy`. Reading the clock for each small item would
-/// be expensive.
+/// The minimum and the maximum number of items between two calls of `tidy`. Reading the clock per item is expensive.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -67,8 +66,7 @@ pub struct Producer {
     cursor: ProducerCursor,
     wake: WakePolicy,
     last_blocks: u64,
-    /// For each group of recent items: the ring position after the group, and the total size of the group's blocks in
-    /// bytes.
+    /// For each group of recent items: the ring position after the group, and the size of the group's blocks in bytes.
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,
@@ -401,8 +399,8 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes a unit that may be omitted. Returns false, without pushing, if the ring has no room or if fragments wait
-    /// for their unit.
+    /// Pushes a unit that may be omitted. Returns false, without pushing, if there is no room or fragments wait for
+    /// their unit.
     pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {
         if !self.fits(parts.len(), payload.len()) || self.streaming {
             return Ok(false);
@@ -487,8 +485,8 @@ impl Producer {
 
     fn write_pad(&self, total: u64) {
         let pad = First::pad(self.cursor.tail(), total);
-        // SAFETY: at least 8 free, contiguous bytes follow the tail, because the tail and the end of the ring are
-        // multiples of 8.
+        // SAFETY: at least 8 free, contiguous bytes follow the tail, because the tail and the ring's end are multiples
+        // of 8.
         unsafe { self.layout.ring_ptr(self.cursor.tail()).cast::<u64>().write(pad) };
     }
 }

@@ -29,9 +29,8 @@ impl WakePolicy {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
 
-    /// Decides about a wake-up after an item was published, and returns whether the consumer was woken up. Must be
-    /// called after each published item. The consumer sets the flag `wanted` while it waits for an item of this
-    /// producer.
+    /// Must be called after each published item. Returns whether the consumer was woken up. The consumer sets the flag
+    /// `wanted` while it waits for an item of this producer.
     #[inline]
     pub fn published(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         if bell.has_sleeper() && wanted.is_raised() {

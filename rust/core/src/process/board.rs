@@ -36,8 +36,7 @@ impl BellBoard {
         Ok(Arc::new(Self { region: Region::create(len, len)? }))
     }
 
-    /// Maps the doorbells of the descriptor `fd`, which this process received from the process that created the
-    /// doorbells.
+    /// Maps the doorbells of the descriptor `fd`, which this process received from the creator of the board.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         Ok(Arc::new(Self { region: Region::attach(fd)? }))
     }

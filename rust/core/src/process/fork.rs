@@ -1,7 +1,6 @@
 //! Detects whether the current process was forked, at the cost of one relaxed load.
 //!
-//! A forked child inherits copies of its parent's leases and blocks. The child must not return them, because the parent
-//! still uses the memory.
+//! A forked child inherits copies of its parent's leases and blocks. Only the parent may return them.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -27,9 +26,8 @@ pub fn current() -> u64 {
 /// fork, the numbers of the parent and the child differ.
 pub fn generation() -> u64 {
     if !HOOKED.load(Relaxed) {
-        // The hook is registered before the flag is set, so that later forks change every returned number.
-        // SAFETY: `in_child` only changes atomics and maps memory. It neither locks nor allocates, so it can run in any
-        // child.
+        // The hook is registered before the flag is set, so that later forks change every returned number. SAFETY:
+        // `in_child` only changes atomics and maps memory. It neither locks nor allocates memory.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         HOOKED.store(failed == 0, Relaxed);
     }

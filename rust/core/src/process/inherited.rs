@@ -1,8 +1,7 @@
 //! Drops mappings and descriptors that a forked child has inherited but does not need.
 //!
 //! The system frees the memory of a link when the last process unmaps it, so inherited mappings would keep the memory
-//! allocated. A forked worker therefore drops the mappings of other workers and of other loaders before it starts
-//! threads.
+//! allocated. A forked worker drops mappings of other workers and loaders before it starts threads.
 //!
 //! The list of mappings has no lock, because a child could inherit a lock that another thread held during the fork. A
 //! child keeps a mapping that another thread was adding to the list during the fork.
@@ -27,8 +26,7 @@ struct InheritedEntry {
     state: AtomicU32,
     start: AtomicUsize,
     len: AtomicUsize,
-    /// The number of pointers into the mapping that are in use. Forked children keep the mapping while the number is
-    /// not 0.
+    /// The number of used pointers into the mapping. Forked children keep the mapping while the number is not 0.
     pins: AtomicUsize,
 }
 
@@ -69,8 +67,7 @@ fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
             match FIRST.compare_exchange(next, entry, Ordering::AcqRel, Ordering::Acquire) {
                 // SAFETY: entries are never freed, and after the publication all references to the entry are shared.
                 Ok(_) => return unsafe { &*entry },
-                // SAFETY: the exchange failed, so the entry is still unpublished and no other thread has a reference to
-                // it.
+                // SAFETY: the exchange failed, so the entry is still unpublished, and no other thread refers to it.
                 Err(now) => unsafe { (*entry).next = now },
             }
         }
@@ -98,8 +95,7 @@ impl Mapping {
         self.0.pins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Makes each future fork replace the mapping in the child with private memory of zeros, before any other code runs
-    /// in the child.
+    /// Makes each future fork replace the mapping in the child with zeros, before any other code runs in the child.
     pub fn wipe_on_fork(&self) {
         // SYNC(noted): pairs with `wipe_what_is_the_parents`.
         self.0.state.store(OWN_MAPPING, Ordering::Release);
@@ -157,8 +153,7 @@ impl Drop for Descriptor {
     }
 }
 
-/// Drops all registered mappings and descriptors of this process, except for pinned mappings and the mappings in
-/// `keep`.
+/// Drops all registered mappings and descriptors, except for pinned mappings and the mappings in `keep`.
 ///
 /// Must be called in a forked child that has a single thread. Private memory of zeros replaces the mappings, so that
 /// remaining pointers into the mappings are harmless.
@@ -182,9 +177,8 @@ pub fn drop_all_but(keep: &[&Mapping]) {
         }
     }
     for (start, end) in joined(dropped) {
-        // SAFETY: no lease, block or array points into an unpinned mapping, and the mapping's owner only reads atomic
-        // words that may be 0. The range is still mapped, because the owner frees the entry before it unmaps the
-        // memory.
+        // SAFETY: no lease, block or array points into an unpinned mapping, and the owner only reads atomic words that
+        // may be 0. The range is still mapped, because the owner frees the entry before unmapping.
         unsafe { put_zeros(start, end - start) };
     }
 }
@@ -253,8 +247,7 @@ mod tests {
         let watch = crate::process::liveness::Watch::open(std::process::id() as i32).unwrap();
         let inodes: Vec<u64> = links.iter().map(|link| rustix::fs::fstat(link.region().fd()).unwrap().st_ino).collect();
         links[1].region().mapping.pin();
-        // SAFETY: the child only reads /proc, changes its mappings and exits, so it needs no lock that another thread
-        // may hold.
+        // SAFETY: the child only reads /proc, changes its mappings and exits, and needs no lock of another thread.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let before = descriptors();

@@ -31,8 +31,7 @@ impl System for Linux {
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
-        // If another process could shrink the file, this process could receive SIGBUS even after checking the file's
-        // size.
+        // If another process could shrink the file, this process could receive SIGBUS after checking the size.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(File::from(fd))
     }
@@ -41,8 +40,7 @@ impl System for Linux {
         fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
     }
 
-    /// Does nothing, because the pages of a memfd cannot be reserved. The pages count as memory of the machine and the
-    /// cgroup.
+    /// Does nothing, because memfd pages cannot be reserved. The pages count as memory of the machine and the cgroup.
     fn reserve(&self, _file: BorrowedFd<'_>, _offset: u64, _len: u64) -> io::Result<()> {
         Ok(())
     }

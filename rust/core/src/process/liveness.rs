@@ -32,8 +32,7 @@ impl Watch {
         Ok(Self { pid, fd, parent: parent_id() as i32 == pid })
     }
 
-    /// Watches a process on another machine through the descriptor `fd`, which becomes readable when that process
-    /// exits.
+    /// Watches a process on another machine. The descriptor `fd` becomes readable when that process exits.
     pub fn by(fd: OwnedFd) -> Result<Self, OpenError> {
         Ok(Self { pid: 0, fd: Some(Descriptor::note(fd)), parent: false })
     }
@@ -51,8 +50,7 @@ impl Watch {
         if self.parent { parent_id() as i32 != self.pid } else { has_exited(self.pid) }
     }
 
-    /// Returns whether any of the watched processes has exited. One system call checks all processes that have
-    /// descriptors.
+    /// Returns whether any watched process has exited. One system call checks all processes with descriptors.
     pub fn any_exited<'a>(watches: impl Iterator<Item = &'a Self>) -> bool {
         let mut fds = Vec::new();
         for watch in watches {
@@ -94,16 +92,14 @@ fn poll_exit(fd: &Descriptor, timeout: Duration) -> bool {
 }
 
 fn has_exited(pid: i32) -> bool {
-    // SAFETY: `info` is a plain struct that `waitid` fills in. With WNOWAIT, the parent can still collect the exit
-    // status.
+    // SAFETY: `info` is a plain struct that `waitid` fills in. With WNOWAIT, the exit status stays available.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
         if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 {
             return info.si_signo != 0;
         }
-        // `waitid` only works for children, so `kill` checks whether any process has this id. A later process may have
-        // the same id.
+        // For other processes, `kill` checks whether any process has this id. A later process may have the same id.
         if libc::kill(pid, 0) != 0 {
             return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }
@@ -132,8 +128,7 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
         .map_err(error::system("cannot start the thread that watches the parent"))
 }
 
-/// Makes the kernel resume this process with SIGCONT when its parent exits, because a suspended process cannot detect
-/// the exit.
+/// Makes the kernel resume this process (SIGCONT) when its parent exits. A suspended process cannot detect the exit.
 ///
 /// The kernel also sends SIGCONT when the parent's thread that created this process exits, which may be long before the
 /// parent exits. SIGCONT is used because, unlike SIGKILL, it has no effect on a running process.

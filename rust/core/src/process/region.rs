@@ -29,8 +29,7 @@ pub struct Region {
 }
 
 impl Region {
-    /// Creates a region of `len` zero bytes. The first `reserved` bytes are usable immediately, and other bytes after a
-    /// call of `reserve`.
+    /// Creates a region of `len` zero bytes. Bytes beyond the first `reserved` bytes need a call of `reserve`.
     pub fn create(len: usize, reserved: usize) -> Result<Self, OpenError> {
         Self::create_named("torchdata", len, reserved)
     }
@@ -57,8 +56,7 @@ impl Region {
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
         #[cfg(target_os = "linux")]
-        // SAFETY: the range is inside the mapping, which is shared memory, and callers no longer need the contents of
-        // the range.
+        // SAFETY: the range is inside the mapping, which is shared memory, and callers no longer need its contents.
         return unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::Remove, offset, len) };
         #[cfg(not(target_os = "linux"))]
         Err(io::ErrorKind::Unsupported.into())
@@ -91,8 +89,7 @@ impl Region {
     pub fn fd(&self) -> BorrowedFd<'_> {
         let fd = self.fileno();
         assert!(fd >= 0, "the descriptor of this region was closed after all processes had received it");
-        // SAFETY: the descriptor is open until `close` is called, and callers of `close` no longer use the returned
-        // descriptor.
+        // SAFETY: the descriptor is open until `close`, whose callers no longer use the returned descriptor.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
@@ -109,12 +106,10 @@ impl Region {
         }
     }
 
-    /// Removes the descriptor from the region. The caller must no longer use a result of `fd`, nor call `reserve`
-    /// later.
+    /// Takes the descriptor. The caller must no longer use a result of `fd`, and must not call `reserve` later.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
-        // SAFETY: the region owned the descriptor, and no other call can take the same descriptor, because `swap` set
-        // it to -1.
+        // SAFETY: the region owned the descriptor, and after the `swap`, no other call can take the same descriptor.
         (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
     }
 

@@ -46,8 +46,7 @@ fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {
         return false; // the kernel sent the signal, not a process
     }
-    // SAFETY: the description of a signal from a process contains a sender. For other signals, the field is still
-    // readable.
+    // SAFETY: a signal from a process has a sender, and for other signals, the field is still readable.
     unsafe { info.si_pid() == libc::getpid() }
 }
 

@@ -12,8 +12,7 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 const MOST: u32 = 10;
-/// When waits no longer yield, every `TRY_AGAIN`th wait still yields up to `TRIED` times, to test whether yielding
-/// helps again.
+/// When waits no longer yield, every `TRY_AGAIN`th wait still yields up to `TRIED` times, as a test.
 const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
 /// If a wait sleeps for less than this number of nanoseconds, the next wait yields up to `MOST` times.
@@ -22,8 +21,7 @@ const NEAR: u64 = 50_000;
 /// A yield of at least this number of nanoseconds counts as a yield to an unrelated thread. With up to 64 workers on 2
 /// cores, a yield to a process of the loader lasts 0.1 to 0.5 ms, and a yield to a busy loop lasts 2 to 8 ms.
 const UNRELATED_YIELD: u64 = 1_500_000;
-/// In loaders with more processes, long yields do not count as yields to unrelated threads, because all yields are
-/// long.
+/// With more processes than this, all yields are long, so long yields do not count as yields to unrelated threads.
 const MOST_PROCESSES: usize = 32;
 const PRICE: u64 = 8;
 const CREDIT: u64 = 100_000_000;

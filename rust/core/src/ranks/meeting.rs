@@ -215,8 +215,8 @@ impl Shared {
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// The end of the wake-up socket that the thread reads, which is None after the thread has started, and the handle
-    /// of the running thread.
+    /// The wake-up socket that the thread will read, which is None after the thread has started, and the running
+    /// thread.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 
@@ -275,8 +275,7 @@ impl Meeting {
         operation
     }
 
-    /// Waits up to `slice` for the end of an operation, and returns the result. Returns None if the operation has not
-    /// ended.
+    /// Waits up to `slice` for the end of an operation, and returns the result. Returns None if it has not ended.
     pub fn wait(&self, operation: u64, slice: Duration) -> Option<Answer> {
         let slice = slice.min(LONGEST_SLICE);
         let answer = self.shared.lock().answer(operation);
@@ -317,8 +316,7 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Returns the descriptors of all sockets. Forked children should close them, because an inherited descriptor keeps
-    /// its connection open.
+    /// Returns the descriptors of all sockets. A descriptor that a forked child inherits keeps its connection open.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();

@@ -96,8 +96,7 @@ impl Member {
         self.fail(Fault::Dead);
     }
 
-    /// Checks whether the hub itself has timed out. Must be called at least once per heartbeat interval while an
-    /// operation runs.
+    /// Checks whether the hub has timed out. Must be called once per heartbeat interval while an operation runs.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
         // If the hub has sent a message since the timeout, the member also waits as long as the hub may wait for

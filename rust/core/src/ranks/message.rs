@@ -1,16 +1,13 @@
-//! Defines the messages between the hub and the members. A message consists of a kind, a length, and little-endian
-//! fields.
+//! Defines the messages between hub and members. A message consists of a kind, a length, and little-endian fields.
 
 use super::{Fault, Verdict};
 
-/// A secret that proves that a connection belongs to a rank of the job. Secrets are needed because any program can
-/// connect to the port.
+/// A secret with which a rank proves its identity, because any program can connect to the port.
 pub type Token = [u8; 16];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// The first message of a member, which contains the member's rank. The message counts as the member's value for
-    /// operation 0.
+    /// The first message of a member, which also counts as the member's value for operation 0.
     Hello { token: Token, rank: u32 },
     /// The first message of the hub, which proves the hub's identity to the member.
     Welcome { token: Token },

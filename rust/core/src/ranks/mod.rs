@@ -10,8 +10,7 @@
 //! rank submits a value and receives the minimum of all values. Only the hub sees all connections, so the hub decides
 //! whether an operation has failed. Members decide only if the hub is disconnected or silent.
 //!
-//! The hub and the members are state machines without input or output. The module [`meeting`] sends their messages over
-//! sockets.
+//! Hub and members are state machines without input or output. The module [`meeting`] sends their messages.
 
 pub mod hub;
 pub mod meeting;
@@ -36,8 +35,7 @@ pub enum Fault {
     Late,
     /// The connections to some ranks broke, because their processes exited or were disconnected.
     Dead,
-    /// Some ranks sent no message after the timeout, because their processes have exited, are stopped, or are
-    /// disconnected.
+    /// Some ranks sent no message after the timeout, because they have exited, are stopped, or are disconnected.
     Silent,
     /// Some ranks had already left the group normally.
     Parted,

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use super::message::{HELLO_LEN, Message};
 
-/// The maximum number of unsent bytes. Beyond this number, heartbeats are dropped, because the other rank does not
-/// read.
+/// The number of unsent bytes beyond which heartbeats are dropped, because the other rank does not read.
 const MOST_BUFFERED: usize = 4096;
 
 const MOST_READ: usize = 64 << 10;
@@ -52,8 +51,7 @@ impl RankStream {
         }
     }
 
-    /// Reads up to `most` bytes, but at most `PIECE`, and returns their number. Returns None if no bytes are available
-    /// now.
+    /// Reads up to `most` bytes, but at most `PIECE`. Returns their number, or None if no bytes are available.
     fn fill(&mut self, most: usize) -> Option<usize> {
         let mut piece = [0; PIECE];
         loop {

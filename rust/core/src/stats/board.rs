@@ -21,8 +21,7 @@ use crate::process::region::Region;
 /// The `generation` of a board that is only read. The value differs from the generation of every process.
 const NO_PROCESS: u64 = u64::MAX;
 
-/// The maximum size in bytes of another loader's board that can be read. The size is limited, because reading allocates
-/// memory.
+/// The maximum size in bytes of another loader's board. The size is limited, because reading allocates memory.
 const LARGEST_READABLE: usize = 512 << 20;
 
 /// The role of the process to which a page belongs.
@@ -145,8 +144,7 @@ impl Board {
         self.header().wants_large.load(Relaxed) != 0
     }
 
-    /// Returns the size in bytes of the largest snapshot that a process did not send because of its size. Returns 0 if
-    /// all snapshots were sent.
+    /// Returns the size in bytes of the largest snapshot that was not sent because of its size, or 0.
     pub fn oversized(self: &Arc<Self>) -> u64 {
         let pages = (0..self.config.pages as usize).filter_map(|index| self.page(index));
         pages.map(|page| page.header().oversized.load(Relaxed)).max().unwrap_or(0)
@@ -157,8 +155,7 @@ impl Board {
         (self.header().main.load(Relaxed), self.header().made.load(Relaxed))
     }
 
-    /// Returns whether this process mapped the board itself, and may therefore write to the board. The result is false
-    /// in a forked child.
+    /// Returns whether this process may write to the board. The result is false in a forked child.
     pub fn is_of_this_process(&self) -> bool {
         self.generation == fork::generation()
     }
@@ -185,8 +182,7 @@ pub struct PageRef {
 impl PageRef {
     pub(super) fn at<T>(&self, offset: usize) -> *const T {
         let page = MEMORY_PAGE + self.index * self.board.config.page_len();
-        // SAFETY: callers pass offsets inside a page. `create` and `checked` ensure that all pages are inside the
-        // region.
+        // SAFETY: callers pass offsets inside a page. `create` and `checked` ensure that the region has all pages.
         unsafe { self.board.region.as_mut_ptr().add(page + offset).cast_const().cast::<T>() }
     }
 
@@ -198,22 +194,19 @@ impl PageRef {
     }
 
     pub(super) fn header(&self) -> &PageHeader {
-        // SAFETY: the header is at the start of the page, which is aligned. All access is atomic, and all bit patterns
-        // are valid.
+        // SAFETY: the header is at the start of an aligned page. All access is atomic, and all bit patterns are valid.
         unsafe { &*self.at::<PageHeader>(0) }
     }
 
     pub(super) fn flow_at(&self, index: usize) -> Option<&Flow> {
         let offset = self.board.config.flows_at() + index * size_of::<Flow>();
-        // SAFETY: `index` was checked, so the flow is inside the page. The offset is a multiple of 64, and all access
-        // is atomic.
+        // SAFETY: the checked index is inside the page. The offset is a multiple of 64, and all access is atomic.
         (index < self.board.config.flows as usize).then(|| unsafe { &*self.at::<Flow>(offset) })
     }
 
     pub(super) fn record_at(&self, index: usize) -> Option<&PipeRecord> {
         let offset = size_of::<PageHeader>() + index * size_of::<PipeRecord>();
-        // SAFETY: `index` was checked, so the record is inside the page. The record is aligned, and all access is
-        // atomic.
+        // SAFETY: the checked index is inside the page. The record is aligned, and all access is atomic.
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
@@ -312,8 +305,7 @@ impl PageRef {
     pub fn set_pipes(&self, all: usize) {
         let header = self.header();
         header.all_pipes.store(all as u32, Relaxed);
-        // SYNC(pipes): pairs with `PageRef::counted_pipes`; a reader that sees the number also sees the texts of the
-        // records.
+        // SYNC(pipes): pairs with `PageRef::counted_pipes`; a reader that sees the number also sees the records.
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 
@@ -359,8 +351,7 @@ impl PipeRef {
         self.page.record_at(self.index).expect("checked when it was named")
     }
 
-    /// Returns the word in which the process stores the number of its running pipe, and the value that stands for this
-    /// pipe.
+    /// Returns the word that contains the running pipe of the process, and the value of the word for this pipe.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

@@ -116,8 +116,8 @@ impl PageRef {
             let value = if span.moment == Some(word) { moved(value, by) } else { value };
             if span.guard == Some(word) {
                 let [.., a, b, c, d] = value.to_ne_bytes();
-                // SAFETY: the 32 bits after the sequence number are inside the page and aligned, and all access to them
-                // is atomic.
+                // SAFETY: the 32 bits after the sequence number are inside the page, aligned, and only accessed
+                // atomically.
                 let half = unsafe { &*self.at::<AtomicU32>(word * WORD + WORD / 2) };
                 half.store(u32::from_ne_bytes([a, b, c, d]), Ordering::Release);
             } else {

@@ -19,8 +19,7 @@ pub struct Counter<C> {
 /// A reference to the counters of one end of a link.
 pub type FlowRef = Counter<Flow>;
 
-/// A reference to a counter of waits. A `WaitRef` does not borrow its owner, so code can borrow other fields of the
-/// owner during the wait.
+/// A reference to a counter of waits, which does not borrow the owner's other fields during a wait.
 pub type WaitRef = Counter<Wait>;
 
 // SAFETY: all access to the counters is atomic, and a `Keeper` can be moved to and shared with other threads.

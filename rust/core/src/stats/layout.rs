@@ -16,13 +16,11 @@ pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
 /// The version of the layout. The number must be increased with every change of the layout.
 pub(super) const VERSION: u32 = 6;
 pub(super) const MEMORY_PAGE: usize = 4096;
-/// The number of bins in a histogram of durations. Each doubling of the duration has four bins, and the first bin
-/// starts at 16 ns.
+/// The number of bins in a histogram of durations. The first bin starts at 16 ns, and each doubling has four bins.
 pub(super) const STEPS: usize = 128;
 pub(super) const LABEL: usize = 128;
 pub(super) const LOCATION: usize = 192;
-/// The number of exception types that a pipe counts separately. Further types are only counted in
-/// `PipeRecord::skipped`.
+/// The number of exception types that are counted separately. `PipeRecord::skipped` also counts other types.
 pub(super) const KINDS: usize = 4;
 pub(super) const KIND: usize = 56;
 /// The maximum number of bytes of the name of another machine.
@@ -79,8 +77,7 @@ pub(super) struct BoardHeader {
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data. If a killed writer has left an odd sequence number, the change makes the number even
-    /// again.
+    /// Changes the guarded data. The change repairs an odd number that a killed writer has left.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
@@ -93,8 +90,7 @@ impl Sequence {
         changed
     }
 
-    /// Reads the guarded data without concurrent changes. If the writer was killed during a change, the data may be
-    /// inconsistent.
+    /// Reads the guarded data. The data is consistent unless the writer was killed during a change.
     pub fn read<T>(&self, mut read: impl FnMut() -> T) -> T {
         for attempt in 0..1000 {
             // SYNC(sequence): pairs with the last store of `change`.
@@ -173,8 +169,7 @@ pub struct Flow {
     pub copied: AtomicU64,
     /// The page number of the process at the opposite end of the link.
     pub peer: AtomicU32,
-    /// The direction of the link: 0 (unused), 1 (the process of this end sends) or 2 (the process of this end
-    /// receives).
+    /// The direction of the link: 0 (unused), 1 (this end sends) or 2 (this end receives).
     pub direction: AtomicU32,
     _pad: AtomicU64,
     /// The waits of this end. A sender waits for space or for a grant, and a receiver waits for items.
@@ -239,8 +234,8 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a measured call that took `own` nanoseconds. The call represents `weight` calls, which took about `all`
-    /// nanoseconds together.
+    /// Records a measured call of `own` nanoseconds, which represents `weight` calls of about `all` nanoseconds in
+    /// total.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);
@@ -299,8 +294,7 @@ pub(super) struct PageHeader {
     /// The signal that makes the process write its stack to the descriptor `stack`, or 0 if no signal is set up.
     pub signal: AtomicU32,
     pub stack: AtomicU32,
-    /// `restarts` counts the replacements of the process, and `snapshots` counts the snapshots that the process has
-    /// sent.
+    /// `restarts` counts replacements of the process, and `snapshots` counts snapshots that the process has sent.
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
     /// The total duration in nanoseconds of the calls of the last pipe in the main process's graph.

@@ -66,8 +66,7 @@ impl Board {
         self.pages().filter_map(|page| page.read().ok().flatten()).collect()
     }
 
-    /// Describes the first damaged page. A page is damaged if it contains values that this version of torchdata never
-    /// writes.
+    /// Describes the first damaged page. A damaged page contains values that this version of torchdata never writes.
     pub fn damage(self: &Arc<Self>) -> Option<String> {
         self.pages().find_map(|page| page.counted_pipes().err())
     }

@@ -45,8 +45,7 @@ impl Bell {
     /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Returns the last result of `ready`.
     /// The method does not call `ready` again after the result true.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
-        // SYNC(claim): pairs with `ring`; a thread that reads the word after a ring adds itself to the count after the
-        // ring's reset.
+        // SYNC(claim): pairs with `ring`; a thread that reads the word after a ring is counted after the ring's reset.
         let seen = self.word.load(Ordering::Acquire);
         let joined = self.sleepers.fetch_add(SLEEPER, Ordering::Relaxed);
         // SYNC(doorbell): pairs with the fence in `has_sleeper`.
@@ -59,8 +58,7 @@ impl Bell {
         is_ready || ready()
     }
 
-    /// Removes one thread from the count of sleepers, unless the count has been reset since the number of resets was
-    /// `claims`.
+    /// Removes one thread from the count of sleepers, if the number of resets is still `claims`.
     fn leave(&self, claims: u64) {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while sleepers / CLAIM == claims && count(sleepers) > 0 {
@@ -107,8 +105,7 @@ impl Bell {
 /// A flag that a thread raises while it waits for an event that is frequent, but for which threads rarely wait.
 ///
 /// The waiting thread raises the flag, executes a fence, and checks whether the event has occurred. The publishing
-/// thread stores the event, executes a fence, and reads the flag. One of the two threads therefore sees the store of
-/// the other.
+/// thread stores the event, executes a fence, and reads the flag. So one of the threads sees the other's store.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Wanted(AtomicU32);
@@ -125,8 +122,7 @@ impl Wanted {
         self.0.store(0, Ordering::Relaxed);
     }
 
-    /// Returns whether a thread waits for the event. The publishing thread must call this method after it has stored
-    /// the event.
+    /// Returns whether a thread waits. The publishing thread must call this method after it has stored the event.
     #[inline]
     pub fn is_raised(&self) -> bool {
         // SYNC(wanted): pairs with the fence in `raise`.

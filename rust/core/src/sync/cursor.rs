@@ -5,8 +5,7 @@
 //! also caches the cursor of the other side, and reads the shared copy only if the ring seems empty or full, which
 //! avoids cache misses.
 //!
-//! A cursor in shared memory is sealed (see `seal`), so that a write through a wrong pointer is unlikely to look like a
-//! valid position.
+//! A cursor in shared memory is sealed (see `seal`), so that a stray write does not look like a valid position.
 
 use crate::error::Corrupted;
 use crate::integrity::{open_after, seal};
@@ -20,8 +19,7 @@ pub const BIRTH: u64 = seal(0);
 pub struct ProducerCursor {
     /// The position at which the producer writes next, which may be ahead of the published position.
     tail: u64,
-    /// The cached position of the consumer. The consumer's real position may be ahead of the cached position, but not
-    /// behind it.
+    /// The cached position of the consumer. The real position may be ahead, but is never behind.
     head: u64,
     capacity: u64,
 }
@@ -49,8 +47,7 @@ impl ProducerCursor {
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
         // SYNC(release): pairs with ConsumerCursor::release; the consumer has read all slots before `head`.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
-        // The word contains only the low bits of the cursor, so a cursor that moves backward looks like a large
-        // increase.
+        // The word contains only the low bits of the cursor, so a decrease looks like a large increase.
         let head =
             head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor is outside the ring"))?;
         self.head = head;
@@ -70,8 +67,7 @@ impl ProducerCursor {
 #[derive(Debug)]
 pub struct ConsumerCursor {
     head: u64,
-    /// The cached position of the producer. The producer's real position may be ahead of the cached position, but not
-    /// behind it.
+    /// The cached position of the producer. The real position may be ahead, but is never behind.
     tail: u64,
     capacity: u64,
 }
