@@ -33,8 +33,8 @@ const CHEAP: f64 = 0.001;
 const DEAR: f64 = 4.0;
 
 impl Cadence {
-    /// Creates a schedule whose first snapshot is due after `most_often`. If it is zero, a snapshot is due after each
-    /// item.
+    /// Creates a schedule whose first snapshot is due after `most_often`. If `most_often` is zero, a snapshot is due
+    /// after each item.
     pub fn new(most_often: Duration, factor: f64) -> Self {
         let longest = if most_often.is_zero() { 1 } else { LONGEST_STEP };
         let clock = SampledClock::new(1, longest, NEAR);

@@ -1,7 +1,7 @@
 //! Defines a clock for loops that run once per item, but must do some work only every few milliseconds.
 //!
-//! Reading the system clock costs some tens of nanoseconds, which matters for small items. So the clock is not read for
-//! every item.
+//! Reading the system clock costs some tens of nanoseconds, which matters for small items. The clock is therefore not
+//! read for every item.
 
 use std::time::{Duration, Instant};
 

@@ -26,8 +26,8 @@ pub fn current() -> u64 {
 /// fork, the numbers of the parent and the child differ.
 pub fn generation() -> u64 {
     if !HOOKED.load(Relaxed) {
-        // The hook is registered before the flag is set, so that later forks change every returned number. SAFETY:
-        // `in_child` only changes atomics and maps memory. It neither locks nor allocates memory.
+        // The hook is registered before the flag is set, so that later forks change every returned number.
+        // SAFETY: `in_child` only changes atomics and maps memory. It neither locks nor allocates memory.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         HOOKED.store(failed == 0, Relaxed);
     }

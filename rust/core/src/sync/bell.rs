@@ -70,7 +70,7 @@ impl Bell {
         }
     }
 
-    /// Returns whether any thread sleeps, or is about to sleep, without having seen the caller's last change.
+    /// Returns whether any thread that sleeps, or is about to sleep, may have missed the caller's last change.
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         // SYNC(doorbell): pairs with the fence in `wait`.
@@ -105,7 +105,7 @@ impl Bell {
 /// A flag that a thread raises while it waits for an event that is frequent, but for which threads rarely wait.
 ///
 /// The waiting thread raises the flag, executes a fence, and checks whether the event has occurred. The publishing
-/// thread stores the event, executes a fence, and reads the flag. So one of the threads sees the other's store.
+/// thread stores the event, executes a fence, and reads the flag. Therefore, one thread sees the other's store.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Wanted(AtomicU32);
