@@ -1,7 +1,7 @@
 //! Measures the throughput and latency of a link between threads and between processes, compared with alternatives.
 //!
-//! The alternatives are a bounded channel of `Vec<u8>` between threads, which passes a pointer, and a Unix socket pair
-//! between processes. Producers send until they are stopped, and the benchmark measures how fast units are received.
+//! Between threads, the alternative is a bounded channel of `Vec<u8>`, which only passes a pointer. Between processes,
+//! the alternative is a Unix socket pair. Producers send until they are stopped, and the consumer is measured.
 #![cfg(not(loom))]
 
 #[path = "../tests/common/mod.rs"]
@@ -23,10 +23,11 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
 
-/// The sizes of units, from a label to a small batch of images, each with the window in items.
+/// The sizes of the measured units, from a label to a small batch of images. Each entry contains a name, a size in
+/// bytes, and a window in items.
 const SIZES: [(&str, usize, u64); 4] =
     [("8 B", 8, 256), ("1 KiB", 1 << 10, 256), ("150 KiB", 150 << 10, 16), ("1 MiB", 1 << 20, 16)];
-/// The minimum size of a unit that is sent in a block, as in the codec.
+/// The minimum size in bytes of a payload that is sent in a block instead of inline, as in the codec.
 const BLOCK: usize = 8 << 10;
 
 fn item(size: usize) -> Item {
@@ -37,7 +38,7 @@ fn item(size: usize) -> Item {
     }
 }
 
-/// Receives `count` units and returns the duration.
+/// Calls `receive` for each of `count` units, and returns the total duration.
 fn timed(count: u64, mut receive: impl FnMut()) -> Duration {
     let start = Instant::now();
     (0..count).for_each(|_| receive());
@@ -61,7 +62,7 @@ fn ring_threads(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, w
             bench.iter_custom(|count| timed(count, || _ = black_box(receiver.next_unit())));
         });
         done.store(true, Ordering::Relaxed);
-        // The sender may be waiting for a request for one more item.
+        // The sender may be waiting until the receiver permits another item.
         receiver.end.set_window(u64::MAX);
         while receiver.poll().unwrap().is_some() {}
     });
@@ -77,7 +78,7 @@ fn ring_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize,
     });
 }
 
-/// Runs both ends for one unit in a single thread, so that no cache lines move between cores.
+/// Runs both ends of a link in one thread, one unit at a time, so that no cache lines move between cores.
 fn ring_one_thread(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize) {
     let (link, bells) = open(LinkConfig::default());
     let (mut sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
@@ -97,7 +98,7 @@ fn ring_one_thread(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize
     });
 }
 
-/// The consumer reads two producers in turn, like two workers of a loader.
+/// Measures a consumer that reads from two producer processes in turn, like a loader with two workers.
 fn two_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, window: u64) {
     let bells = BellBoard::create(3).unwrap();
     let links = [0, 1].map(|_| Link::create(LinkConfig::default()).unwrap());
@@ -163,12 +164,12 @@ fn throughput(criterion: &mut Criterion) {
     }
     group.throughput(Throughput::Elements(1));
     two_processes(&mut group, "8 B", 8, 256);
-    // 10 items is the default window of a loader.
+    // The default window of a loader is 10 items.
     ring_processes(&mut group, "8 B, window 10", 8, 10);
     two_processes(&mut group, "8 B, window 10", 8, 10);
 }
 
-/// Creates two links for a conversation: process 0 sends requests, and process 1 answers.
+/// Creates the two ends of process `me` for a conversation: process 0 sends requests, and process 1 answers.
 fn conversation(links: [&Link; 2], bells: &Arc<BellBoard>, me: usize) -> (Sender, Receiver) {
     let (peer, bell) = (bells.bell(1 - me).unwrap(), bells.bell(me).unwrap());
     let sender = Sender { end: links[me].producer(peer.clone()).unwrap(), bell: bell.clone() };
@@ -212,7 +213,7 @@ fn latency(criterion: &mut Criterion) {
     });
 }
 
-/// Runs the role of a child process until its parent kills it.
+/// Runs the role of a child process until its parent kills the child.
 fn child() {
     let role = role();
     let words: Vec<&str> = role.split(' ').collect();

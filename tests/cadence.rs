@@ -1,4 +1,4 @@
-//! Tests how long a child pauses between two snapshots.
+//! Tests the length of the pause between two snapshots of a child process.
 
 #![cfg(not(loom))]
 

@@ -1,5 +1,5 @@
-//! Tests carriers, which connect links on two machines. Units (messages) arrive unchanged and in order, and control
-//! words of the link's header do not wait for units.
+//! Tests carriers, which connect links on two machines. Units (messages) must arrive unchanged and in order. Control
+//! words in the header of a link must not wait for units.
 
 #![cfg(not(loom))]
 
@@ -18,7 +18,7 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
 
-/// A connection between two machines: a link and a carrier on each machine.
+/// A simulated connection between two machines, with a link and a carrier on each machine.
 struct Way {
     producer: Producer,
     consumer: Consumer,
@@ -51,7 +51,7 @@ fn bytes_of(buffer: &Buffer) -> Vec<u8> {
 
 type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
 
-/// Transfers a frame. While the receiving link is full, its consumer takes units to make room.
+/// Transfers a frame between the carriers. While the receiving link is full, its consumer takes units to make room.
 fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let mut frame = Frame::default();
     let words = way.here.take(&mut frame, most).unwrap();
@@ -80,7 +80,7 @@ fn push(producer: &mut Producer, kind: u16, buffers: &[Vec<u8>], payload: &[u8])
     let mut parts = Vec::new();
     for buffer in buffers {
         let Some(block) = producer.allocate(buffer.len()).unwrap() else { return false };
-        // SAFETY: the block was just allocated, and is large enough for the buffer.
+        // SAFETY: the block was allocated for this buffer, and no other code uses the block.
         unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), block.as_mut_ptr(), buffer.len()) };
         parts.push(Part::Block(Arc::new(block)));
     }
@@ -226,7 +226,7 @@ fn idle_pages_return_to_the_system_and_pages_of_blocks_stay() {
     let resident = || 512 * rustix::fs::fstat(link.region().fd()).unwrap().st_blocks as usize;
     let block = |value: u8| {
         let block = arena.allocate(LEN).unwrap();
-        // SAFETY: the block has `LEN` bytes, and no other code uses it.
+        // SAFETY: the block has `LEN` bytes, and no other code uses the block.
         unsafe { std::ptr::write_bytes(block.as_mut_ptr(), value, LEN) };
         block
     };
@@ -239,7 +239,7 @@ fn idle_pages_return_to_the_system_and_pages_of_blocks_stay() {
     assert!(resident() >= 3 * LEN, "pages that were in use recently stay");
     assert_eq!(tidy(6), Ok(true));
     assert!((LEN..LEN + (4 << 20)).contains(&resident()), "{} bytes are left of {LEN}", resident());
-    // SAFETY: the block has `LEN` bytes.
+    // SAFETY: the block has `LEN` bytes, which stay valid until the block is dropped.
     let kept = unsafe { std::slice::from_raw_parts(second.as_mut_ptr(), LEN) };
     assert!(kept.iter().all(|&byte| byte == 2), "an allocated block lost bytes");
     let again = block(4);

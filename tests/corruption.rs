@@ -1,4 +1,4 @@
-//! Tests that a process detects damage by another process in every part of shared memory. In addition,
+//! Tests that a process detects if another process has damaged shared memory, for each part of the memory. In addition,
 //! `tests/python/support/random_scribbles.py` overwrites random bytes of shared memory.
 #![cfg(not(loom))]
 

@@ -1,6 +1,7 @@
-//! Tests the effects of killing a process: published units (messages) stay available, and the exit is detected.
+//! Tests what happens when a process is killed: published units (messages) stay available, and other processes detect
+//! the exit.
 //!
-//! A child kills itself by SIGKILL at a given point, so that the test is reproducible.
+//! The child process kills itself with SIGKILL at a given point, so that each test is reproducible.
 #![cfg(not(loom))]
 
 mod common;
@@ -24,7 +25,7 @@ fn everything_holds_on_the_portable_backing_as_well() {
     run_again_portably("everything_holds_on_the_portable_backing_as_well");
 }
 
-/// The sizes of a link with space for all items, so that the children never wait.
+/// The sizes of a link that has space for all items of a test, so that the child never waits.
 const ROOMY: LinkConfig = LinkConfig { arena_capacity: 1 << 20, ..SMALL };
 
 const WHOLE: u64 = 7;
@@ -35,7 +36,7 @@ fn item(index: u64) -> Item {
 }
 
 fn die() -> ! {
-    // SAFETY: the call takes no pointers.
+    // SAFETY: `raise` only takes a number and accesses no memory.
     unsafe { libc::raise(libc::SIGKILL) };
     unreachable!("SIGKILL cannot be survived")
 }
@@ -78,7 +79,7 @@ fn die_at(point: &str) -> ! {
 fn drain_until_death(receiver: &mut Receiver, watch: &Watch) -> Vec<Arrived> {
     let mut arrived = Vec::new();
     loop {
-        // The exit is checked before units are taken, so that all units that were published before the exit are taken.
+        // The exit is checked first, so that all units that were published before the exit are then taken.
         let dead = watch.exited();
         while let Some((_, unit)) = receiver.poll().expect("a death does not corrupt") {
             arrived.push(unit);
@@ -116,7 +117,7 @@ fn a_killed_producer_leaves_exactly_what_it_had_published() {
                 _ => assert_eq!(unit.inline, b"batch", "{point}"),
             }
         }
-        // Received items stay readable without the receiver, because the killed producer reuses no blocks.
+        // The item stays readable after the receiver was dropped, because the killed producer cannot reuse the block.
         drop(receiver);
         assert!(arrived[0].item() == item(0));
     }
@@ -144,7 +145,7 @@ fn an_exit_is_detected_and_a_running_process_is_not_reported() {
 fn a_child_exits_when_its_parent_is_killed() {
     let _watchdog = watchdog(30);
     let (link, bells) = open(ROOMY);
-    // The grandchild inherits the pipe, so the pipe ends only once the grandchild has exited.
+    // The grandchild inherits the write end of the pipe, so the pipe ends when the grandchild has exited.
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "middle_process", "--ignored", "--nocapture"]).stdout(Stdio::piped());
     let mut middle = Process(command.spawn().unwrap());
@@ -155,7 +156,7 @@ fn a_child_exits_when_its_parent_is_killed() {
         assert_eq!(pipe.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&text));
         text.push(byte[0]);
     }
-    // The parent of the grandchild is a zombie. If the grandchild kept running, the watchdog would abort the test.
+    // The grandchild's parent stays a zombie. If the grandchild did not exit, the watchdog would abort the test.
     middle.0.kill().unwrap();
     pipe.read_to_end(&mut text).unwrap();
     drop((link, bells));
@@ -165,7 +166,7 @@ fn a_child_exits_when_its_parent_is_killed() {
 #[ignore = "played by a child process of another test"]
 fn middle_process() {
     let parent = std::process::id() as i32;
-    // SAFETY: the child runs a thread, sleeps and exits, and takes no lock that another thread might hold.
+    // SAFETY: the child only starts a thread, prints, sleeps and exits, and needs no lock of another thread.
     if unsafe { libc::fork() } == 0 {
         exit_with(Watch::open(parent).unwrap()).unwrap();
         println!("ready");

@@ -1,4 +1,4 @@
-//! Tests the reader of TensorFlow examples with encoded examples and with random bytes.
+//! Tests the parser of TensorFlow examples with valid examples and with random bytes.
 
 use proptest::prelude::*;
 use torchdata_core::formats::example::{Example, Feature, FeatureKind};
@@ -133,7 +133,7 @@ fn repeated_messages_are_merged_and_the_last_alternative_is_used() {
 #[test]
 fn damaged_fields_are_errors() {
     for (bad, error) in [
-        (&[5 << 3 | 3][..], WireError::Tag), // groups are not supported
+        (&[5 << 3 | 3][..], WireError::Tag), // the parser does not support groups
         (&[0][..], WireError::Tag),
         (&[1 << 3 | 6][..], WireError::Tag),
         (&[0xff; 11][..], WireError::Varint),

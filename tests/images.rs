@@ -1,4 +1,4 @@
-//! Tests how images are resized: layouts of pixels, regions at the edges, and invalid arguments.
+//! Tests the resizing of images: pixel layouts, regions at the edges of the image, and invalid arguments.
 
 use proptest::prelude::*;
 use torchdata_core::images::{Filter, Pixels, Region, ResizeError, Target, resize};

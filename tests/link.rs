@@ -1,6 +1,7 @@
-//! Tests the guarantees of a link with both kinds of shared memory, between threads and between processes.
+//! Tests the guarantees of a link between threads and between processes, with both kinds of shared memory.
 //!
-//! A process uses one kind of shared memory, so `everything_holds_on_the_portable_backing` reruns this binary.
+//! A process uses only one kind of shared memory. The test `everything_holds_on_the_portable_backing` therefore runs
+//! this binary again with the portable fallback.
 #![cfg(not(loom))]
 
 mod common;
@@ -26,7 +27,7 @@ fn item_of(inline: usize, buffers: &[usize]) -> Item {
     Item { inline: random.bytes(inline), buffers: buffers.iter().map(|&len| random.bytes(len)).collect() }
 }
 
-/// A test with a single thread must never wait for the other end.
+/// Creates both ends of a link for a test with a single thread. Such a test must never wait for the other end.
 fn pair(config: LinkConfig, window: u64) -> (Sender, Receiver) {
     let (link, bells) = open(config);
     let (sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
@@ -97,7 +98,7 @@ fn units_of_every_length_wrap_at_every_position_of_the_ring() {
             let (link, bells) = open(SMALL);
             let mut producer = link.producer(bells.bell(CONSUMER).unwrap()).unwrap();
             let mut consumer = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
-            // Moves both cursors to `place` in steps of at most a quarter ring.
+            // Sends and receives units until both cursors are at `place`, at most a quarter of the ring at a time.
             let mut rest = place;
             while rest > 0 {
                 let step = if rest > 1000 { 800 } else { rest };
@@ -285,7 +286,7 @@ fn a_consumer_is_told_to_copy_before_its_leases_starve_the_producer() {
     let held = receiver.poll().unwrap();
     assert!(!receiver.end.should_copy(12 << 10) && receiver.end.should_copy((12 << 10) + 1));
     drop(held);
-    // The items are small, but their blocks fill half of the ring that returns blocks.
+    // The items are small, but the number of their blocks reaches half of the return ring's capacity.
     let (mut sender, mut receiver) = pair(LinkConfig { arena_capacity: 16 << 20, ..SMALL }, 10_000);
     let mut held = Vec::new();
     while !receiver.end.should_copy(1) {
@@ -346,15 +347,14 @@ fn a_block_of_another_link_is_rejected() {
 fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10);
-    // The producer ends the epoch without the item to which the sent fragments belong, so the consumer drops the
-    // fragments.
+    // The producer ends the epoch without sending the item of the fragments, so the consumer must drop the fragments.
     sender.stream(&[1; 500]).unwrap();
     sender.send_end().unwrap();
     assert!(receiver.receive().unwrap().is_none());
     let part = sender.stream(&[2; 600]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
     assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [2; 600]);
-    // A new epoch begins after the consumer has taken only some fragments of an item.
+    // The consumer takes only some fragments of an item before a new epoch begins.
     sender.stream(&[3; 500]).unwrap();
     assert!(receiver.poll().unwrap().is_none());
     sender.stream(&[4; 500]).unwrap();
@@ -363,7 +363,7 @@ fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let part = sender.stream(&[5; 700]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
     assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [5; 700]);
-    // If the producer sends an item without the earlier fragments, the consumer reports an error.
+    // If a unit refers to fewer fragments than the consumer has received, the consumer must report an error.
     sender.stream(&[6; 500]).unwrap();
     let part = sender.stream(&[7; 500]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
@@ -497,16 +497,16 @@ fn a_forked_child_returns_no_blocks_and_leases() {
     sender.send(&item_of(0, &[5000])).unwrap();
     let block = sender.end.allocate(100).unwrap();
     let arrived = receiver.poll().unwrap();
-    // SAFETY: the child only drops inherited objects, and exits without running any other code.
+    // SAFETY: the child only drops inherited objects and exits.
     match unsafe { libc::fork() } {
         0 => {
             drop((arrived, block));
-            // SAFETY: the call only ends the child process.
+            // SAFETY: `_exit` only ends the child process.
             unsafe { libc::_exit(0) }
         }
         child => {
             let mut status = 1;
-            // SAFETY: the call waits for the child that was just forked.
+            // SAFETY: `status` is valid for writing during the call.
             unsafe { libc::waitpid(child, &mut status, 0) };
             assert_eq!(status, 0);
         }

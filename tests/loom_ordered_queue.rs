@@ -1,5 +1,5 @@
-//! Explores all interleavings of workers, a consumer, and threads that stop the workers. In loom, sleeps never time
-//! out, so a lost wake-up is reported as a deadlock.
+//! Explores with loom all interleavings of the queue's workers, its consumer, and threads that hold or close the queue.
+//! In the model, sleeps have no timeout, so loom reports a lost wake-up as a deadlock.
 #![cfg(loom)]
 
 mod common;

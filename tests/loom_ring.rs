@@ -1,5 +1,5 @@
-//! Explores with loom all interleavings of the two ends of a small ring. No slot may be lost, duplicated or read too
-//! early.
+//! Explores with loom all interleavings of the two ends of a small ring. No slot may be lost, duplicated, or read
+//! before the slot was written.
 #![cfg(loom)]
 
 mod common;
@@ -13,7 +13,7 @@ use torchdata_core::integrity::seal;
 use torchdata_core::sync::cursor::{BIRTH, ConsumerCursor, ProducerCursor};
 use torchdata_core::sync::primitive::AtomicU64;
 
-/// A ring with slots for which loom reports an error if two threads access a slot concurrently.
+/// A ring of slots. Loom reports an error if two threads access the same slot concurrently.
 struct Ring {
     slots: Vec<UnsafeCell<u64>>,
     tail: AtomicU64,
@@ -35,9 +35,9 @@ impl Ring {
     }
 }
 
-// SAFETY: the cursors prevent producer and consumer from using the same slot, which this loom model verifies.
+// SAFETY: the cursors keep the producer and the consumer from using the same slot. This model verifies the guarantee.
 unsafe impl Sync for Ring {}
-// SAFETY: the cursors prevent producer and consumer from using the same slot, which this loom model verifies.
+// SAFETY: the cursors keep the producer and the consumer from using the same slot. This model verifies the guarantee.
 unsafe impl Send for Ring {}
 
 fn produce(ring: &Ring, lens: &[u64]) {
@@ -48,7 +48,7 @@ fn produce(ring: &Ring, lens: &[u64]) {
             thread::yield_now();
         }
         for place in cursor.tail()..cursor.tail() + len {
-            // SAFETY: the producer's cursor shows that the slot is free, which this loom model verifies.
+            // SAFETY: the producer's cursor has reported the slot as free. This model verifies the cursor.
             ring.slot(place).with_mut(|slot| unsafe { *slot = next });
             next += 1;
         }
@@ -67,7 +67,7 @@ fn consume(ring: &Ring, count: u64, at_once: u64) {
         }
         for place in cursor.head()..cursor.head() + available {
             seen += 1;
-            // SAFETY: the consumer's cursor shows that the slot is published, which this loom model verifies.
+            // SAFETY: the consumer's cursor has reported the slot as published. This model verifies the cursor.
             ring.slot(place).with(|slot| assert_eq!(unsafe { *slot }, seen));
         }
         cursor.release(&ring.head, available);

@@ -1,4 +1,4 @@
-//! Tests the ordered queue: order, capacity, holds, closing, errors, and views of buffered items.
+//! Tests the ordered queue: order, capacity, holds, closing, errors, and inspection of buffered items.
 
 #![cfg(not(loom))]
 
@@ -31,7 +31,7 @@ fn eventually(condition: impl Fn() -> bool) {
     }
 }
 
-/// Computes `count` items in a thread, or fewer items if the queue is closed.
+/// Starts a thread that computes `count` items, or fewer items if the queue is closed earlier.
 fn produce(queue: &Arc<Queue>, count: usize) -> (Arc<AtomicUsize>, thread::JoinHandle<()>) {
     let (queue, made) = (Arc::clone(queue), Arc::new(AtomicUsize::new(0)));
     let counter = Arc::clone(&made);
@@ -198,7 +198,7 @@ fn a_hold_does_not_wait_for_a_worker_that_has_left_the_source_and_keeps_its_slot
     let slot = reserved(&queue);
     let _still = hold(&queue);
     queue.leave_source(slot);
-    queue.leave_source(slot); // a second call has no effect
+    queue.leave_source(slot); // the second call must have no effect
     assert!(queue.wait_still(LONG));
     assert_eq!(buffered(&queue), []);
     queue.put(slot, Outcome::Item(1));

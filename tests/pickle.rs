@@ -1,4 +1,4 @@
-//! Tests which pickles are accepted as plain data.
+//! Tests which pickles `check_plain` accepts as plain data.
 
 #![cfg(not(loom))]
 
@@ -6,7 +6,7 @@ use torchdata_core::formats::pickle::{PlainError, check_plain};
 
 #[test]
 fn pickles_of_plain_data_are_accepted() {
-    // The bytes are `pickle.dumps([{"a": 1, "b": (2.5, None)}, b"x"], 5)`.
+    // Python returns these bytes for `pickle.dumps([{"a": 1, "b": (2.5, None)}, b"x"], 5)`.
     let whole = b"\x80\x05\x95\x24\0\0\0\0\0\0\0]\x94(}\x94(\x8c\x01a\x94K\x01\x8c\x01b\x94G@\x04\0\0\0\0\0\0N\x86\x94uC\x01x\x94e.";
     assert_eq!(check_plain(whole), Ok(()));
     for cut in 0..whole.len() {

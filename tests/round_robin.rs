@@ -1,4 +1,4 @@
-//! Compares the order of round-robin turns with a simple model, which stores a list of active peers.
+//! Compares the rotation of peers with a simple model that stores a list of active peers.
 
 use proptest::prelude::*;
 use torchdata_core::round_robin::RoundRobin;

@@ -1,10 +1,10 @@
-//! Tests that seeds do not change between releases.
+//! Tests that seeds stay the same in all releases.
 
 #![cfg(not(loom))]
 
 use torchdata_core::seed::SeedGenerator;
 
-/// Other seeds would change the order of every seeded pipeline.
+/// Different seeds would change the order of every seeded pipeline.
 #[test]
 fn known_seeds_do_not_change() {
     let mut seeds = SeedGenerator::new(42);

@@ -1,9 +1,9 @@
-//! Compares copies of elements that are not contiguous with the copies of a simple loop.
+//! Compares copies of non-contiguous elements with the copies of a simple loop.
 
 use proptest::prelude::*;
 use torchdata_core::strided::{Strided, memory_order};
 
-/// The buffer ends with the last element of the array.
+/// An array in a buffer that ends with the array's last element.
 #[derive(Debug, Clone)]
 struct Array {
     size: usize,
@@ -50,7 +50,7 @@ impl Array {
     fn copied(&self, axes: &[usize]) -> Vec<u8> {
         let plan = self.plan(axes);
         let mut to = vec![0xCA; plan.len()];
-        // SAFETY: the buffer contains all elements, and the destination is large enough for them.
+        // SAFETY: the buffer contains all elements of the array, and `to` has room for all copies.
         unsafe { plan.copy(self.memory.as_ptr().add(self.first), to.as_mut_ptr()) };
         to
     }
@@ -65,7 +65,7 @@ fn arrays() -> impl Strategy<Value = Array> {
     let count = prop_oneof![3 => 1_usize..6, 1 => 30_usize..70, 1 => Just(0)];
     (size, prop::collection::vec((count, 0_isize..3, any::<bool>(), 0_isize..2), 0..5), any::<u64>()).prop_map(
         |(size, axes, seed)| {
-            // Creates the axes from the innermost to the outermost, with random gaps and directions.
+            // Adds the axes from the innermost to the outermost, with random gaps and directions.
             let mut next = size as isize;
             let mut laid: Vec<(usize, isize)> = Vec::new();
             for (count, gap, down, every) in axes {

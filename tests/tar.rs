@@ -1,4 +1,4 @@
-//! Tests the parser for headers of tar archives: headers of regular files, of other members, and extended headers.
+//! Tests the parser of tar headers with regular files, other members, and extended headers.
 
 use proptest::prelude::*;
 use torchdata_core::formats::tar::{BLOCK, PaxError, file_header, pax_records};
@@ -91,7 +91,7 @@ proptest! {
     fn a_header_with_a_wrong_byte_is_none(at in 0usize..BLOCK, change in 1u8..) {
         let mut block = header(b"name", "0000123\0", b'0');
         block[at] = block[at].wrapping_add(change);
-        // The parser may accept a byte change that only writes the checksum in another way.
+        // The parser may accept a changed byte if the byte is a different notation of the same checksum.
         prop_assert!(matches!(file_header(&block), None | Some(("name", 0o123))));
     }
 

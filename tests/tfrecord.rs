@@ -1,4 +1,4 @@
-//! Tests the reader of TFRecord files. Complete, truncated and damaged files are read as a whole and in pieces.
+//! Tests the parser of TFRecord files with complete, truncated and damaged files, read as a whole and in pieces.
 
 use proptest::prelude::*;
 use torchdata_core::formats::tfrecord::{LONGEST, RecordError, Records, masked_crc};
@@ -9,7 +9,7 @@ fn framed(data: &[u8]) -> Vec<u8> {
     [&length[..], &checksums[0], data, &checksums[1]].concat()
 }
 
-/// Returns the records, and the final error.
+/// Returns the records of a file, and the error that ended the reading, if any.
 fn read(file: &[u8], piece: usize, verify: bool) -> (Vec<Vec<u8>>, Option<RecordError>) {
     read_up_to(LONGEST, file, piece, verify)
 }
@@ -36,7 +36,7 @@ fn read_up_to(longest: u64, file: &[u8], piece: usize, verify: bool) -> (Vec<Vec
 #[test]
 fn the_checksum_is_that_of_files_that_tensorflow_writes() {
     assert_eq!(masked_crc(&8_u64.to_le_bytes()), masked_crc(&[8, 0, 0, 0, 0, 0, 0, 0]));
-    // According to RFC 3720, B.4, the CRC-32C of 32 zeros is 0x8a9136aa.
+    // RFC 3720, section B.4, defines the CRC-32C of 32 zeros as 0x8a9136aa.
     assert_eq!(masked_crc(&[0; 32]), 0x8a91_36aa_u32.rotate_right(15).wrapping_add(0xa282_ead8));
 }
 

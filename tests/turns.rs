@@ -1,5 +1,5 @@
-//! Tests how often a waiting thread yields. A thread must always yield if yields end its waits, and rarely if only
-//! unrelated threads run meanwhile.
+//! Tests how often a waiting thread yields. A thread must keep yielding if its yields end waits, and must rarely yield
+//! if the yields only let unrelated threads run.
 
 use proptest::prelude::*;
 use torchdata_core::process::turns::Turns;
@@ -20,7 +20,7 @@ impl Waiter {
         Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
     }
 
-    /// Each yield lasts `turn` nanoseconds, and the yield with number `helps` ends the wait.
+    /// Simulates a wait. Each yield lasts `turn` nanoseconds, and the yield with number `helps` ends the wait.
     fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
         let turns = self.turns.begin(self.now);
         self.without += u64::from(turns == 0);
@@ -129,7 +129,7 @@ fn yields_resume_when_the_unrelated_thread_is_gone() {
 }
 
 proptest! {
-    /// A thread may yield at most one eighth of its time to unrelated threads, plus a constant. Yields of up to one
+    /// A thread may yield at most one eighth of its time, plus a constant, to unrelated threads. Yields of up to one
     /// millisecond are ignored, because a yield to an unrelated thread takes several milliseconds.
     #[test]
     fn the_time_of_unrelated_threads_is_bounded(

@@ -1,4 +1,4 @@
-//! Starts child processes for tests. A child runs this test binary with only the test `child_process`.
+//! Starts child processes for tests. A child process runs this test binary with only the test `child_process`.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
@@ -12,7 +12,7 @@ use torchdata_core::process::portable;
 const ROLE: &str = "TORCHDATA_TEST_ROLE";
 const FIRST_FD: i32 = 100;
 
-/// A child process, which is killed and reaped when the parent's test ends.
+/// A child process. Dropping the value at the end of a test kills the process and collects its exit status.
 pub struct Process(pub Child);
 
 impl Process {
@@ -36,7 +36,7 @@ pub fn start_with(role: &str, fds: &[BorrowedFd<'_>]) -> Process {
     let fds: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child_process", "--ignored", "--nocapture"]).env(ROLE, role).stdout(Stdio::null());
-    // SAFETY: dup2 is allowed between fork and exec. The copied descriptors do not have the close-on-exec flag.
+    // SAFETY: a process may call `dup2` between fork and exec. The new descriptors do not have the close-on-exec flag.
     unsafe {
         command.pre_exec(move || {
             for (&from, to) in fds.iter().zip(FIRST_FD..) {
@@ -58,9 +58,9 @@ pub fn role() -> String {
     std::env::var(ROLE).expect("this test is run by other tests, with a role")
 }
 
-/// The caller may request each descriptor only once.
+/// Returns a descriptor that the parent has passed. Must be called only once for each descriptor.
 pub fn inherited_fd(index: i32) -> OwnedFd {
-    // SAFETY: the parent passed the descriptor, and no other code in this process owns it.
+    // SAFETY: the parent has passed the descriptor, and the caller requests each descriptor only once.
     unsafe { OwnedFd::from_raw_fd(FIRST_FD + index) }
 }
 
@@ -68,7 +68,7 @@ pub fn inherited() -> (Link, Arc<BellBoard>) {
     (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }
 
-/// Runs the tests again with the portable fallback. Fails if this run does not include `caller`, the calling test.
+/// Runs this test binary again with the portable fallback. Fails if the second run does not include the test `caller`.
 pub fn run_again_portably(caller: &str) {
     if portable() {
         return;

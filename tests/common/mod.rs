@@ -1,4 +1,4 @@
-//! Provides a watchdog, test items, blocking ends of links, and child processes for tests.
+//! Provides tests with a watchdog, items, blocking wrappers for the ends of links, and child processes.
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
@@ -13,7 +13,7 @@ pub mod raw;
 #[cfg(not(loom))]
 pub mod stream;
 
-/// Aborts the process with a message, unless this object is dropped in time.
+/// Aborts the process with a message unless the value is dropped before the timeout.
 pub struct Watchdog {
     _alive: mpsc::Sender<()>,
 }

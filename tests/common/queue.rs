@@ -1,4 +1,4 @@
-//! Wraps the ordered queue for tests. `reserve` and `pop` wait up to a timeout, and `Held` pauses workers.
+//! Extends the ordered queue for tests: `reserve` and `pop` wait up to a timeout, and dropping `Held` ends a hold.
 
 use std::time::Duration;
 

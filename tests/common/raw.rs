@@ -20,13 +20,13 @@ impl Raw {
 
     pub fn u64(&self, place: usize) -> &AtomicU64 {
         assert!(place.is_multiple_of(8) && place + 8 <= self.0.len());
-        // SAFETY: the address is inside the mapping and aligned.
+        // SAFETY: the address is aligned and inside the mapping, which exists as long as `self`.
         unsafe { &*self.0.as_mut_ptr().add(place).cast() }
     }
 
     pub fn u32(&self, place: usize) -> &AtomicU32 {
         assert!(place.is_multiple_of(4) && place + 4 <= self.0.len());
-        // SAFETY: the address is inside the mapping and aligned.
+        // SAFETY: the address is aligned and inside the mapping, which exists as long as `self`.
         unsafe { &*self.0.as_mut_ptr().add(place).cast() }
     }
 }

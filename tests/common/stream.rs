@@ -1,4 +1,4 @@
-//! Creates items with known content, and wraps the two ends of a link as blocking streams.
+//! Creates items with known contents, and wraps the two ends of a link so that they block.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub const END: u16 = 2;
 pub const CONSUMER: usize = 0;
 pub const PRODUCER: usize = 1;
 
-/// A small link reaches its limits often.
+/// The sizes of a small link, so that tests often reach the limits of the link.
 pub const SMALL: LinkConfig = LinkConfig { ring_capacity: 4096, return_capacity: 512, arena_capacity: 64 << 10 };
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,7 +49,7 @@ impl Random {
     }
 }
 
-/// Most items are small, and some are larger than the ring or the arena.
+/// Returns the item number `index` of a random sequence. Some items are larger than the ring or the arena.
 pub fn item(seed: u64, index: u64, config: LinkConfig) -> Item {
     let mut random = Random(seed ^ index.wrapping_mul(0x2545_f491_4f6c_dd1d));
     let inline = match random.below(4) {
@@ -116,11 +116,11 @@ impl Sender {
         Ok(())
     }
 
-    /// The buffer is sent as fragments if no block will become free.
+    /// Copies the buffer into a block. If no block will become free, sends the buffer as fragments.
     fn part(&mut self, buffer: &[u8]) -> Result<Part, Corrupted> {
         loop {
             if let Some(block) = self.end.allocate(buffer.len())? {
-                // SAFETY: the block is at least as long as the buffer, and no other code uses the block yet.
+                // SAFETY: the block was allocated for this buffer, and no other code uses the block yet.
                 unsafe { std::ptr::copy_nonoverlapping(buffer.as_ptr(), block.as_mut_ptr(), buffer.len()) };
                 return Ok(Part::Block(Arc::new(block)));
             }
@@ -166,7 +166,7 @@ impl Receiver {
         Self { end, bell: bells.bell(CONSUMER).unwrap(), unit: Unit::default() }
     }
 
-    /// Returns None at the end of a stream, or if no unit (message) is available.
+    /// Returns the next unit (message), or None if the stream has ended or no unit has arrived.
     pub fn poll(&mut self) -> Result<Option<(u16, Arrived)>, Corrupted> {
         let mut unit = Unit::default();
         match self.end.take(&mut unit) {
@@ -181,7 +181,7 @@ impl Receiver {
         Ok(Some((unit.kind, Arrived { inline: unit.payload, buffers: unit.buffers })))
     }
 
-    /// Frees the buffers of the previous item, and returns the buffers of the next item without copying.
+    /// Waits for the next unit, whose buffers are not copied. The buffers of the previous unit are freed.
     pub fn next_unit(&mut self) -> &Unit {
         self.unit.buffers.clear();
         loop {
@@ -205,7 +205,7 @@ impl Receiver {
 
 pub fn bytes(buffer: &Buffer) -> &[u8] {
     match buffer {
-        // SAFETY: the lease keeps the block reserved, so the producer does not write to it.
+        // SAFETY: the lease keeps the block allocated, so the producer does not write to the block.
         Buffer::Leased(lease) => unsafe { std::slice::from_raw_parts(lease.as_mut_ptr(), lease.len()) },
         Buffer::Owned(bytes) => bytes,
     }

@@ -1,9 +1,9 @@
-//! Models workers on other machines. Each link of a worker exists on both machines, and carriers transfer its units
-//! (messages) and control words (header fields).
+//! Models workers on other machines. Each link of such a worker exists on both machines, and two carriers transfer
+//! units (messages) and control words (header fields) between the copies.
 //!
-//! A frame contains copies of the control words, and all units that are waiting when the frame is created. Received
-//! control words are stored immediately, because a full link may only be read after its reader has seen a control word.
-//! The main process may detect the exit of a worker's host before the last frames arrive.
+//! A frame contains copies of the control words, and all units that are in the link when the frame is created. A
+//! carrier stores received control words immediately, because the reader of a full link may need a control word before
+//! it frees space. The main process may detect the exit of a worker before the worker's last frames arrive.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ pub struct Up {
     words: Said,
 }
 
-/// Whether the worker has acknowledged the call, and the epoch in which the worker waits for dispatched items.
+/// Whether the worker has acknowledged the call, and the epoch in which it waits for dispatched items (or 0).
 type Said = (bool, u32);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -38,11 +38,11 @@ pub struct Carrier {
     order: u64,
     up: VecDeque<Up>,
     down: VecDeque<Down>,
-    /// Received units for the main process, and commands for the worker (`to_tell`), that wait for space in a full
-    /// link.
+    /// Received data that waits for space in a full link: `arrived` contains units for the main process, and `to_tell`
+    /// contains commands for the worker.
     arrived: VecDeque<Unit>,
     to_tell: VecDeque<Ordered>,
-    /// The last control words that were sent to the worker: (order, grant, number of granted items).
+    /// The control words that were last sent to the worker: order, grant, and number of granted items.
     told: (u64, u64, u32),
     said: Said,
     acknowledged: bool,
@@ -176,7 +176,7 @@ impl World {
         self.elsewhere.carriers.get(index).map_or(self.children[index].acknowledged, |carrier| carrier.acknowledged)
     }
 
-    /// Returns whether the main process can detect that a child has exited.
+    /// Returns whether the main process can detect now that a child has exited.
     pub fn is_gone(&self, index: usize) -> bool {
         let child = &self.children[index];
         let all_arrived = |carrier: &Carrier| {

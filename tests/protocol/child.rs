@@ -1,4 +1,4 @@
-//! Models the steps of child processes, which run graphs, send items, read dispatched items, and execute commands.
+//! Models the steps of child processes: they run graphs, send items, read dispatched items, and execute commands.
 
 use torchdata_core::protocol::{Command, Deal, Grant, Obedience, Reader, Sending, Step, Stream, Wish};
 
@@ -43,14 +43,14 @@ impl Setting {
             Doing::Pumping => after.pump(self, index),
             Doing::InGraph => after.run_graph(self, index),
         };
-        // Steps that do not affect other processes are executed at once, which reduces the number of interleavings.
+        // Steps that affect no other process are executed immediately, which reduces the interleavings.
         while after.is_by_itself(self, index) {
             after.run_graph(self, index);
         }
         push(name, after);
     }
 
-    /// A worker postpones a call while it recomputes items.
+    /// Returns whether the child postpones a call. A worker postpones calls while it recomputes items.
     fn holds_call(&self, index: usize, child: &Child) -> bool {
         let owes = child.obedience.runs() && child.pump.sending[0].owed() > 0;
         let epoch = child.pump.stream().epoch();
@@ -70,7 +70,7 @@ fn is_away(sending: &Sending, link: &Link) -> bool {
 fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
     let mut sending = pump.sending.clone();
     let mut permit = |reader: usize| permit(setting.heavy, &mut sending[reader], &links[first + reader]);
-    // All shards of a worker share a single link.
+    // All shards of a worker send over the same link.
     let deal = if pump.sending.len() == 1 { pump.dealing.next_of_shards(permit(0)) } else { pump.dealing.next(permit) };
     (deal, sending)
 }
@@ -120,7 +120,7 @@ impl World {
         }
     }
 
-    /// Returns whether a worker is waiting for a dispatched item, and has reported the wait.
+    /// Returns whether a worker waits for a dispatched item and has informed the main process.
     fn awaits_share(&self, setting: &Setting, index: usize) -> bool {
         let (child, link) = (&self.children[index], &self.dealt[index]);
         let own = &self.outgoing(setting, index).0[index];
@@ -172,7 +172,7 @@ impl World {
     fn apply(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
         child.applied += 1;
-        // A child that must stop or begin another epoch skips the remaining items of its epoch.
+        // A child that must stop or begin another epoch skips the remaining items of its current epoch.
         let goes_on = !Obedience::is_superseded(child.pump.stream().epoch(), child.order);
         if setting.restarts && goes_on && child.place() < self.kept.had[index] {
             self.broken = Some("a function is met before items that main has from before it");
@@ -189,7 +189,7 @@ impl World {
         }
     }
 
-    /// Sends the departing unit (message), unless the reader wants no more items.
+    /// Sends the unit (message) that the child has prepared, unless the reader wants no more items.
     fn send(&mut self, setting: &Setting, index: usize) -> &'static str {
         let (child, links, first) = self.writer(setting, index);
         let pump = &mut child.pump;
@@ -264,7 +264,7 @@ impl World {
         "begins once more"
     }
 
-    /// Runs a child's graph until it reads, yields an item, fails or ends.
+    /// Runs a child's graph until the graph reads an item, yields an item, fails or ends.
     pub fn run_graph(&mut self, setting: &Setting, index: usize) -> &'static str {
         let child = &mut self.children[index];
         if child.made.1 > 0 {
@@ -382,7 +382,7 @@ impl World {
         "takes of its share"
     }
 
-    /// Reports that the worker waits for a dispatched item in `epoch`, or does not wait (0).
+    /// Records for the main process that the worker waits for a dispatched item in `epoch`, or does not wait (0).
     fn starve(&mut self, setting: &Setting, index: usize, epoch: u32) {
         if self.outgoing(setting, index).0[index].starving != epoch {
             self.writer(setting, index).1[index].starving = epoch;

@@ -1,10 +1,10 @@
-//! Visits all reachable states of a model, and reports the steps to an invalid state.
+//! Visits all reachable states of a model. If a state is invalid, the report contains the steps that lead to the state.
 
 use std::collections::HashMap;
 use std::fmt::{Debug, Display};
 use std::hash::{BuildHasherDefault, Hash, Hasher};
 
-/// The state after a step, or an error if the step violates a rule.
+/// The state after a step, or an error message if the step violates a rule.
 pub type After<State> = Result<State, String>;
 
 pub type Take<'a, Step, State> = dyn FnMut(Step, After<State>) + 'a;
@@ -12,12 +12,12 @@ pub type Take<'a, Step, State> = dyn FnMut(Step, After<State>) + 'a;
 pub trait Model {
     type State: Clone + Hash + Debug;
     type Step: Copy + Debug;
-    /// A pool of the parts that several states have in common.
+    /// A pool of parts, each of which several states have in common.
     type Parts: Default;
 
     fn start(&self) -> Self::State;
     fn steps(&self, state: &Self::State, take: &mut Take<'_, Self::Step, Self::State>);
-    /// Replaces parts of a new state with equal parts of earlier states, which saves memory.
+    /// Replaces parts of a new state with equal parts from earlier states, which saves memory.
     fn share(parts: &mut Self::Parts, state: &mut Self::State);
     fn is_over(&self, state: &Self::State) -> bool;
 }
@@ -35,7 +35,7 @@ impl Display for Explored {
     }
 }
 
-/// A 128-bit hash of a state. Among 10^7 states, two hashes are equal with a probability of about 10^-24.
+/// A 128-bit hash of a state. Among 10^7 states, the probability of two equal hashes is about 10^-24.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fingerprint(u64, u64);
 
@@ -54,11 +54,11 @@ impl Hash for Fingerprint {
     }
 }
 
-/// Collects the parts of a state. Most parts are small, so several parts are combined in one word. Each word begins
-/// with a 1 bit that shows how many parts the word contains.
+/// Collects the parts of a state and hashes them. Most parts are small, so one word contains several parts. A 1 bit at
+/// the beginning of each word makes words of different lengths distinct.
 struct Words {
     halves: Fingerprint,
-    /// The collected bytes, after a 1 bit that marks their beginning.
+    /// The bytes that were collected since the last full word, after a 1 bit that marks their beginning.
     word: u64,
 }
 
@@ -140,7 +140,7 @@ impl Hasher for Words {
     }
 }
 
-/// A hasher that returns a fingerprint unchanged, because fingerprints are hashes.
+/// Creates hashers that return a fingerprint unchanged, because a fingerprint already is a hash.
 pub type ByFingerprint = BuildHasherDefault<Plain>;
 
 #[derive(Default)]
@@ -190,12 +190,12 @@ pub fn holds<M: Model>(what: &str, model: &M) -> Explored {
     }
 }
 
-/// Visits the states breadth first, so that the path to an error is as short as possible.
+/// Visits all states breadth-first, so that a reported path to an error is as short as possible.
 pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
     let mut known = Known::new(&start);
-    // For each state, the number of the state from which it was first reached.
+    // The number of the state from which each state was first reached.
     let mut before: Vec<u32> = vec![0];
     let mut first: Vec<usize> = Vec::new();
     let mut after: Vec<u32> = Vec::new();
@@ -244,7 +244,7 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let states = first.len() - 1;
     let mut reaches = vec![false; states];
     ends.iter().for_each(|&end| reaches[end as usize] = true);
-    // Most steps lead to states with larger numbers, so visiting these states first needs few rounds.
+    // Most steps lead to states with higher numbers, so visiting the states in descending order needs few rounds.
     let mut goes_on = true;
     while std::mem::take(&mut goes_on) {
         for state in (0..states).rev() {
@@ -283,7 +283,7 @@ fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &
     format!("{what}, after these steps:\n  {}\nin {state:#?}", steps.join("\n  "))
 }
 
-/// A model whose states are numbers, starting with 0. State 9 violates a rule.
+/// A model for tests of the explorer. Its states are numbers, starting with 0, and state 9 violates a rule.
 struct Numbers {
     steps: &'static [(u8, u8)],
     ends: &'static [u8],

@@ -1,4 +1,4 @@
-//! Models the positions that the main process saves, and checks that an epoch can resume from them.
+//! Models the positions that the main process can save, and checks that the epoch can resume from each of them.
 
 use torchdata_core::protocol::{Account, Books, Command, Dealt, Share, Snapshot};
 
@@ -12,13 +12,13 @@ const ALL: u64 = 1 << 62;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// For each worker, the delivered items, and the snapshot from which the worker resumes.
+    /// For each worker: the delivered items, and the snapshot from which the worker resumes.
     pub workers: Vec<(Account, Option<Snapshot<Graph>>)>,
     pub turn: usize,
     pub dealt: Option<Dealt<Graph>>,
 }
 
-/// A position, and what each child needs to resume the epoch at this position.
+/// A saved position, and the data with which each child resumes the epoch at this position.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GoingOn {
     pub place: Place,
@@ -40,7 +40,8 @@ impl Place {
         Self { workers, turn: 0, dealt }
     }
 
-    /// The position of the dispatching process depends on the positions of the workers.
+    /// Returns the data with which each child resumes. The workers' positions determine the dispatching process's
+    /// position.
     pub fn resumptions(&self, setting: &Setting) -> Vec<Part<Resumption>> {
         let mut shares = Vec::new();
         let mut children = Vec::new();
@@ -74,8 +75,8 @@ impl Place {
 }
 
 impl Setting {
-    /// Returns how many of `total` items the read-ahead thread has not handed to the user yet, or None if the number is
-    /// unknown.
+    /// Returns how many of the `total` delivered items the user has not received from the read-ahead thread, or None if
+    /// this number is unknown.
     pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),
@@ -102,8 +103,8 @@ impl Setting {
         for ago in 0..=u64::from(world.given) {
             let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
-                // If nobody counts the items that the user has received, the log of deliveries must also contain items
-                // that have not reached the user.
+                // If the number of items that the user has received is unknown, the log of deliveries must also contain
+                // the items that have not reached the user.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
                 }
@@ -164,7 +165,7 @@ impl Setting {
             return Err("what was dealt was not counted");
         }
         for (worker, (account, share)) in dealt.accounts.iter().zip(shares).enumerate() {
-            let share = share.unwrap_or_default(); // a worker without a share has read nothing of the first pass
+            let share = share.unwrap_or_default(); // a worker without a position has read nothing in the first pass
             if share.pass == 1 && (dealt.pass, account.items) > (1, share.account.items) {
                 return Err("a worker's reading is before the dispatching process's snapshot");
             }
@@ -199,7 +200,7 @@ impl Setting {
         made
     }
 
-    /// The user leaves the epoch, and resumes from a state in the current processes or in new processes.
+    /// Adds steps in which the user leaves the epoch, and resumes from a state in the current or in new processes.
     pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
             let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };
@@ -228,7 +229,7 @@ pub fn account_of(epoch: u32, items: &[u8]) -> Account {
 }
 
 impl World {
-    /// Returns the main process's delivery records (`Books`), and copies from which nothing is removed.
+    /// Returns the records of deliveries (`Books`) of the main process, and the complete records for comparison.
     pub fn both_books(&mut self) -> impl Iterator<Item = &mut Books<Graph>> {
         let Kept { books, all, .. } = &mut *self.kept;
         [books, all].into_iter().map(|books| &mut **books)

@@ -1,8 +1,8 @@
-//! Models how items are dispatched to workers on other machines: a lane transfers items to a worker, and transfers
-//! grants (permissions) back.
+//! Models how items are dispatched to workers on other machines. A lane (connection) transfers items to a worker, and
+//! transfers the worker's grants (permissions) back.
 //!
-//! While arrived frames wait for space, no further frames are sent. The lane (connection) of an exited worker transfers
-//! nothing, and does not report the exit.
+//! A lane sends no frames while earlier frames wait for space at the other end. The lane of an exited worker transfers
+//! nothing and does not report the exit.
 
 use std::collections::VecDeque;
 
@@ -17,10 +17,10 @@ use super::world::{Act, Doing, Main, Setting, Take, World};
 #[derive(Debug, Clone, Hash)]
 pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
-    /// Grants (word, number of items) in transit to the dispatching process.
+    /// Grants on their way to the dispatching process: each entry is the word and the number of granted items.
     up: VecDeque<(u64, u32)>,
     arrived: VecDeque<Unit>,
-    /// The last grant (word, number of items) that was sent to the dispatching process.
+    /// The grant that was last sent to the dispatching process: the word and the number of granted items.
     said: (u64, u32),
 }
 

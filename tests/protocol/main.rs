@@ -1,4 +1,4 @@
-//! Explores the protocol between the main process, workers and the dispatching process, in all interleavings of small
+//! Explores all interleavings of the protocol between the main process, workers and the dispatching process in small
 //! loaders.
 //!
 //! Every state must lead to an end, without a deadlock. No item may be lost, duplicated, out of order, or delivered to
@@ -48,7 +48,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     };
     let mut all = vec![
         ("nothing in particular", setting.clone()),
-        // The worker may look for a snapshot before or after it requests an item. `looks` includes both orders.
+        // The worker may look for a snapshot before or after it requests an item, and `looks` includes both cases.
         ("a look into the share, breaks", with(&|s| (s.looks, s.breaks) = (s.dispatches, true))),
         ("an error", with(&|s| s.fails_at = Some(1))),
         ("an error, two passes", with(&|s| (s.fails_at, s.passes) = (Some(1), 2))),
@@ -65,7 +65,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ];
-    // Large items reach the byte limit, which only matters if a window allows several items.
+    // The byte limit for large items only matters if a window allows several items.
     all.retain(|(_, setting)| !setting.heavy || setting.window > 1 || setting.dispatch_window > 1);
     all
 }
@@ -119,7 +119,7 @@ fn two_workers_and_the_dispatching_process() {
 #[test]
 fn three_workers_and_the_dispatching_process() {
     for (what, setting) in happenings(&setting(3, true, &[0, 2])) {
-        // Deaths and loose order take long with three workers, and are only explored by hand.
+        // With three workers, settings with exits or loose order take long, so they are only explored by hand.
         if setting.deaths == 0 && setting.in_order {
             holds(&format!("3 workers, dispatching: {what}"), &setting);
         }

@@ -1,5 +1,5 @@
-//! Models the main process, which begins and leaves epochs, requests items, pauses children, calls functions in
-//! children, and stops children.
+//! Models the steps of the main process: it begins and leaves epochs, requests items, pauses and stops children, and
+//! calls functions in children.
 
 use torchdata_core::protocol::{Command, Next, Stream};
 
@@ -10,7 +10,7 @@ use super::world::{Act, After, Doing, Ended, Main, Setting, Take, Thread, WORKER
 pub enum Asked {
     Item((u32, u8)),
     Ended(Ended),
-    /// No item is available yet, but the main process has made progress.
+    /// No item was delivered, but the main process has made progress.
     Busy,
 }
 
@@ -21,7 +21,7 @@ impl Setting {
         }
         let mut push = |name, after: After| take(Act::Main(name), after);
         if !matches!(world.main, Main::Stopping(_) | Main::Reading(_)) {
-            // The main process checks for exits even while it sends commands or waits for answers.
+            // The main process also checks for exits while it sends commands or waits for answers.
             if world.is_dead() && !(self.restarts && world.main == Main::Between) {
                 let mut learnt = world.clone();
                 if !self.restarts || !learnt.replace_dead(self) {
@@ -59,8 +59,8 @@ impl Setting {
             }
             Main::Telling(epoch, left) => {
                 let ordered = after.ordered(left - 1);
-                // The command is sent to the children in descending order, so the dispatching process receives it
-                // first.
+                // The main process sends the command to the children in descending order, because the dispatching
+                // process must receive the command first.
                 if world.kept.told >> (left - 1) & 1 == 1 || after.tell(left - 1, ordered) {
                     after.main = Main::Telling(epoch, left - 1);
                     push("tells a child of the epoch", Ok(after));
@@ -109,7 +109,7 @@ impl Setting {
                 }
             }
             Main::Stopping(count) if count == self.children() => {
-                // Children that do not exit in time are killed.
+                // The main process kills children that do not exit in time.
                 for child in 0..self.children() {
                     after.children[child].doing = Doing::Gone;
                 }
@@ -117,7 +117,7 @@ impl Setting {
                 push("reaps", Ok(after));
             }
             Main::Stopping(count) => {
-                let _ = after.tell(count, plainly(Command::Stop)); // if the link is full, the child is killed
+                let _ = after.tell(count, plainly(Command::Stop)); // a child whose link is full is killed later
                 after.thread = None;
                 after.main = Main::Stopping(count + 1);
                 push("tells a child to stop", Ok(after));
@@ -267,7 +267,7 @@ impl World {
     }
 
     fn collect(&mut self, setting: &Setting, next: Next, finds_death: bool) -> Asked {
-        // The exit of a child is detected while units of the child may still be unread.
+        // The main process may detect the exit of a child while units of this child are still unread.
         if finds_death {
             self.waits = false;
             if setting.restarts && self.replace_dead(setting) {
@@ -329,8 +329,8 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// Takes a unit or permits another item while the main process waits for answers. Returns whether a unit was taken
-    /// or an item was permitted.
+    /// Takes a unit or permits another item while the main process waits for answers from children. Returns whether the
+    /// main process has done either.
     fn relieve(&mut self, setting: &Setting) -> bool {
         let arrived = self.arrived().unwrap_or_else(|| {
             self.drop_old();
@@ -365,7 +365,7 @@ impl World {
         if setting.saves() {
             self.given += 1;
         }
-        // The model counts how often each item was delivered, in four bits per item.
+        // `seen` counts how often each item was delivered, with four bits per item.
         self.seen += 1 << (4 * u32::from(item));
         let most = expected.iter().filter(|&&other| other == item).count() as u32;
         if (self.seen >> (4 * u32::from(item))) & 15 > most {

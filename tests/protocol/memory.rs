@@ -1,4 +1,4 @@
-//! Models shared memory: rings, words, and the state of the two ends of a link.
+//! Models shared memory: the rings and words of links, and the state of the two ends of a link.
 
 use std::collections::VecDeque;
 
@@ -33,10 +33,10 @@ impl Unit {
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The reader's grant word, and the number of items that this grant permits.
+    /// The reader's grant word, and the number of items that the grant permits.
     pub grant: u64,
     pub count: u32,
-    /// The epoch in which the writer waits for dispatched items, or 0 if it does not wait.
+    /// The epoch in which the writer waits for dispatched items, or 0 if the writer does not wait.
     pub starving: u32,
 }
 
@@ -107,9 +107,10 @@ pub struct Pump {
     pub sending: Vec<Sending>,
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
-    /// For each link, the number and checksum of items sent in this epoch, including items before a resumption.
+    /// For each link: the number and checksum of the items that were sent in the epoch, including items before the
+    /// epoch was resumed.
     pub accounts: Part<Vec<Account>>,
-    /// The required checksum of each link's recomputed items.
+    /// For each link: the checksum that the recomputed items must have.
     pub expected: Part<Vec<Option<u64>>>,
 }
 

@@ -1,8 +1,9 @@
-//! Models how exited children are replaced within an epoch.
+//! Models how children that have exited are replaced during an epoch.
 //!
-//! Without a dispatching process, only the exited worker is replaced, with a new link. With a dispatching process, all
-//! children are replaced, because they do not know which items were lost. After the main process has read all units
-//! that the children have sent, the new children recompute the items that were received since the last snapshot.
+//! Without a dispatching process, only the exited worker is replaced, and its replacement gets a new link. With a
+//! dispatching process, all children are replaced, because the remaining children do not know which items were lost.
+//! First, the main process reads all units that the old children have sent. Then the new children recompute the items
+//! that the main process has received since the last snapshot.
 
 use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
 
@@ -19,7 +20,7 @@ impl Setting {
     }
 }
 
-/// The reader has all items of the epoch, but the child must repeat the epoch.
+/// Returns the start of a child that must repeat the epoch although the reader already has all items.
 fn repeated(start: &Resumption) -> Resumption {
     let starts = start.starts.iter().map(|&(sent, ..)| (sent, ALL, None)).collect();
     Resumption { starts, ..start.clone() }
@@ -43,7 +44,7 @@ impl World {
         let replaced = self.kept.replacing.wanted(&dead, &ended);
         let halted = matches!(self.main, Main::Paused | Main::Calling(_, true));
         let items: Vec<u64> = received.iter().map(|account| account.items).collect();
-        let died = u64::from(setting.deaths - self.deaths); // distinguishes successive processes of a child
+        let died = u64::from(setting.deaths - self.deaths); // numbers the successive processes of a child
         for index in dead {
             let judge = |this: &mut Self| this.kept.replacing.judge(index, died, this.number, &items, halted);
             if replaced.contains(&index) && judge(self).is_final() {
@@ -54,9 +55,9 @@ impl World {
             return true;
         }
         if self.called > 0 {
-            return false; // the replacement's graph would lack the applied function
+            return false; // the graph of a replacement would lack the applied function
         }
-        self.drain(setting, replaced.iter().copied()); // more children were killed to be replaced
+        self.drain(setting, replaced.iter().copied()); // children that were killed for their replacement may have sent units
         let ended: Vec<bool> = (0..setting.workers).map(|worker| self.has_ended(worker)).collect();
         let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(worker)).collect();
         for &worker in replaced.iter().filter(|&&child| child < setting.workers) {
@@ -108,7 +109,7 @@ impl World {
         }
     }
 
-    /// The account includes undelivered items.
+    /// Returns the account of the items that were received from a worker, including undelivered items.
     fn received(&self, worker: usize) -> Account {
         let mut account = self.kept.books.taken(worker);
         self.held[worker].iter().filter_map(Unit::item).for_each(|item| account.count(digest(item)));

@@ -1,4 +1,4 @@
-//! Tests rules of the state machines that the explored loaders are too small to reach.
+//! Tests rules of the protocol's state machines in cases that do not occur in the small loaders of the model checker.
 
 use torchdata_core::protocol::{
     Account, Books, Command, Grant, Obedience, Reader, Replacing, Share, Snapshot, Step, Stream, Wish,

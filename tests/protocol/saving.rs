@@ -1,5 +1,5 @@
-//! Models the snapshots of its graph that a child sends between two items. A worker also relays snapshots of the
-//! dispatching process.
+//! Models how a child sends snapshots of its graph between two items. A worker also relays snapshots of the dispatching
+//! process.
 
 use torchdata_core::protocol::{Account, Command, Dealt, Reader, Share, Snapshot, Stream};
 
@@ -23,8 +23,8 @@ pub fn digest((epoch, item): (u32, u8)) -> u64 {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resumption {
     pub graph: Option<Graph>,
-    /// For each link: the items before the snapshot, the number of later items that the reader has, and the later
-    /// items' checksum.
+    /// For each link: the items before the snapshot, the number of later items that the reader already has, and the
+    /// checksum of these later items.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
     pub share: Account,
@@ -34,13 +34,13 @@ pub struct Resumption {
 pub struct Ordered {
     pub command: Command,
     /// The number of the epoch in the user's program, which determines the items. A resumed epoch keeps this number,
-    /// but gets another number in the protocol (`Stream`).
+    /// but gets a new number in the protocol (`Stream`).
     pub epoch: u32,
     pub start: Option<Part<Resumption>>,
 }
 
 impl Pump {
-    /// Counts an item of a link, even a dropped item.
+    /// Counts an item of a link, even if the item is dropped.
     pub fn count(&mut self, setting: &Setting, link: usize, digest: u64) {
         if setting.saves() {
             self.accounts[link].count(digest);
@@ -52,7 +52,7 @@ impl Pump {
         expected.is_some_and(|expected| expected != self.accounts[link].checksum)
     }
 
-    /// Returns whether the graph has ended before it has recomputed all items that a reader has.
+    /// Returns whether the graph has ended before recomputing all items that a reader already has.
     pub fn lacks_some(&self) -> bool {
         self.sending.iter().zip(&*self.expected).any(|(sending, expected)| sending.owed() > 0 && expected.is_some())
     }
@@ -100,7 +100,7 @@ impl Setting {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
 
-    /// The first worker looks for a snapshot before its graph requests an item.
+    /// Models that the first worker looks for a snapshot before its graph requests an item.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
         let first = Stream::first(child.pump.stream().epoch());

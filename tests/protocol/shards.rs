@@ -1,4 +1,4 @@
-//! Models workers that run several shards over one link.
+//! Models workers that run several shards, all of which send over one link.
 //!
 //! The state machines in `torchdata_core::protocol` make all decisions.
 
@@ -17,7 +17,7 @@ use super::explore::{Model, Take};
 struct Shards {
     workers: usize,
     shards: usize,
-    /// For each peer (shard p of worker p % workers), the number of items that it computes.
+    /// The number of items that each peer computes. Peer p is a shard of worker p % workers.
     items: &'static [u8],
     window: u64,
     ring: usize,
@@ -26,9 +26,9 @@ struct Shards {
     breaks: bool,
     deaths: u8,
     snapshots: u8,
-    /// The number of times that an epoch is left, and is resumed in new processes.
+    /// How often an epoch is left and resumed in new processes.
     resumes: u8,
-    /// Whether the main process stores messages that arrive before their turn, which lets workers continue.
+    /// Whether the main process stores messages that arrive before their turn, so that their worker can continue.
     keeps: bool,
     counts: bool,
 }
@@ -57,7 +57,7 @@ struct Link {
 #[derive(Debug, Clone, Hash, Default)]
 struct Strand {
     account: Account,
-    /// The number of items that the shard must recompute, and the required checksum of these items.
+    /// The number of items that the shard must recompute, and the checksum that these items must have.
     owed: u64,
     expected: u64,
     made: u8,
@@ -93,7 +93,7 @@ enum Main {
 struct World {
     main: Main,
     epoch: u32,
-    /// The number of the epoch in the protocol, which is new for a resumed epoch.
+    /// The number of the epoch in the protocol. A resumed epoch gets a new number.
     number: u32,
     links: Vec<Link>,
     workers: Vec<Worker>,
@@ -198,7 +198,7 @@ impl Shards {
         world.held[worker + unit.shard * self.workers].push_back(unit);
     }
 
-    /// Replaces all exited workers, and returns false if no worker has exited.
+    /// Replaces all workers that have exited. Returns false if no worker has exited.
     fn replace_dead(&self, world: &mut World) -> bool {
         let is_dead = |worker: &usize| world.workers[*worker].is_gone && !world.replacing.rests(*worker);
         let dead: Vec<usize> = (0..self.workers).filter(is_dead).collect();
@@ -235,7 +235,7 @@ impl Shards {
             .map(|worker| (0..self.shards).all(|shard| has_ended(worker + shard * self.workers)))
             .collect();
         for worker in world.replacing.wanted(&dead, &ended) {
-            // A replacement does not know which shard is next in the main process, so it begins with its first shard.
+            // A replacement does not know which shard is next in the main process, and begins with its first shard.
             let start = self.start(world, &accounts, worker, 0);
             self.renew(world, worker, start);
         }
@@ -255,7 +255,8 @@ impl Shards {
             }
         }
         let expected = self.expected(world.given.iter().map(|&given| usize::from(given)).sum());
-        // A shard after `turn` may provide the next item if the shards in between have ended unnoticed.
+        // A shard after `turn` may provide the next item if the main process has not noticed yet that the shards in
+        // between ended.
         let passes = |from: usize, to: usize| {
             let peers = (0..self.peers()).map(|step| (from + step) % self.peers()).take_while(|&peer| peer != to);
             peers.into_iter().all(|peer| world.given[peer] == self.items[peer])
@@ -285,7 +286,7 @@ impl Shards {
             Next::Wait if self.replace_dead(&mut after) => return Some(Ok(after)),
             Next::Wait => {
                 let units = |world: &World| -> usize { world.links.iter().map(|link| link.units.len()).sum() };
-                return (units(&after) < units(world)).then_some(Ok(after)); // dropped units are progress
+                return (units(&after) < units(world)).then_some(Ok(after)); // dropping units counts as progress
             }
             Next::Over => {
                 if after.given != self.items {

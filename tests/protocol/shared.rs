@@ -1,6 +1,6 @@
-//! Lets several states share a part, because a step changes only a few parts of a state.
+//! Lets several states share equal parts, because each step changes only a few parts of a state.
 //!
-//! Millions of states consist of only some thousands of different parts, which a pool stores once.
+//! Millions of states consist of only some thousands of different parts. A pool stores each of these parts once.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use super::explore::{ByFingerprint, Fingerprint};
 
-/// A part of a state. Its fingerprint is computed only once for all states that contain the part.
+/// A part of a state. The fingerprint of the part is computed only once for all states that contain the part.
 pub struct Part<T>(Rc<Held<T>>);
 
 struct Held<T> {
@@ -107,7 +107,7 @@ impl<T: Hash> Pool<T> {
     }
 }
 
-/// Several parts of a state, stored inline, because a state is cloned for every step.
+/// Several parts of a state. The parts are stored inline, because each step clones a state.
 #[derive(Clone)]
 pub struct Shared<T, const MOST: usize>([Option<Part<T>>; MOST]);
 

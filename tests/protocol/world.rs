@@ -1,8 +1,7 @@
-//! Models a small loader: the main process, workers and optionally the dispatching process, with rings of a few units
-//! (messages).
+//! Models a small loader: the main process, workers, and optionally the dispatching process. Rings have room for a few
+//! units (messages).
 //!
-//! The model simulates shared memory and processes, and leaves all decisions to the state machines in
-//! `torchdata_core::protocol`.
+//! The model simulates shared memory and processes. The state machines in `torchdata_core::protocol` decide.
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -22,16 +21,17 @@ pub struct Setting {
     pub workers: usize,
     pub dispatches: bool,
     pub carried: bool,
-    /// For each item of the source, the number of items that a worker computes from it.
+    /// For each item of the source, the number of items that a worker computes from the item.
     pub outputs: &'static [u8],
     pub window: u64,
     pub dispatch_window: u64,
-    /// Whether an item is as large as the memory limit for read-ahead.
+    /// Whether a single item reaches the memory limit for read-ahead.
     pub heavy: bool,
     pub ring: usize,
     pub epochs: u32,
     pub passes: u32,
-    /// If this is set, each of the first `leavers` workers ends every pass after this number of source items.
+    /// The number of source items after which each of the first `leavers` workers ends every pass. None means that no
+    /// worker ends a pass early.
     pub header: Option<u8>,
     pub leavers: usize,
     pub in_order: bool,
@@ -39,24 +39,24 @@ pub struct Setting {
     pub looks: bool,
     /// Whether the main process may leave an epoch after any item.
     pub breaks: bool,
-    /// Whether the main process may once pause all children, call a function in them, and resume.
+    /// Whether the main process may once pause all children, call a function in them, and resume them.
     pub pauses: bool,
     /// Whether the main process may once call a function in all children, after any item.
     pub calls: bool,
-    /// The number of processes that may exit, at any moment.
+    /// The number of processes that may exit, each at any moment.
     pub deaths: u8,
     pub restarts: bool,
     /// The number of snapshots that all children together may send.
     pub snapshots: u8,
-    /// The number of times that the main process leaves an epoch, and resumes it from a position that can be saved.
+    /// How often the main process may leave an epoch and resume it from a saved position.
     pub resumes: u8,
-    /// How many deliveries before the user's position the log (`Books`) keeps.
+    /// The number of deliveries before the user's position that the log (`Books`) keeps.
     pub look_back: usize,
-    /// Whether the number of items that the user has received is known.
+    /// Whether the main process knows the number of items that the user has received.
     pub follows: bool,
-    /// Whether a thread in the main process reads one item ahead.
+    /// Whether a thread in the main process reads one item ahead of the user.
     pub reads_ahead: bool,
-    /// The source item at which the dispatching process's graph fails, or, without this process, a worker's graph.
+    /// The source item at which the graph of the dispatching process fails, or a worker's graph without this process.
     pub fails_at: Option<u8>,
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
 }
@@ -65,9 +65,9 @@ pub struct Setting {
 pub enum Doing {
     Idle,
     Pumping,
-    /// The child's graph runs, or waits for a dispatched item.
+    /// The child's graph runs or waits for a dispatched item.
     InGraph,
-    /// The dispatching process waits until another pass is requested.
+    /// The dispatching process waits until a worker requests another pass.
     Between,
     Gone,
 }
@@ -81,16 +81,16 @@ pub struct Child {
     pub acknowledged: bool,
     pub applied: u8,
     pub pump: Pump,
-    /// The link for the graph's next item, and whether this item is dropped.
+    /// The link to which the graph's next item belongs, and whether this item is dropped.
     pub target: usize,
     pub skips: bool,
     pub share: ReadEnd,
-    /// Whether the worker has looked for a snapshot, and has not requested an item since.
+    /// Whether the worker has looked for a snapshot since its graph last requested an item.
     pub looked: bool,
-    /// The number of source items that the child has read in this pass (iteration), and of completed passes.
+    /// The number of source items that the child has read in the current pass, and the number of completed passes.
     pub read: u8,
     pub pass: u32,
-    /// The last source item, and the number of items computed from it that have not been sent yet.
+    /// The source item that the graph read last, and the number of items computed from it that were not sent yet.
     pub made: (u8, u8),
     pub exhausted: bool,
     pub failed: bool,
@@ -98,8 +98,7 @@ pub struct Child {
     /// Whether the child has changed since its last snapshot.
     pub may_save: bool,
     pub next_link: usize,
-    /// The dispatched items that were read in this pass, and those before the position from which the worker has
-    /// resumed.
+    /// The dispatched items that the worker has read in the pass, and the items before the position of its resumption.
     pub share_account: Account,
     pub share_start: Account,
     pub relay: Option<Part<Dealt<Graph>>>,
@@ -133,8 +132,8 @@ impl Child {
         }
     }
 
-    /// Returns the position, which includes the items of children that this child replaces. Between two epochs, the
-    /// position is after all items.
+    /// Returns how many items this child and its predecessors have computed. Between epochs, all items count as
+    /// computed.
     pub fn place(&self) -> u64 {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());
@@ -150,18 +149,17 @@ impl Child {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
-    /// The main process begins an epoch: its number, and how many children have not received the command yet.
+    /// The main process begins an epoch. The values are the epoch's number, and how many children lack the command.
     Telling(u32, usize),
-    /// The main process replaces the previous thread that reads ahead.
+    /// The main process replaces the thread that read ahead in the previous epoch.
     Replacing(u32),
     /// The main process requests the next item. The value is true if no item was ready at the first attempt.
     Reading(bool),
     Paused,
-    /// The main process calls a function: how many children have not received it yet, and whether the loader stays
-    /// paused.
+    /// The main process calls a function. Values: how many children lack the call, and whether the loader stays paused.
     Calling(usize, bool),
     Between,
-    /// The main process stops the children: how many of them have already received the command.
+    /// The main process stops the children. The value is the number of children that have received the command.
     Stopping(usize),
     Gone,
 }
@@ -178,24 +176,23 @@ pub enum Ended {
     Failed,
 }
 
-/// Parts that most steps leave unchanged.
+/// Parts of a state that most steps leave unchanged.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
-    /// For each replacement, the number of its items that the main process had received when the replacement was
-    /// started.
+    /// For each child: the number of items that the main process had received when its replacement was started.
     pub had: Part<Vec<u64>>,
     pub books: Part<Books<Graph>>,
-    /// Complete records to compare with `books`, which drops old entries.
+    /// Complete records for comparison with `books`, which drops old entries.
     pub all: Part<Books<Graph>>,
     pub going_on: Option<Part<GoingOn>>,
     pub replacing: Part<Replacing>,
-    /// A bit mask of the replacements that received the command for the epoch when they were started.
+    /// A bit mask of the replacements that received the epoch's command when they were started.
     pub told: u8,
 }
 
 #[derive(Debug, Clone, Hash)]
 pub struct Elsewhere {
-    /// For workers on other machines, the links on these machines.
+    /// The links of workers on other machines, as they exist on these machines.
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
     /// The links on the dispatching process's machine, and the lanes (connections) to the workers' machines.
@@ -210,7 +207,7 @@ pub type Links = Shared<Link, WORKERS>;
 #[derive(Debug, Clone, Hash)]
 pub struct World {
     pub main: Main,
-    /// The number of the epoch in the streams. A resumed epoch has a new number.
+    /// The number of the epoch in streams. A resumed epoch gets a new number.
     pub number: u32,
     pub epoch: u32,
     pub collecting: Part<Collecting>,
@@ -230,7 +227,7 @@ pub struct World {
     pub broken: Option<&'static str>,
     pub kept: Part<Kept>,
     pub children: Children,
-    /// The links to the main process, and the links from the dispatching process to the workers.
+    /// `out` contains the links to the main process, and `dealt` the links from the dispatching process to the workers.
     pub out: Links,
     pub dealt: Links,
     pub elsewhere: Part<Elsewhere>,

@@ -1,4 +1,4 @@
-//! Explores all orders of events in a small job, in which one rank has a fault at any step.
+//! Explores all orders of events in a small job in which one rank has a fault at any step.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,17 +8,17 @@ use torchdata_core::ranks::member::Member;
 use torchdata_core::ranks::message::Message;
 use torchdata_core::ranks::{Answer, Fault, WATCH};
 
-/// The number of each rank's operations after operation 0.
+/// The number of operations of each rank after operation 0.
 const OPERATIONS: u64 = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Harm {
     None,
-    /// The process of the rank exits, and its connections break.
+    /// The process of the rank exits, so its connections break.
     Dies,
-    /// The process of the rank is stopped, so that it neither sends heartbeats nor receives messages.
+    /// The process of the rank is stopped, so it neither sends heartbeats nor receives messages.
     Stops,
-    /// The program of the rank reaches no further operation, but the process runs.
+    /// The program of the rank never starts the next operation, but its process still sends heartbeats.
     Hangs,
     Parts,
     Leaves,
@@ -37,10 +37,10 @@ struct Job {
     hub: Hub,
     members: Vec<Member>,
     ranks: Vec<Rank>,
-    /// For each member, the messages in transit to and from the hub.
+    /// For each member: the messages on their way to the hub (`up`) and from the hub (`down`).
     up: Vec<VecDeque<Message>>,
     down: Vec<VecDeque<Message>>,
-    /// For each member, whether its connection ends after the messages in transit.
+    /// For each member: whether the connection breaks after the messages in `up` or `down` have arrived.
     up_ends: Vec<bool>,
     down_ends: Vec<bool>,
     gone: Vec<bool>,
@@ -55,7 +55,7 @@ enum Step {
     ToHub(usize),
     ToMember(usize),
     Harm,
-    /// The program of a rank exits after a failed operation.
+    /// The program of a rank exits because an operation has failed.
     Exit(usize),
     TimePasses,
 }
@@ -72,7 +72,7 @@ impl Explorer {
         Self { size, victim, harm, start: Instant::now() }
     }
 
-    /// Returns the number of states that were visited.
+    /// Explores all orders, and returns the number of visited states.
     pub fn run(&self) -> usize {
         let mut seen = HashSet::new();
         let mut open = vec![self.begin()];

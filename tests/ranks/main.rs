@@ -1,4 +1,4 @@
-//! Explores all orders of events in a small group of ranks, with a fault at any step.
+//! Tests the agreement of ranks: all orders of events with one fault, the hub's decisions, and the messages.
 
 mod explored;
 mod over_sockets;

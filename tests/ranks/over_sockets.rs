@@ -1,4 +1,4 @@
-//! Tests that two ranks can connect by sockets while unrelated programs connect to the same port.
+//! Tests that two ranks can connect through sockets while unrelated programs connect to the same port.
 
 use std::io::Write;
 use std::net::{TcpListener, TcpStream};
@@ -68,7 +68,7 @@ fn the_last_messages_of_a_hub_that_leaves_arrive() {
     assert_eq!(end_of(&member, operation), Answer::Failed(left));
 }
 
-/// Returns how many bytes a hub accepts from an unrelated connection before it closes the connection.
+/// Returns how many bytes the hub accepts from an unrelated connection until the hub closes the connection.
 fn swallowed(stranger: &TcpStream, until: Instant) -> usize {
     stranger.set_nonblocking(true).unwrap();
     let (flood, mut taken) = ([5, 0, 0].repeat(10_000), 0);
@@ -94,11 +94,11 @@ fn many_unrelated_connections_use_few_descriptors_and_do_not_block_ranks() {
     let flooding = std::thread::spawn(move || swallowed(&noisy, Instant::now() + Duration::from_secs(20)));
     assert_eq!(hub.wait(0, SLICE), None);
     let member = Meeting::join(TcpStream::connect(address).unwrap(), 1, TOKENS, Duration::from_secs(10)).unwrap();
-    // The hub polls the listener, the wake-up socket, and at most 16 unidentified connections plus one per rank.
+    // The hub polls the listener, the wake-up socket, and connections: up to 16 unidentified, plus one per rank.
     assert!(hub.descriptors().len() <= 2 + 16 + 3, "{}", hub.descriptors().len());
     assert_eq!(end_of(&member, 0), Answer::Least(0));
     assert_eq!(end_of(&hub, 0), Answer::Least(0));
-    // The limit only allows for the buffers of both sockets, because the hub reads no bytes after the first message.
+    // The limit only allows for the buffers of both sockets, because the hub stops reading after the first message.
     assert!(flooding.join().unwrap() < 16 << 20);
     drop(crowd);
 }

@@ -1,14 +1,14 @@
-//! The errors of links and of shared memory.
+//! The errors of links and of the shared memory on which links are built.
 
 use std::io;
 use std::path::PathBuf;
 
-/// The reason why a shared region, a link or a watch could not be created or attached.
+/// The reason why a shared region, a link or a process watch could not be created or attached.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("{what}: {source}{}", way_out(source))]
     System { what: &'static str, source: io::Error },
-    /// The file system of a shared region's temporary file is full (portable fallback only).
+    /// The file system with the temporary file of a shared region is full, which only affects the portable fallback.
     #[error(
         "no room for {bytes} bytes of shared memory on the file system of {} ({source}): free some space there, set TMPDIR \
          to a folder with more space, or unset TORCHDATA_PORTABLE if the system has memfd_create",
@@ -19,7 +19,7 @@ pub enum OpenError {
         "the shared region has layout version {found}, this build reads {expected}: one process runs another release"
     )]
     Version { found: u32, expected: u32 },
-    /// The header of the region is inconsistent, or does not match the size of the region.
+    /// The header of the region is invalid, for example because its sizes do not match the size of the region.
     #[error("the shared region is not a valid link: {0}")]
     Invalid(&'static str),
     /// A process has already taken this end of the link. Each link has exactly one producer and one consumer.
@@ -33,7 +33,7 @@ impl OpenError {
     }
 }
 
-/// The process at the other end of the link violated the protocol, so this process stops using the link.
+/// The process at the other end of a link wrote invalid data, so this process must stop using the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the shared memory of a link is corrupted: {0}")]
 pub struct Corrupted(pub &'static str);
@@ -46,7 +46,7 @@ pub enum TakeError {
     NoMemory(#[from] NoMemory),
 }
 
-/// The system could not allocate this many bytes for an item.
+/// The operating system could not allocate this number of bytes for an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("there is no memory for {0} bytes of an item")]
 pub struct NoMemory(pub usize);

@@ -1,4 +1,4 @@
-//! Resizes parts of decoded images with the convolution of Pillow, whose width increases with the reduction.
+//! Resizes parts of decoded images. Like in Pillow, the filter covers more source pixels if the image shrinks more.
 
 use std::cell::RefCell;
 
@@ -10,7 +10,7 @@ use crate::strided::Strided;
 
 pub use fast_image_resize::FilterType as Filter;
 
-/// The maximum size of the buffers that a thread keeps for its next image, in bytes.
+/// The maximum size of the temporary buffers that a thread keeps for the next image, in bytes.
 const MOST_KEPT: usize = 16 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -23,17 +23,17 @@ pub enum ResizeError {
     Region,
 }
 
-/// A decoded image: rows of pixels, with one byte per channel.
+/// A decoded image: rows of pixels from top to bottom, with one byte per channel.
 #[derive(Debug, Clone, Copy)]
 pub struct Pixels<'a> {
     pub bytes: &'a [u8],
     pub width: u32,
     pub height: u32,
-    /// The number of bytes (channels) per pixel: 1 or 3.
+    /// The number of channels of a pixel, which is also its number of bytes: 1 or 3.
     pub channels: usize,
 }
 
-/// A part of an image, in fractional pixels.
+/// A rectangular part of an image. The coordinates are in pixels and may be fractions.
 #[derive(Debug, Clone, Copy)]
 pub struct Region {
     pub left: f64,
@@ -47,9 +47,9 @@ pub struct Region {
 pub struct Target {
     pub width: u32,
     pub height: u32,
-    /// Whether each row is reversed from left to right.
+    /// Whether the resized image is mirrored from left to right.
     pub mirrored: bool,
-    /// Whether each channel is stored as a separate plane.
+    /// Whether all values of the first channel precede all values of the second channel, and so on.
     pub planar: bool,
 }
 
@@ -104,7 +104,7 @@ fn holds(found: usize, width: u32, height: u32, channels: usize) -> Result<(), R
     }
 }
 
-/// Only integer channels are supported, because floating-point results could differ between two builds.
+/// Resizes the image with integer arithmetic only, because floating-point results could differ between two builds.
 fn convolve<P: PixelTrait>(
     resizer: &mut Resizer,
     source: Pixels<'_>,
@@ -143,7 +143,8 @@ fn lay_out(rows: &[u8], channels: usize, target: Target, out: &mut [u8]) {
     let axes = if target.planar { [plane, row, pixel] } else { [row, pixel, plane] };
     if let Some(strided) = Strided::new(1, axes) {
         debug_assert_eq!(strided.len(), out.len());
-        // SAFETY: the axes cover each byte of `rows` once. `out` has the same length and does not overlap `rows`.
+        // SAFETY: the axes of `strided` cover each byte of `rows` exactly once. `out` is as long as `rows`, and a
+        // mutable borrow cannot overlap `rows`.
         unsafe { strided.copy(rows[first..].as_ptr(), out.as_mut_ptr()) };
     }
 }

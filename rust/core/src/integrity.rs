@@ -1,38 +1,39 @@
-//! Detects damage in shared memory, for single words and for whole units (messages).
+//! Detects damage in shared memory: check bits protect single words, and checksums protect whole units (messages).
 //!
-//! The checks detect accidental damage, such as stray writes, but not attacks. Large buffers have no full checksum,
-//! because computing it would cost as much as a copy.
+//! Check bits and checksums detect accidental damage, such as writes through a wrong pointer, but not attacks. Large
+//! buffers have no full checksum, because computing a full checksum would cost as much as copying the buffer.
 
-/// An odd factor for check bits, so that every change within one byte of a value changes the check bits.
+/// An odd factor for computing check bits, with which each change within one byte of a value changes the check bits.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
-/// A constant that is mixed into each check, so that wiped memory (a word of zeros) does not pass as valid.
+/// A constant that is mixed into all check bits, so that a word of zeros (erased memory) counts as damaged.
 const NOT_ZERO: u64 = 0x5bd1;
-/// `KEYS` are combined with both factors of a multiplication, so that words of zeros do not have the product zero.
-/// `STEPS` are added to the keys after each pair of words, so that swapped words change the checksum.
+/// `KEYS` are combined with the two factors of each product in a checksum, because the product of two zero words would
+/// be zero. `STEPS` are added to the keys after each pair of words, so that swapped words change the checksum.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
-/// The number of bits of a value that [`seal`] keeps.
+/// The number of low bits of a value that [`seal`] stores in a word.
 pub const SEALED_BITS: u32 = 48;
 const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
-/// Returns a sealed word for shared memory: the lower 48 bits of `value`, and a check in the upper bits.
+/// Returns a sealed word for shared memory: the lower 48 bits of `value`, and 16 check bits in the upper bits.
 ///
-/// [`open`] detects every change within one byte, and other changes with a probability of 1 - 2^-16.
+/// [`open`] detects every change within one byte of a sealed word, and 65535 of 65536 other changes.
 #[inline]
 pub const fn seal(value: u64) -> u64 {
     let value = value & SEALED;
     value | (((value.wrapping_mul(WORD) >> SEALED_BITS) ^ NOT_ZERO) << SEALED_BITS)
 }
 
-/// Returns the value of a sealed word (its lower 48 bits), or None if the word is damaged.
+/// Returns the value of a sealed word (the lower 48 bits), or None if the check bits do not match the value.
 #[inline]
 pub const fn open(word: u64) -> Option<u64> {
     if seal(word) == word { Some(word & SEALED) } else { None }
 }
 
-/// Returns the value whose lower 48 bits are in this sealed word, or None if the word is damaged. The value must be at
-/// least `known` and less than `known` + 2^48.
+/// Returns the value whose lower 48 bits are in the sealed `word`, or None if the word is damaged.
+///
+/// The upper bits are derived from `known`: the value must be at least `known` and less than `known` + 2^48.
 #[inline]
 pub const fn open_after(known: u64, word: u64) -> Option<u64> {
     match open(word) {
@@ -52,7 +53,7 @@ pub(crate) fn placed(value: u64, place: u64) -> u64 {
     fold(value ^ KEYS[0], place ^ KEYS[1]) >> 34
 }
 
-/// The checksum of a unit (message): a sum of independent products of two words each.
+/// The checksum of a unit (message), which is a sum of products of two words each.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Checksum {
     sum: u64,
@@ -60,7 +61,7 @@ pub(crate) struct Checksum {
 }
 
 impl Checksum {
-    /// Starts the checksum with the position of the unit, so that a unit from an earlier lap of the ring is invalid.
+    /// Starts the checksum with the unit's position in the ring, so that a unit from an earlier lap is invalid.
     #[inline]
     pub fn at(position: u64) -> Self {
         Self { sum: 0, keys: KEYS }.words(position, 0)
@@ -75,19 +76,22 @@ impl Checksum {
         }
     }
 
-    /// Copies `len` bytes and adds them to the checksum, but does not add the number `len`. Each byte is read only
-    /// once, so the checksum covers exactly the copied bytes. A separate loop for the checksum would have to wait until
-    /// the copied bytes are stored.
+    /// Copies `len` bytes from `from` to `to`, and adds the bytes, but not `len` itself, to the checksum.
     ///
-    /// Up to a multiple of 8, bytes after the end of the copy are also written, as zeros unless `PADDED` is true.
+    /// Each byte is read only once, so the checksum covers exactly the copied bytes even if another process changes the
+    /// source. A separate loop for the checksum would have to wait until the copied bytes are stored.
+    ///
+    /// The method writes whole words, so up to 7 bytes after the end of the copy are overwritten too. These bytes
+    /// become zeros unless `PADDED` is true.
     ///
     /// # Safety
-    /// `to` is writable for `len` bytes rounded up to a multiple of 8. `from` is readable for `len` bytes, and also for
-    /// the rounded length if `PADDED` is true. The two ranges do not overlap.
+    /// `to` must be writable for `len` bytes rounded up to a multiple of 8. `from` must be readable for `len` bytes, or
+    /// for the rounded length if `PADDED` is true. The two ranges must not overlap.
     #[inline]
     pub unsafe fn copy<const PADDED: bool>(mut self, from: *const u8, to: *mut u8, len: usize) -> Self {
         let mut at = 0;
-        // SAFETY: every access is within the first `len` bytes, except for the last word, which is padded.
+        // SAFETY: each access except for the last word is within the first `len` bytes. For the last word, the caller
+        // guarantees room up to a multiple of 8 bytes.
         unsafe {
             while len - at >= 16 {
                 let [a, b] = pass_on::<[u64; 2]>(from, to, at);
@@ -123,10 +127,10 @@ impl Checksum {
 }
 
 /// # Safety
-/// The value is readable in `from` and writable in `to`.
+/// A value of type `T` at offset `at` must be readable in `from` and writable in `to`.
 #[inline(always)]
 unsafe fn pass_on<T: Copy>(from: *const u8, to: *mut u8, at: usize) -> T {
-    // SAFETY: the caller guarantees the conditions that this function documents.
+    // SAFETY: the caller guarantees that the value is readable in `from` and writable in `to`.
     unsafe {
         let piece = from.add(at).cast::<T>().read_unaligned();
         to.add(at).cast::<T>().write_unaligned(piece);
@@ -137,11 +141,11 @@ unsafe fn pass_on<T: Copy>(from: *const u8, to: *mut u8, at: usize) -> T {
 /// Returns the last `len % 8` bytes as the lowest bytes of a word whose other bytes are 0.
 ///
 /// # Safety
-/// `from` is readable for `len` bytes.
+/// `from` must be readable for `len` bytes.
 #[inline]
 unsafe fn last_word(from: *const u8, len: usize) -> u64 {
     let rest = len % 8;
-    // SAFETY: no byte outside the `len` bytes is read.
+    // SAFETY: the code reads only bytes within the `len` bytes that the caller guarantees to be readable.
     unsafe {
         if len >= 8 {
             return from.add(len - 8).cast::<u64>().read_unaligned() >> (64 - 8 * rest);
@@ -152,15 +156,15 @@ unsafe fn last_word(from: *const u8, len: usize) -> u64 {
 
 const SAMPLES: usize = 16;
 
-/// Returns 16 bits that depend on the length and a few words of a buffer. Reading all words would cost as much as a
-/// copy.
+/// Returns 16 check bits that depend on the length of a buffer and on up to 16 of its words. Reading all words would
+/// cost as much as copying the buffer.
 ///
 /// # Safety
-/// `data` is readable for `len` bytes.
+/// `data` must be readable for `len` bytes.
 pub unsafe fn sample(data: *const u8, len: usize) -> u64 {
     let mut sum = fold(len as u64 ^ KEYS[0], KEYS[1]);
     let mut look = |at: usize| {
-        // SAFETY: at least 8 bytes follow the offset `at`, and the caller guarantees that all bytes are readable.
+        // SAFETY: at least 8 bytes follow offset `at`, and the caller guarantees that the buffer is readable.
         let word = unsafe { data.add(at).cast::<u64>().read_unaligned() };
         sum = fold(sum ^ word, STEPS[0]).rotate_left(23);
     };
@@ -168,7 +172,7 @@ pub unsafe fn sample(data: *const u8, len: usize) -> u64 {
         let last = len - 8;
         (0..SAMPLES).for_each(|place| look(place * last / (SAMPLES - 1)));
     } else {
-        // SAFETY: each offset is less than `len`.
+        // SAFETY: `at` is less than `len`, and the caller guarantees that `len` bytes are readable.
         (0..len).for_each(|at| sum = fold(sum ^ u64::from(unsafe { data.add(at).read() }), STEPS[0]));
     }
     sum >> 48
@@ -185,7 +189,7 @@ impl Digest {
         self.buffers = fold(self.buffers ^ KEYS[1], word ^ KEYS[0]);
     }
 
-    /// `payload` and `len` are the checksum of the payload and its length in bytes.
+    /// Returns the digest of a unit whose payload has the checksum `payload` and a length of `len` bytes.
     #[inline]
     pub fn finish(self, payload: u64, len: usize) -> u64 {
         self.buffers ^ payload ^ (len as u64).wrapping_mul(WORD)
@@ -214,7 +218,7 @@ mod tests {
             let mut copy = vec![0; padded];
             let mut sum = |position, word, bytes: &[u8]| {
                 let start = Checksum::at(position).words(word, 3);
-                // SAFETY: both buffers have the padded length.
+                // SAFETY: `bytes` and `copy` both have the padded length.
                 unsafe { start.copy::<true>(bytes.as_ptr(), copy.as_mut_ptr(), len).finish() }
             };
             let right = sum(4096, 0, &bytes);
@@ -233,7 +237,7 @@ mod tests {
 
             let exact = bytes[..len].to_vec();
             let mut copy = vec![255; padded];
-            // SAFETY: the source has `len` bytes, and the copy has the padded length.
+            // SAFETY: `exact` has `len` bytes, and `copy` has the padded length.
             let summed = unsafe {
                 Checksum::at(4096).words(0, 3).copy::<false>(exact.as_ptr(), copy.as_mut_ptr(), len).finish()
             };

@@ -1,6 +1,6 @@
-//! The engine of torchdata-rs, in Rust without any dependency on Python.
+//! The engine of torchdata-rs, written in Rust without any dependency on Python.
 //!
-//! See `docs/architecture.md`.
+//! `docs/architecture.md` describes how the modules work together.
 
 pub mod cadence;
 pub mod error;

@@ -1,4 +1,4 @@
-//! Computes token positions and piece boundaries for a row that packs several pieces (token sequences).
+//! Computes the layout of a row that packs several pieces (token sequences): token positions and piece boundaries.
 
 /// Returns the position of each token within its piece, counted from 0.
 pub fn positions(sizes: &[u32]) -> Vec<i64> {

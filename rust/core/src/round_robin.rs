@@ -1,8 +1,9 @@
-//! The rotation (round robin) in which items are collected from, or distributed to, several peers.
+//! Defines the rotation (round robin) in which a reader collects items from several peers, or a writer sends items to
+//! them.
 //!
-//! An epoch begins with peer 0, and peers that have ended are skipped.
+//! An epoch begins with peer 0, unless the caller chooses another peer.
 
-/// A rotation that skips peers that have ended.
+/// A rotation of peers. Peers that have ended are skipped.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RoundRobin {
     ended: Vec<bool>,
@@ -16,21 +17,21 @@ impl RoundRobin {
         Self { ended: vec![false; peers], live: peers, current: 0, in_order }
     }
 
-    /// Starts an epoch with all peers active, at peer 0.
+    /// Begins an epoch in which all peers are active, starting with peer 0.
     pub fn start(&mut self) {
         self.ended.fill(false);
         self.live = self.ended.len();
         self.current = 0;
     }
 
-    /// Starts an epoch with all peers active, at this peer.
+    /// Begins an epoch in which all peers are active, starting with peer `peer`.
     pub fn start_at(&mut self, peer: usize) {
         assert!(peer < self.ended.len(), "there are {} peers, so there is no peer {peer}", self.ended.len());
         self.start();
         self.current = peer;
     }
 
-    /// Returns the next peer, or None if all peers have ended.
+    /// Returns the peer whose turn it is, or None if all peers have ended.
     #[inline]
     pub fn next(&self) -> Option<usize> {
         (self.live > 0).then_some(self.current)
@@ -40,7 +41,7 @@ impl RoundRobin {
         self.in_order
     }
 
-    /// Makes the next active peer the current peer, if there is one.
+    /// Ends the turn of the current peer. The next peer that has not ended becomes the current peer.
     #[inline]
     pub fn advance(&mut self) {
         for _ in 0..self.ended.len() {
@@ -51,7 +52,7 @@ impl RoundRobin {
         }
     }
 
-    /// Marks a peer as ended, and skips the peer from now on.
+    /// Records that a peer has ended. The rotation skips the peer from now on.
     pub fn end(&mut self, peer: usize) {
         if !std::mem::replace(&mut self.ended[peer], true) {
             self.live -= 1;
@@ -65,13 +66,14 @@ impl RoundRobin {
         self.ended[peer]
     }
 
-    /// Returns the number of peers, including peers that have ended.
+    /// Returns the number of peers, including the peers that have ended.
     pub fn peers(&self) -> usize {
         self.ended.len()
     }
 
-    /// Returns the next peer if it is `ready`. Without strict order, the first ready peer replaces an unready next
-    /// peer. The caller must call [`advance`](Self::advance) after taking the item.
+    /// Returns the peer whose turn it is if `ready` returns true for this peer. Without strict order, the first ready
+    /// peer gets the turn instead. The caller must call [`advance`](Self::advance) after taking the item of the
+    /// returned peer.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {
         let current = self.next()?;

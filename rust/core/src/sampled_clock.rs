@@ -1,11 +1,12 @@
-//! A clock for loops that run once per item, but have to do some work only every few milliseconds.
+//! Defines a clock for loops that run once per item, but must do some work only every few milliseconds.
 //!
-//! Reading the clock costs some tens of nanoseconds, which matters if items are small.
+//! Reading the system clock costs some tens of nanoseconds, which matters for small items. The clock is therefore not
+//! read for every item.
 
 use std::time::{Duration, Instant};
 
-/// A clock that is not read in every call. The number of calls between two readings grows if readings follow each other
-/// quickly, and is reset after a long interval.
+/// A clock that reads the system clock only in some of the calls of `sample`, because reading takes time. The number of
+/// calls between two readings grows while readings follow each other quickly, and returns to its minimum after a pause.
 #[derive(Debug)]
 pub struct SampledClock {
     least: u32,
@@ -17,14 +18,16 @@ pub struct SampledClock {
 }
 
 impl SampledClock {
+    /// Creates a clock.
+    ///
     /// # Arguments
     /// * `least`, `most` - the minimum and maximum number of calls between two readings.
-    /// * `near` - if two readings are closer together than this, the number of calls between readings grows.
+    /// * `near` - the number of calls between readings grows while two readings are less than `near` apart.
     pub fn new(least: u32, most: u32, near: Duration) -> Self {
         Self { least, most, near, looked: Instant::now(), step: least, left: least }
     }
 
-    /// Returns the time, or None if this call does not read the clock.
+    /// Returns the current time, or None if this call does not read the system clock.
     #[inline]
     pub fn sample(&mut self) -> Option<Instant> {
         self.left = self.left.wrapping_sub(1);

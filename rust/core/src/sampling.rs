@@ -1,19 +1,19 @@
-//! Computes Python's `random.Random.sample` for a whole population, but faster.
+//! Computes the same result as Python's `random.Random.sample` for a sample of the whole population, but faster.
 //!
-//! The generator is MT19937 (M. Matsumoto and T. Nishimura, "Mersenne Twister", ACM TOMACS 8, 1998), as in CPython.
-//! Python determines how a seed is converted to the state from which the sampler starts.
+//! Like CPython, the module uses the generator MT19937 (M. Matsumoto and T. Nishimura, "Mersenne Twister", ACM TOMACS
+//! 8, 1998). Python converts the seed to the state from which the generator starts.
 
 pub const WORDS: usize = 624;
 const MIDDLE: usize = 397;
 
 pub struct MersenneTwister {
     words: [u32; WORDS],
-    /// The index of the next word, or `WORDS` to compute new words first.
+    /// The index of the next word to use. At the value `WORDS`, the generator first computes new words.
     next: usize,
 }
 
 impl MersenneTwister {
-    /// Starts from a state. `drawn` is the number of words that have already been used, at most `WORDS`.
+    /// Creates a generator from a state of Python. Python has already used the first `drawn` words (at most `WORDS`).
     pub fn new(words: [u32; WORDS], drawn: usize) -> Self {
         Self { words, next: drawn.min(WORDS) }
     }
@@ -40,7 +40,7 @@ impl MersenneTwister {
         word ^ (word >> 18)
     }
 
-    /// Draws a number below `limit`. Like Python, draws again while the number is too large.
+    /// Returns a random number below `limit`. Like Python, the method draws a new number while the number is too large.
     fn below(&mut self, limit: u32) -> u32 {
         let spare = limit.leading_zeros();
         loop {
@@ -51,7 +51,7 @@ impl MersenneTwister {
         }
     }
 
-    /// Returns the result of `sample(range(count), count)`.
+    /// Returns the same list as `sample(range(count), count)` in Python.
     pub fn permutation(&mut self, count: u32) -> Vec<u32> {
         let mut pool: Vec<u32> = (0..count).collect();
         let mut order = Vec::with_capacity(pool.len());

@@ -1,9 +1,9 @@
-//! Creates the seeds for all random operations of a pipeline from one number.
+//! Derives the seeds for all random operations of a pipeline from one number.
 //!
-//! A generator consists of two ChaCha12 streams of random numbers (Bernstein 2008, `rand_chacha`). With one seed, all
-//! ranks and workers have an equal *shared* stream. The *worker* stream is a copy of the shared stream until `spawn`
-//! makes it independent. Pipes before the sharding use the shared stream, so that each worker produces the order of a
-//! single process.
+//! A generator consists of two ChaCha12 streams of random numbers (Bernstein 2008, `rand_chacha`): the *shared* stream
+//! and the *worker* stream. Generators with the same seed have the same shared stream in all ranks and workers. Pipes
+//! before the sharding use the shared stream, so that each worker produces the same order as a single process. The
+//! worker stream equals the shared stream until `spawn` makes it independent.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -12,12 +12,12 @@ const STATE_VERSION: u8 = 1;
 const STATE_LEN: usize = 1 + 2 * (32 + 16);
 const SHARED: u64 = 0x7368_6172_6564; // "shared"
 
-/// An error that means that the bytes are not a valid exported state.
+/// The bytes are not a valid exported state of a seed generator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("this is not a state of a seed generator of this release")]
 pub struct InvalidState;
 
-/// Draws seeds for pipes and random number generators.
+/// Generates seeds for pipes and for random number generators.
 ///
 /// ```
 /// use torchdata_core::seed::SeedGenerator;
@@ -41,7 +41,7 @@ fn stream(words: [u64; 4]) -> ChaCha12Rng {
 }
 
 impl SeedGenerator {
-    /// Creates a generator that depends only on `seed`.
+    /// Creates a generator whose seeds depend only on `seed`.
     pub fn new(seed: u64) -> Self {
         let shared = stream([seed, SHARED, 0, 0]);
         Self { worker: shared.clone(), shared }
@@ -51,19 +51,20 @@ impl SeedGenerator {
         self.shared.next_u64()
     }
 
-    /// Returns a seed that differs between ranks and workers. Without `spawn`, the seed equals that of
+    /// Returns a seed that differs between ranks and workers. Before `spawn`, the seed equals the result of
     /// `generate_shared_seed`.
     pub fn generate_seed(&mut self) -> u64 {
         self.worker.next_u64()
     }
 
-    /// Returns a generator for child `id` with the parent's shared seeds, but independent other seeds.
+    /// Returns a generator for the child `id`. The child generates the same shared seeds as this generator, but
+    /// independent worker seeds.
     ///
-    /// The child's key is computed from the parent's key, position and `id`, so children of different parents are
-    /// independent.
+    /// The key of the child's worker stream depends on the key and position of this generator and on `id`, so children
+    /// of different parents are independent.
     pub fn spawn(&self, id: u64) -> Self {
         let mut mixer = self.worker.clone();
-        // The stream number identifies the child, so the parent's own draws never use this ChaCha stream.
+        // The number of the ChaCha stream identifies the child. The parent never draws its own seeds from this stream.
         let position = mixer.get_word_pos() as u64;
         mixer.set_stream(id.wrapping_add(1));
         let words = std::array::from_fn(|_| mixer.next_u64());

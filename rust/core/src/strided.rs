@@ -1,4 +1,4 @@
-//! Copies elements with gaps between them, such as the pixels of a flipped or cropped image, into contiguous memory.
+//! Copies elements with gaps between them into contiguous memory, such as the pixels of a cropped or flipped image.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Axis {
@@ -9,13 +9,13 @@ struct Axis {
 const ONE: Axis = Axis { count: 1, stride: 0 };
 
 const LONGEST_GROUP: usize = 8;
-/// The number of groups that are copied together as a block, which fits into the processor's cache.
+/// The maximum number of groups that are copied together, so that their data fits into the processor's cache.
 const BLOCK: usize = 1024;
 
-/// The layout of elements in memory.
+/// The layout of the elements of an array in memory.
 #[derive(Debug, Clone)]
 pub struct Strided {
-    /// The axes outside of the axis `line`, with the outermost axis first.
+    /// The axes around the axis `line`, outermost axis first.
     around: Vec<Axis>,
     line: Axis,
     group: Axis,
@@ -23,14 +23,14 @@ pub struct Strided {
     len: usize,
 }
 
-/// Returns the axes of an array, outermost first, in an order in which the memory is read as sequentially as possible.
-/// If a stride is 0, the order of the axes does not change.
+/// Returns the axes of an array, outermost first, in the order that reads memory as sequentially as possible. If a
+/// stride is 0, the axes keep their order.
 pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..shape.len()).collect();
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
         return axes;
     }
-    // The stride of an axis with one element has no meaning, so the stride of the preceding axis is used.
+    // The stride of an axis with one element has no meaning, so the axis is sorted by the stride of the preceding axis.
     let mut before = usize::MAX;
     let reach = shape.iter().zip(strides).map(|(&count, &stride)| {
         before = if count > 1 { stride.unsigned_abs() } else { before };
@@ -42,8 +42,8 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
 }
 
 impl Strided {
-    /// Creates the layout for elements of `size` bytes and axes of (count, byte stride), outermost first. Returns None
-    /// if the layout is too large.
+    /// Creates the layout of an array whose elements have `size` bytes. Each axis is a pair of count and byte stride,
+    /// outermost axis first. Returns None if the array is too large for memory.
     pub fn new(size: usize, axes: impl IntoIterator<Item = (usize, isize)>) -> Option<Self> {
         let mut joined: Vec<Axis> = Vec::new();
         let mut len = size;
@@ -82,39 +82,42 @@ impl Strided {
         self.run == self.len
     }
 
-    /// Copies the elements to `to`.
+    /// Copies all elements to the contiguous memory at `to`.
     ///
     /// # Safety
-    /// `from` points to the first readable element. `to` is writable for `len` bytes, and overlaps no source element.
+    /// `from` must point to the first element, and all elements must be readable. `to` must be writable for `len`
+    /// bytes, and must not overlap any element.
     pub unsafe fn copy(&self, from: *const u8, to: *mut u8) {
-        // SAFETY: the caller guarantees the conditions that this function documents.
+        // SAFETY: the caller guarantees that all elements are readable and that `to` is writable for `len` bytes.
         unsafe { self.copy_around(&self.around, from, to, self.len) }
     }
 
     /// # Safety
-    /// The conditions of `copy` hold for the `len` bytes of elements that the axes `around` describe.
+    /// The conditions of `copy` must hold for the elements that the axes `around` and the inner axes describe, which
+    /// have `len` bytes.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
-            // SAFETY: without outer axes, the elements are one line.
+            // SAFETY: without outer axes, the elements form a line, for which the caller guarantees the conditions.
             return unsafe { self.copy_line(from, to) };
         };
         let part = len / outer.count;
         for index in 0..outer.count {
-            // SAFETY: `index` is inside the axis, and each index has a separate part of `to`.
+            // SAFETY: `index` is less than `outer.count`, and each index has a separate part of `to`.
             unsafe { self.copy_around(inner, place(from, *outer, index), to.add(index * part), part) };
         }
     }
 
     /// # Safety
-    /// The conditions of `copy` hold for one line.
+    /// The conditions of `copy` must hold for the elements of one line.
     unsafe fn copy_line(&self, from: *const u8, to: *mut u8) {
         let Self { line, group, run, .. } = *self;
         let bytes = group.count * run;
-        // For small groups, copying one element of each group at a time is faster than copying group by group.
+        // For small groups, copying the same element of many groups in one loop is faster than copying group by group.
         for start in (0..line.count).step_by(BLOCK) {
             let count = BLOCK.min(line.count - start);
             for element in 0..group.count {
-                // SAFETY: `from` and `to` point to elements of the line and to the places of their copies.
+                // SAFETY: `from` points to an element of the line, and `to` points to the place of this element's copy.
+                // Both are valid, because the caller guarantees the conditions of `copy`.
                 unsafe {
                     let from = place(place(from, line, start), group, element);
                     let to = to.add(start * bytes + element * run);
@@ -126,28 +129,28 @@ impl Strided {
 }
 
 /// # Safety
-/// `index` is less than `axis.count`, and all elements of the axis are parts of one object.
+/// `index` must be less than `axis.count`, and all elements of the axis must be in one allocated object.
 #[inline(always)]
 unsafe fn place(from: *const u8, axis: Axis, index: usize) -> *const u8 {
-    // SAFETY: the caller guarantees the conditions that this function documents.
+    // SAFETY: the caller guarantees that the element with this index is in the same allocated object as `from`.
     unsafe { from.offset(index as isize * axis.stride) }
 }
 
-/// Copies `run` bytes of each element to places that are `step` bytes apart.
+/// Copies `run` bytes of each element of `axis`. The copies are `step` bytes apart.
 ///
 /// # Safety
-/// `run` bytes are readable at each element of `axis`, and `to` is writable for each copy.
+/// `run` bytes must be readable at each element of `axis`, and `to` must be writable for each copy.
 unsafe fn copy_runs(from: *const u8, axis: Axis, to: *mut u8, step: usize, run: usize) {
     /// # Safety
-    /// The conditions of `copy_runs` hold.
+    /// The conditions of `copy_runs` must hold for `run` = `RUN`.
     #[inline(always)]
     unsafe fn copy<const RUN: usize>(from: *const u8, axis: Axis, to: *mut u8, step: usize) {
         for index in 0..axis.count {
-            // SAFETY: the caller guarantees that both elements are valid, and bytes are always aligned.
+            // SAFETY: the caller guarantees that element and copy are valid, and byte arrays need no alignment.
             unsafe { *to.add(index * step).cast::<[u8; RUN]>() = *place(from, axis, index).cast::<[u8; RUN]>() };
         }
     }
-    // SAFETY: the caller guarantees the conditions that this function documents.
+    // SAFETY: the caller guarantees that all elements are readable and all copies are writable.
     unsafe {
         match run {
             1 => copy::<1>(from, axis, to, step),

@@ -1,4 +1,4 @@
-//! Explores loaders in which workers run several shards.
+//! Explores all interleavings of loaders in which workers run several shards.
 
 use super::Shards;
 use crate::explore::{explore, holds};

@@ -1,7 +1,7 @@
-//! Reads `tf.train.Example` and `tf.train.SequenceExample` from protocol buffers without copying.
+//! Parses `tf.train.Example` and `tf.train.SequenceExample` messages without copying their values.
 //!
 //! A SequenceExample also maps names to lists of features (see TensorFlow's `example.proto` and `feature.proto`). As
-//! protocol buffers require, the parser skips unknown fields and merges repeated messages.
+//! the protocol buffer format requires, the parser skips unknown fields and merges repeated messages.
 
 use crate::formats::wire::{Fields, WireError, WireValue};
 
@@ -12,12 +12,12 @@ pub enum FeatureKind {
     Int64,
 }
 
-/// The values of a feature, as slices of the record.
+/// The values of a feature, which borrow the bytes of the record.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Feature<'a> {
     /// The type of the values, or None if the feature contains no list of values.
     pub kind: Option<FeatureKind>,
-    /// For byte strings, each part is one value. For numbers, each part contains one or more encoded numbers.
+    /// The encoded values. For byte strings, each part is one value. For numbers, a part has one or more values.
     pub parts: Vec<&'a [u8]>,
 }
 
@@ -69,14 +69,14 @@ impl<'a> Feature<'a> {
 /// The features of a record. If a name occurs several times, the caller must use the last feature with this name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Example<'a> {
-    /// The features of an Example, or the features of a SequenceExample that are the same for all steps.
+    /// The features of an Example, or the features of a SequenceExample that apply to all steps of the sequence.
     pub context: Vec<(&'a str, Feature<'a>)>,
-    /// The features of a SequenceExample that have one value for each step.
+    /// The features of a SequenceExample that have one value per step of the sequence.
     pub lists: Vec<(&'a str, Vec<Feature<'a>>)>,
 }
 
 impl<'a> Example<'a> {
-    /// Reads each feature if `wanted` returns true for its name.
+    /// Parses a record, and keeps only the features for whose name `wanted` returns true.
     pub fn parse(record: &'a [u8], wanted: impl Fn(&str) -> bool) -> Result<Self, WireError> {
         let mut example = Self::default();
         for field in Fields::new(record) {

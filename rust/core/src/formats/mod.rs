@@ -1,4 +1,4 @@
-//! Converts the bytes of files to records.
+//! Parsers for the file and record formats that the loader reads.
 
 pub mod example;
 pub mod pickle;

@@ -1,12 +1,12 @@
 //! Checks that a pickle contains only the instructions that Python writes for plain data.
 //!
 //! An unpickler executes the instructions of a pickle. Untrusted instructions could change objects, or allocate
-//! gigabytes for a large memo index or length. This check therefore rejects instructions such as BUILD and LONG_BINPUT,
-//! and lengths beyond the end of the bytes. The unpickler, not this check, restricts which functions are called.
+//! gigabytes for a large memo index or length. `check_plain` therefore rejects instructions such as BUILD and
+//! LONG_BINPUT, and lengths beyond the end of the bytes. The unpickler restricts which functions a pickle calls.
 
 use thiserror::Error;
 
-/// The allowed instructions without argument: None, True, False, empty containers, MARK, APPEND(S), SETITEM(S),
+/// The allowed instructions that have no argument: None, True, False, empty containers, MARK, APPEND(S), SETITEM(S),
 /// ADDITEMS, FROZENSET, tuples, MEMOIZE, STACK_GLOBAL, REDUCE, STOP.
 const BARE: &[u8] = b"N\x88\x89]})\x8f(aesu\x90\x91t\x85\x86\x87\x94\x93R.";
 
@@ -14,15 +14,15 @@ const BARE: &[u8] = b"N\x88\x89]})\x8f(aesu\x90\x91t\x85\x86\x87\x94\x93R.";
 pub enum PlainError {
     #[error("byte {at} is instruction {opcode:#04x}, which plain data does not need")]
     Instruction { at: usize, opcode: u8 },
-    /// The bytes end within the instruction at this offset, or the final instruction is missing.
+    /// The pickle ends within the instruction at this offset, or its final instruction is missing.
     #[error("they end within the instruction at byte {0}")]
     Short(usize),
-    /// The number of bytes that follow the final instruction.
+    /// This number of bytes follows the final instruction.
     #[error("{0} bytes follow the end")]
     Behind(usize),
 }
 
-/// Checks that a pickle contains only instructions for plain data, and that the bytes do not end within an instruction.
+/// Returns an error if a pickle contains an instruction that plain data does not need, or ends within an instruction.
 pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
     let mut at = 0;
     while let Some(&opcode) = bytes.get(at) {
@@ -42,8 +42,9 @@ pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
     Err(PlainError::Short(at))
 }
 
-/// Returns the length of an instruction's argument, or None if the instruction is not allowed. The inner option is None
-/// if the bytes end within the argument's length field.
+/// Returns the length of an instruction's argument in bytes, or None if the instruction is not allowed.
+///
+/// The inner option is None if the pickle ends within the length field of the argument.
 fn argument(opcode: u8, rest: &[u8]) -> Option<Option<usize>> {
     let fixed = |length| Some(Some(length));
     if BARE.contains(&opcode) {

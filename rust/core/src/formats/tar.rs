@@ -1,9 +1,9 @@
-//! Reads the headers of regular files in tar archives, and checks the format of extended headers.
+//! Parses the headers of regular files in tar archives, and checks the format of extended headers.
 //!
-//! Python's `tarfile` reads the headers of directories, links and devices (see tar(5)), and extended headers once
-//! [`pax_records`] has checked their format.
+//! Python's `tarfile` module parses all other headers: those of directories, links and devices (see tar(5)), and
+//! extended headers whose format [`pax_records`] has checked.
 
-/// The size of a header in bytes. The data of a file is padded with zeros to a multiple of this size.
+/// The size of a header in bytes. Zeros after the data of a file fill the last block of this size.
 pub const BLOCK: usize = 512;
 
 const NAME: std::ops::Range<usize> = 0..100;
@@ -14,8 +14,8 @@ const PREFIX: usize = 345;
 
 /// Returns the name and the size in bytes of a regular file.
 ///
-/// Returns None if the block is not an intact header of a regular file, if the name is not UTF-8 or continues in the
-/// prefix field, or if the digits of the size are not octal.
+/// Returns None if the block is not an undamaged header of a regular file, if the name is not UTF-8 or continues in the
+/// prefix field, or if a digit of the size is not octal.
 pub fn file_header(block: &[u8]) -> Option<(&str, u64)> {
     if block.len() != BLOCK || !matches!(block[TYPE], b'0' | 0) || block[PREFIX] != 0 {
         return None;
@@ -24,7 +24,7 @@ pub fn file_header(block: &[u8]) -> Option<(&str, u64)> {
     let size = octal(&block[SIZE])?;
     let found: u64 = block.iter().map(|&byte| u64::from(byte)).sum();
     let own: u64 = block[CHECKSUM].iter().map(|&byte| u64::from(byte)).sum();
-    // A tar checksum is computed as if the checksum field contained blanks.
+    // The checksum of a tar header is computed as if the checksum field itself contained blanks.
     let intact = octal(&block[CHECKSUM])? == found - own + CHECKSUM.len() as u64 * u64::from(b' ');
     (intact && !name.is_empty() && !name.ends_with('/')).then_some((name, size))
 }
@@ -43,7 +43,8 @@ fn octal(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// The maximum number of digits in a pax header, because regular expressions in `tarfile` could take quadratic time.
+/// The maximum number of consecutive digits in a pax header. For longer runs of digits, the regular expressions of
+/// `tarfile` could take quadratic time.
 const LONGEST_NUMBER: usize = 100;
 const SHORTEST_RECORD: usize = 5;
 
@@ -55,8 +56,9 @@ pub enum PaxError {
     Number,
 }
 
-/// Returns the number of records (`LENGTH KEYWORD=VALUE\n`) in an extended (pax) header, which may end with zeros.
-/// LENGTH is the number of bytes of the whole record in decimal digits.
+/// Returns the number of records in an extended (pax) header, which may end with zeros.
+///
+/// A record is `LENGTH KEYWORD=VALUE\n`, where LENGTH is the number of bytes of the whole record in decimal.
 pub fn pax_records(body: &[u8]) -> Result<usize, PaxError> {
     if body.split(|byte| !byte.is_ascii_digit()).any(|run| run.len() > LONGEST_NUMBER) {
         return Err(PaxError::Number);

@@ -1,15 +1,15 @@
-//! Reads the frames of TFRecord files, which consist of records with checksums.
+//! Splits the bytes of TFRecord files into records, and verifies the checksums of the records.
 //!
 //! A record consists of its length (`u64`, little-endian), the masked CRC-32C of these 8 bytes, the data, and the
 //! masked CRC-32C of the data (see TensorFlow's `record_writer.h`).
 
 const HEAD: usize = 12;
 const TAIL: usize = 4;
-/// The maximum length of a record in bytes, because protocol buffers cannot be larger.
+/// The maximum length of a record's data in bytes, which is the maximum length of a protocol buffer.
 pub const LONGEST: u64 = i32::MAX as u64;
 
-/// Returns the masked CRC-32C of `data`. The mask (a rotation and an addition) is used because `data` may itself
-/// contain checksums.
+/// Returns the masked CRC-32C of `data`. TFRecord masks each CRC (by a rotation and an addition), because the data of a
+/// record may itself contain CRCs.
 pub fn masked_crc(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }
@@ -26,33 +26,34 @@ pub enum RecordError {
     TooLong { length: u64, longest: u64 },
     #[error("the file is truncated: it ends after {found} of the record's {wanted} bytes")]
     Truncated {
-        /// The number of available bytes, including checksums.
+        /// The number of bytes that are left in the file, including checksums.
         found: u64,
-        /// The size of the record in bytes, including checksums, or of its head if the file ends within the head.
+        /// The size of the record in bytes, including checksums. If the file ends within the record's head, the size of
+        /// the head.
         wanted: u64,
     },
 }
 
 #[derive(Debug)]
 pub struct Records {
-    /// The bytes from index `begin` on have not been returned as records yet.
+    /// The bytes that `feed` has received. Bytes before index `begin` belong to records that were already returned.
     buffer: Vec<u8>,
     begin: usize,
     pub offset: u64,
-    /// The number of the next record, counted from 0.
+    /// The number of the next record in the file, counted from 0.
     pub record: u64,
     verify: bool,
     longest: u64,
 }
 
 impl Records {
-    /// Creates a reader that starts at byte `offset` of a file, where record number `record` begins. Records that are
-    /// longer than `longest` (at most [`LONGEST`]) are rejected before they are read.
+    /// Creates a reader that starts at byte `offset` of a file, where record number `record` begins. A record that is
+    /// longer than `longest` (at most [`LONGEST`]) causes an error before its data is read.
     pub fn new(offset: u64, record: u64, verify: bool, longest: u64) -> Self {
         Self { buffer: Vec::new(), begin: 0, offset, record, verify, longest: longest.min(LONGEST) }
     }
 
-    /// Returns the bytes that `feed` has added and that have not been returned as part of a record yet.
+    /// Returns the bytes that were fed with `feed` and do not belong to a returned record.
     pub fn unread(&self) -> &[u8] {
         &self.buffer[self.begin..]
     }
@@ -63,7 +64,7 @@ impl Records {
         self.buffer.extend_from_slice(bytes);
     }
 
-    /// Returns the data of the next record, or None if `feed` must first add more bytes of the file.
+    /// Returns the data of the next record, or None if more bytes of the file must be fed first.
     pub fn peek(&self) -> Result<Option<&[u8]>, RecordError> {
         let unread = self.unread();
         let Some(length) = self.length()? else { return Ok(None) };
@@ -84,7 +85,7 @@ impl Records {
         }
     }
 
-    /// Checks, at the end of the file, that the file does not end within a record.
+    /// Returns an error if the file ends within a record. Must be called at the end of the file.
     pub fn finish(&self) -> Result<(), RecordError> {
         let found = self.unread().len() as u64;
         let wanted = self.length()?.map_or(HEAD, |length| HEAD + length + TAIL) as u64;

@@ -1,6 +1,6 @@
-//! Reads the subset of the protocol buffer wire format that `tf.train.Example` uses.
+//! Decodes the part of the protocol buffer wire format that `tf.train.Example` uses.
 //!
-//! See <https://protobuf.dev/programming-guides/encoding>.
+//! The format is described at <https://protobuf.dev/programming-guides/encoding>.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
@@ -16,17 +16,17 @@ pub enum WireError {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WireValue<'a> {
-    /// An integer in 7-bit groups, lowest group first.
+    /// An integer whose bytes contain 7 bits each, lowest bits first.
     Varint(&'a [u8]),
     Fixed64(&'a [u8]),
-    /// The bytes of a string, of a nested message, or of packed numbers.
+    /// The bytes of a string, a nested message, or packed numbers.
     Bytes(&'a [u8]),
     Fixed32(&'a [u8]),
 }
 
 const LONGEST_VARINT: usize = 10;
 
-/// Iterates over the fields of a message as pairs of field number and value.
+/// Iterates over the fields of a message. Each item is a field number and the value of this field.
 #[derive(Debug, Clone)]
 pub struct Fields<'a> {
     rest: &'a [u8],
@@ -98,7 +98,7 @@ fn varint_length(bytes: &[u8]) -> Result<usize, WireError> {
     }
 }
 
-/// Decodes an integer, and drops bits beyond the 64th.
+/// Decodes a variable-length integer, and ignores bits beyond the 64th.
 fn integer(varint: &[u8]) -> u64 {
     varint.iter().rev().fold(0, |value, &byte| (value << 7) | u64::from(byte & 0x7f))
 }

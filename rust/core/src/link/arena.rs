@@ -1,8 +1,8 @@
-//! Allocates blocks in a producer's arena (shared memory for large buffers).
+//! Manages the arena of a link: shared memory from which the producer allocates blocks for large buffers.
 //!
-//! The consumer receives the offsets of blocks, and returns the blocks through the return ring. An allocation uses the
-//! lowest free range that is long enough, which keeps the number of used pages small. `tidy` returns free pages to the
-//! system if they were unused for some seconds.
+//! The consumer receives the offset of each block in a unit, and returns the block through the return ring. An
+//! allocation uses the lowest free range that is long enough, so that the arena touches few pages. `tidy` returns pages
+//! to the operating system after they were unused for some seconds.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -19,34 +19,35 @@ use crate::sync::cursor::ConsumerCursor;
 #[derive(Debug, Clone, Copy)]
 struct Holders {
     len: u64,
-    /// Whether a [`Block`] object of the producer refers to this memory.
+    /// Whether a [`Block`] object in the producer's process refers to the block.
     local: bool,
-    /// The number of units (messages) that refer to this block and that the consumer has not returned yet.
+    /// The number of units (messages) for which the consumer has not returned the block yet.
     remote: u64,
 }
 
-/// Pages at higher offsets than all blocks that were allocated or freed during this period count as idle. Pages in
-/// regular use have lower offsets, because an allocation uses the lowest free range.
+/// The time after which unused pages count as idle. A page is unused if no block at the same or a higher offset was
+/// allocated or freed during this time. Pages in regular use have low offsets, because an allocation uses the lowest
+/// free range.
 const PERIOD: Duration = Duration::from_secs(2);
-/// Idle memory is returned to the system in units of huge pages.
+/// The unit in which idle memory is returned to the operating system, in bytes.
 const HUGE_PAGE: u64 = 2 << 20;
 
 #[derive(Debug)]
 struct Allocator {
-    /// Maps the offsets of free ranges to their lengths.
+    /// The free ranges of the arena, as a map from offset to length.
     free: BTreeMap<u64, u64>,
     taken: HashMap<u64, Holders>,
-    /// The maximum number of allocated blocks, which is the capacity of the return ring.
+    /// The maximum number of allocated blocks. The return ring has room for this number of blocks.
     most: usize,
     in_use: u64,
     peak: u64,
     flow: Option<FlowRef>,
-    /// The highest end of a block that was allocated or freed since `period_began`.
+    /// The highest end offset of the blocks that were allocated or freed since `period_began`.
     recent: u64,
     period_began: Instant,
-    /// The end of the pages that may have to be returned to the system.
+    /// The offset up to which pages may have been used since they were last returned to the operating system.
     dirty: u64,
-    /// Whether the file system can free pages of the arena. The value is true until the first failure.
+    /// Whether the file system can free pages of the arena. The value is true until freeing pages fails.
     punches: bool,
     returns: ConsumerCursor,
 }
@@ -69,7 +70,7 @@ impl Allocator {
         }
     }
 
-    /// Returns the offset and the rounded length of a new block.
+    /// Allocates a block, and returns its offset and rounded length. Returns None if the arena is full.
     fn allocate(&mut self, len: u64) -> Option<(u64, u64)> {
         let len = len.max(1).checked_next_multiple_of(BLOCK_ALIGN)?;
         if self.taken.len() >= self.most {
@@ -90,7 +91,7 @@ impl Allocator {
 
     fn mirror(&self) {
         if let Some(flow) = &self.flow {
-            flow.arena_peak.store(self.peak, Ordering::Relaxed); // `used` must never exceed `peak`
+            flow.arena_peak.store(self.peak, Ordering::Relaxed); // stored first, because `used` must never exceed `peak`
             // SYNC(used): pairs with `flow` in `stats/read.rs`.
             flow.arena_used.store(self.in_use, Ordering::Release);
         }
@@ -110,7 +111,7 @@ impl Allocator {
         self.dirty = self.dirty.max(end);
     }
 
-    /// Returns the free ranges that have become idle.
+    /// Ends the current period if it is over, and returns the free ranges that were idle during the period.
     fn take_idle(&mut self, now: Instant) -> Vec<Range<u64>> {
         if now.saturating_duration_since(self.period_began) < PERIOD {
             return Vec::new();
@@ -152,13 +153,13 @@ pub struct ArenaUse {
     pub blocks: usize,
 }
 
-/// The producer's side of an arena.
+/// The producer's view of the arena of a link.
 #[derive(Debug)]
 pub struct Arena {
     layout: Arc<Layout>,
     allocator: Mutex<Allocator>,
     untidy: AtomicBool,
-    /// The `fork::generation` of the creating process, which alone may allocate and free the arena's blocks.
+    /// The `fork::generation` of the process that created the arena. Only this process may allocate and free blocks.
     generation: u64,
 }
 
@@ -180,8 +181,8 @@ impl Arena {
         allocator.mirror();
     }
 
-    /// Allocates a page-aligned block of at least `len` bytes. Returns None if no range is long enough or no memory is
-    /// left.
+    /// Allocates a page-aligned block of at least `len` bytes. Returns None if no free range is long enough, or if the
+    /// operating system has no memory left.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Block> {
         if self.generation != fork::generation() {
             return None;
@@ -193,7 +194,7 @@ impl Arena {
         self.layout.reserve_arena(offset, whole).then_some(block)
     }
 
-    /// Frees the blocks that the consumer has returned.
+    /// Frees the blocks that the consumer has returned through the return ring.
     pub fn reclaim(&self) -> Result<(), Corrupted> {
         let header = self.layout.header();
         let mut allocator = self.lock();
@@ -216,14 +217,14 @@ impl Arena {
         Ok(self.lock().returns.available(&self.layout.header().return_tail)? > 0)
     }
 
-    /// Reclaims returned blocks, and returns free pages to the system if they were unused for some seconds. Must be
-    /// called every few seconds while the result is true.
+    /// Frees blocks that the consumer has returned, and returns idle pages to the operating system. While the result is
+    /// true, the caller must repeat the call every few seconds.
     pub fn tidy(&self, now: Instant) -> Result<bool, Corrupted> {
         if self.generation != fork::generation() {
             return Ok(false);
         }
         self.reclaim()?;
-        // The lock prevents other threads from allocating idle pages while the system frees these pages.
+        // The lock prevents other threads from allocating the idle pages while the operating system frees them.
         let mut allocator = self.lock();
         if allocator.punches {
             for part in allocator.take_idle(now) {
@@ -235,7 +236,7 @@ impl Arena {
         Ok(untidy)
     }
 
-    /// Returns whether a call of `tidy` may free pages or blocks.
+    /// Returns whether a call of `tidy` may free blocks or pages.
     #[inline]
     pub fn is_untidy(&self) -> bool {
         self.untidy.load(Ordering::Relaxed)
@@ -273,7 +274,7 @@ impl Arena {
     }
 }
 
-/// A block of the arena that the producer has allocated.
+/// A block of the arena that the producer has allocated. A dropped block is free once the consumer has returned it.
 #[derive(Debug)]
 pub struct Block {
     arena: Arc<Arena>,
@@ -282,12 +283,12 @@ pub struct Block {
 }
 
 impl Block {
-    /// Returns the start of the block, which is page-aligned and valid for `len` bytes until the block is dropped.
+    /// Returns the page-aligned start of the block. The pointer is valid for `len` bytes until the block is dropped.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.arena.layout.arena_ptr(self.offset)
     }
 
-    /// Returns the number of bytes that the producer requested.
+    /// Returns the number of bytes that the producer requested, which is not rounded up.
     pub fn len(&self) -> usize {
         self.len
     }

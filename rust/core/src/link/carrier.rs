@@ -1,16 +1,18 @@
-//! Transfers units and control words from a link on one machine to the copy of this link on another machine.
+//! Transfers units (messages) and control words between a link on one machine and the copy of this link on another
+//! machine.
 //!
-//! On the main process's machine, a carrier consumes the control link and produces the data link. A carrier on the
-//! worker's machine does the opposite.
+//! On the main process's machine, a carrier consumes the control link and produces the data link. On the worker's
+//! machine, another carrier consumes the data link and produces the control link.
 //!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child
 //!       ◄─── data ────           ◄┄ frames ┄┄            ◄─── data ────
 //! ```
 //!
-//! A control word may arrive late, and may overtake older units, because readers only need the most recent value. A
-//! control word never waits for units, because the consumer of these units may have to read the control word before it
-//! frees space. The caller must send each frame exactly once, in the order in which `take` has returned the frames.
+//! A control word may arrive late, and may overtake older units, because readers only need the latest value of each
+//! control word. A control word never waits until units are delivered, because the consumer may need the control word
+//! before it can free space for these units. The caller must send each frame exactly once, in the order in which `take`
+//! returned the frames.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -30,21 +32,21 @@ pub const OUT_OF_BAND: usize = 32 << 10;
 
 const SEPARATE: u64 = 1 << 63;
 const TIDY_EVERY: Duration = Duration::from_secs(1);
-/// The number of bytes that describe a unit in a frame: stream, length of the payload, kind, number of buffers.
+/// The length in bytes of the description of a unit in a frame: stream, payload length, kind, number of buffers.
 const UNIT_HEAD: usize = 16;
 
-/// The control words that a carrier sends to the carrier on the other machine, each sealed: `order` and `starving` of
-/// the inbound link, and `granted` and `acknowledged` of the outbound link.
+/// The sealed control words that a carrier sends to the carrier on the other machine: `order` and `starving` of the
+/// inbound link, and `granted` and `acknowledged` of the outbound link.
 pub type Words = [u64; 4];
 
-/// Several units that are transferred together.
+/// Several units that are sent to the other machine together.
 #[derive(Debug, Default)]
 pub struct Frame {
-    /// The bytes of all units except their large buffers.
+    /// The bytes of all units, except for the bytes of large buffers.
     pub head: Vec<u8>,
-    /// The large buffers, in the order of their units.
+    /// The large buffers of all units, in the order of the units.
     pub buffers: Vec<Buffer>,
-    /// The total length of the head and the large buffers in bytes.
+    /// The length of the head and of all large buffers together, in bytes.
     pub len: usize,
 }
 
@@ -124,12 +126,13 @@ impl<'a> Carried<'a> {
 struct FrameProgress {
     head_bytes: usize,
     separate_buffers: usize,
-    /// `streamed` is the number of bytes of the next buffer that have already been sent as fragments.
+    /// The buffers of the current unit that were copied to the arena or sent as fragments. `streamed` is the number of
+    /// bytes of the next buffer that were already sent as fragments.
     parts: Vec<Part>,
     streamed: usize,
 }
 
-/// What the outbound link lacks for the current unit.
+/// The resource of the outbound link for which the current unit waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lack {
     Nothing,
@@ -153,7 +156,7 @@ pub struct Carrier {
 }
 
 impl Carrier {
-    /// Takes the consumer end of `inbound` and the producer end of `outbound`.
+    /// Creates a carrier, which takes the consumer end of `inbound` and the producer end of `outbound`.
     pub fn new(inbound: &Link, outbound: &Link, peer: BellRef) -> Result<Self, OpenError> {
         Ok(Self {
             inbound: inbound.consumer(peer.clone())?,
@@ -181,14 +184,14 @@ impl Carrier {
         ]
     }
 
-    /// Returns whether a control word has changed since the last `take`, or, if `units` is true, a unit is pending.
+    /// Returns whether a control word has changed since the last `take`. If `units` is true, pending units count.
     pub fn has_news(&mut self, units: bool) -> bool {
-        // An error counts as a pending unit, because the caller then calls `take`, which reports the error.
+        // A read error counts as a pending unit, so that the caller calls `take`, which reports the error.
         self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
     }
 
-    /// Takes units until the link is empty or the frame has `most` bytes. Returns the control words if they have
-    /// changed.
+    /// Moves units from the inbound link to the frame until the link is empty or the frame has `most` bytes. Returns
+    /// the control words if a word has changed since the last call.
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
         let words = self.words();
         while frame.len < most {
@@ -200,8 +203,7 @@ impl Carrier {
         Ok(have_changed.then_some(words))
     }
 
-    /// Stores control words from the other machine in the headers of the incoming and outgoing link for local
-    /// processes.
+    /// Stores the control words from the other machine in the headers of the two links, for local processes.
     pub fn put_words(&self, [order, starving, granted, acknowledged]: Words) {
         let (incoming, outgoing) = (self.incoming.header(), self.outgoing.header());
         // SYNC(order): pairs with Link::is_superseded.
@@ -215,8 +217,8 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Writes a frame to the outbound link. If only a part of the frame fitted, returns false, and the caller must
-    /// repeat the call with the same frame once [`Carrier::has_room`] returns true.
+    /// Writes the units of a frame to the outbound link. Returns false if the link is full before all units are
+    /// written. The caller must then repeat the call with the same frame after [`Carrier::has_room`] returns true.
     pub fn put(&mut self, head: &[u8], separate: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
             let (head_left, separate_left) =
@@ -258,13 +260,13 @@ impl Carrier {
         })
     }
 
-    /// Writes a buffer to the arena. A buffer that does not fit into the arena is sent as fragments.
+    /// Copies a buffer into the arena of the outbound link, or sends it as fragments if no space will become free.
     fn put_buffer(&mut self, bytes: &[u8]) -> Result<Lack, Corrupted> {
         let Self { outbound, progress: FrameProgress { parts, streamed, .. }, .. } = self;
         if *streamed == 0 {
             loop {
                 if let Some(block) = outbound.allocate(bytes.len())? {
-                    // SAFETY: this function owns the block, which has room for `bytes.len()` bytes.
+                    // SAFETY: the new block has room for `bytes.len()` bytes, and no other code uses the block.
                     unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), block.as_mut_ptr(), bytes.len()) };
                     parts.push(Part::Block(Arc::new(block)));
                     return Ok(Lack::Nothing);
@@ -285,12 +287,12 @@ impl Carrier {
             *streamed += piece;
         }
         *streamed = 0;
-        // SAFETY: all bytes of a slice are readable.
+        // SAFETY: `bytes` is a slice, so all its bytes are readable.
         parts.push(Part::Streamed(unsafe { sampled_len(bytes.as_ptr(), bytes.len()) }));
         Ok(Lack::Nothing)
     }
 
-    /// Returns memory that was unused for a while to the system.
+    /// Returns arena memory of the outbound link to the operating system after the memory was unused for some seconds.
     pub fn tidy(&mut self, now: Instant) -> Result<(), Corrupted> {
         let arena = self.outbound.arena();
         if arena.is_untidy() && now.saturating_duration_since(self.tidied) >= TIDY_EVERY {
@@ -301,7 +303,7 @@ impl Carrier {
     }
 
     pub fn has_room(&mut self) -> bool {
-        // An error counts as room, because the next call of `put` reports the error.
+        // An error counts as room, so that the caller calls `put`, which reports the error.
         match self.lack {
             Lack::Nothing => true,
             Lack::Block => self.outbound.worth_allocating().unwrap_or(true),

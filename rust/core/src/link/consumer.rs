@@ -1,7 +1,7 @@
-//! The end of a link that receives units (messages).
+//! The consumer of a link: the end that receives units (messages).
 //!
-//! The consumer does not trust the producer, and copies each unit out of shared memory before verifying its lengths,
-//! offsets and checksum.
+//! The consumer does not trust the producer. The consumer copies each unit out of shared memory before it verifies the
+//! lengths, offsets and checksum of the unit.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,12 +16,12 @@ use crate::protocol::{Ahead, Grant, Judgement, Receiving, Stream};
 use crate::stats::{FlowRef, add};
 use crate::sync::cursor::ConsumerCursor;
 
-/// A large buffer of a received unit.
+/// A large buffer that belongs to a received unit.
 #[derive(Debug, Clone)]
 pub enum Buffer {
-    /// A block in shared memory, which the lease keeps allocated.
+    /// A block in shared memory. The producer cannot reuse the block until the lease is dropped.
     Leased(Arc<Lease>),
-    /// Memory of this process, with bytes that were copied, or joined from fragments.
+    /// Bytes in private memory of this process, which were copied or were joined from fragments.
     Owned(Arc<Vec<u8>>),
 }
 
@@ -33,8 +33,8 @@ impl Buffer {
         }
     }
 
-    /// Copies the bytes of a lease into memory of this process. If the memory cannot be allocated, returns the lease
-    /// unchanged.
+    /// Copies the buffer into private memory of this process, unless the buffer already is private. If the memory
+    /// cannot be allocated, returns the lease unchanged.
     pub fn into_owned(self) -> Self {
         match &self {
             Self::Owned(_) => self,
@@ -43,23 +43,23 @@ impl Buffer {
     }
 }
 
-/// A unit that was taken from the ring. A `Unit` is reused for many calls, so that no memory is allocated for each
-/// unit.
+/// A unit that was taken from the ring. The caller reuses one `Unit` for many calls of `take`, so that receiving a unit
+/// does not allocate memory.
 #[derive(Debug, Default)]
 pub struct Unit {
-    /// The kind of the unit, which is a number that the producer chooses.
+    /// A number that the producer chose to identify the type of the unit.
     pub kind: u16,
-    /// The number of the shard that sent the unit. Each producer counts its shards from 0.
+    /// The number of the shard that sent the unit. Each producer numbers its own shards from 0.
     pub shard: u16,
-    /// The inline payload, which was copied from the ring.
+    /// The bytes of the unit that were stored directly in the ring, without the large buffers.
     pub payload: Vec<u8>,
     pub buffers: Vec<Buffer>,
-    /// A hash of the contents that does not depend on the position in the ring. The hash is 0 if the bytes of equal
-    /// items may differ.
+    /// A hash of the unit's contents, which does not depend on the position in the ring. The hash is 0 if the bytes of
+    /// equal items may differ.
     pub digest: u64,
 }
 
-/// The end of a link that receives units.
+/// The end of a link that receives units. One thread at a time uses the consumer.
 #[derive(Debug)]
 pub struct Consumer {
     layout: Arc<Layout>,
@@ -67,12 +67,12 @@ pub struct Consumer {
     returns: Arc<Returns>,
     peer: BellRef,
     table: Vec<[u64; 2]>,
-    /// Bytes that were joined from fragments, and that belong to the next unit.
+    /// Bytes of received fragments that belong to the buffers of the next unit.
     streamed: Vec<u8>,
     receiving: Receiving,
-    /// The most recent grant (permission to send items) that this consumer has stored for the producer.
+    /// The latest grant (permission to send items) that this consumer has written to the link's header.
     told: Grant,
-    /// Whether no unit can be read, because the next unit belongs to a stream that this consumer has not begun yet.
+    /// Whether the next unit in the ring belongs to a stream that this consumer has not begun yet.
     early: bool,
     wanted: bool,
     taken: u64,
@@ -81,7 +81,7 @@ pub struct Consumer {
     unrung_bytes: u64,
     unrung_blocks: u64,
     ahead: Ahead,
-    /// The number of items that were taken before the current stream began.
+    /// The item count in `flow` at the time when the current stream began.
     before: u64,
     flow: FlowRef,
 }
@@ -113,13 +113,13 @@ impl Consumer {
         &self.peer
     }
 
-    /// Continues the stream and the counters of `earlier`, the consumer of a link that this link replaces.
+    /// Continues the stream and the counters of `earlier`, the consumer of the link that this consumer's link replaces.
     pub(super) fn follow(&mut self, earlier: &Self) {
         self.count_into(earlier.flow.clone());
         self.begin(earlier.receiving.stream(), earlier.receiving.window());
     }
 
-    /// Adds the items of this link to the counts in `flow` from now on.
+    /// Adds the items that are taken from now on to the counters in `flow`.
     pub fn count_into(&mut self, flow: FlowRef) {
         self.before = flow.items.load(Ordering::Relaxed).wrapping_sub(self.taken);
         self.flow = flow;
@@ -129,7 +129,7 @@ impl Consumer {
         &self.flow
     }
 
-    /// Begins a stream. The producer may send `window` items before the consumer takes an item.
+    /// Begins to receive a stream. The producer may send `window` items before the consumer takes the first item.
     pub fn begin(&mut self, stream: Stream, window: u64) {
         self.before = self.before.wrapping_add(self.taken);
         self.taken = 0;
@@ -153,8 +153,8 @@ impl Consumer {
         self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
 
-    /// Sets whether items of this link, and not only other units, wake up this process while it sleeps. Must be called
-    /// before this process checks for items, because items that were published before the call cause no wake-up.
+    /// Sets whether items of this link wake up this process while it sleeps. Other units always do.
+    /// The caller must set the value before it checks for items, because items that arrived earlier cause no wake-up.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -165,27 +165,27 @@ impl Consumer {
         if wanted { word.raise() } else { word.lower() }
     }
 
-    /// Ends this pass early, and informs the producer.
+    /// Ends the current pass early, and informs the producer that no more items of this pass are needed.
     pub fn leave(&mut self) {
         self.tell(self.receiving.leave());
     }
 
-    /// Ends the epoch `epoch`, so that the producer sends none of its remaining items.
+    /// Ends the epoch `epoch`, and informs the producer that no more items of this epoch are needed.
     pub fn finish(&mut self, epoch: u32) {
         let grant = self.receiving.finish(epoch);
         self.tell(grant);
     }
 
-    /// Informs the producer that `count` messages have been received.
+    /// Informs the producer that `count` messages have been received in total.
     pub fn acknowledge(&self, count: u64) {
         // SYNC(acknowledge): pairs with Producer::acknowledged.
         self.layout.header().acknowledged.store(seal(count), Ordering::Release);
         self.peer.ring();
     }
 
-    /// Returns whether the producer's process waits for another process (see `Link::starve`).
+    /// Returns whether the producer's process waits for another process in this epoch (see `Link::starve`).
     pub fn starves(&self) -> bool {
-        // SYNC(starve): pairs with Link::starve. The producer overwrites a damaged word at its next check.
+        // SYNC(starve): pairs with Link::starve. A damaged word counts as false until the producer overwrites the word.
         let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
         epoch == Some(u64::from(self.receiving.stream().epoch()))
     }
@@ -194,7 +194,7 @@ impl Consumer {
         self.taken
     }
 
-    /// Sets how many items the producer may send before the consumer takes an item.
+    /// Sets how many items the producer may send ahead of the items that the consumer has taken.
     pub fn set_window(&mut self, window: u64) {
         let grant = self.receiving.set_window(window);
         self.tell(grant);
@@ -206,8 +206,8 @@ impl Consumer {
         self.flow.items.store(self.before.wrapping_add(self.taken), Ordering::Relaxed);
     }
 
-    /// Counts a delivered item, and allows the producer to send one more item. Wakes up a sleeping producer if half of
-    /// its window is free, or if the ring is empty.
+    /// Counts a delivered item, and allows the producer to send one more item. A sleeping producer is woken up if half
+    /// of its window is free, or if the ring is empty.
     #[inline]
     pub fn item_taken(&mut self) {
         self.count();
@@ -220,20 +220,20 @@ impl Consumer {
         }
     }
 
-    /// Counts an item that was received before its turn, and allows the producer to send one more item, even if the
-    /// window is 0, because another process waits for this producer.
+    /// Counts an item that was received before its turn. Allows the producer to send one more item even if the window
+    /// is 0, because another process waits until this producer continues.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
         self.tell(self.receiving.one_more());
     }
 
-    /// Allows a paused producer to send one item, because another process waits for this producer.
+    /// Allows the producer to send one item even if the window is 0, because another process waits for this producer.
     pub fn grant_one_more(&mut self) {
         self.tell_if_new(self.receiving.one_more());
     }
 
-    /// Withdraws the permission for one additional item that `grant_one_more` granted.
+    /// Withdraws the permission for an additional item that `grant_one_more` gave.
     pub fn restore_grant(&mut self) {
         self.tell_if_new(self.receiving.grant());
     }
@@ -244,7 +244,7 @@ impl Consumer {
         }
     }
 
-    /// Records that this process has to wait for the next item of this link.
+    /// Records that this process waits for an item of the producer, which may change the byte limit of the producer.
     pub fn wait(&mut self) {
         if self.ahead.wait() {
             self.layout.header().ahead.store(seal(self.ahead.allowed()), Ordering::Relaxed);
@@ -266,7 +266,8 @@ impl Consumer {
         }
     }
 
-    /// A producer at its memory limit is woken up once half of its bytes in flight have been taken.
+    /// Counts the bytes of blocks that were taken. A producer that waits at its byte limit is woken up after half of
+    /// its bytes in flight were taken.
     #[inline]
     fn count_blocks(&mut self, buffers: &[Buffer]) {
         if buffers.is_empty() {
@@ -280,28 +281,28 @@ impl Consumer {
         }
     }
 
-    /// Returns whether the ring contains a readable unit, which may belong to an earlier stream.
+    /// Returns whether the ring contains a unit that can be taken. The unit may belong to an earlier stream.
     #[inline]
     pub fn readable(&mut self) -> Result<bool, Corrupted> {
         Ok(!self.early && self.cursor.available(&self.layout.header().tail)? > 0)
     }
 
-    /// Returns the number of bytes in the blocks for which this process has leases.
+    /// Returns the total number of bytes in the blocks that this process has leased.
     pub fn leased(&self) -> u64 {
         self.returns.bytes()
     }
 
-    /// Returns whether to copy a buffer of `len` bytes, because a lease would leave the producer too little memory.
-    /// Half of the arena and half of the blocks are reserved for data in flight.
+    /// Returns whether the consumer should copy a buffer of `len` bytes instead of keeping a lease. Leases may use at
+    /// most half of the arena and half of the blocks, so that the producer can still send data.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
         let leases = self.returns.count();
         (self.leased() + len as u64) * 2 > config.arena_capacity || (leases + 1) * 2 > config.return_capacity
     }
 
-    /// Replaces `unit` with the next unit of the current stream, or returns false if there is no such unit.
+    /// Replaces `unit` with the next unit of the current stream, or returns false if no such unit has arrived.
     ///
-    /// Units of earlier streams are dropped, and units of later streams stay in the ring.
+    /// Units of earlier streams are dropped. Units of later streams stay in the ring.
     pub fn take(&mut self, unit: &mut Unit) -> Result<bool, TakeError> {
         Ok(self.next::<false>(unit)?.is_some())
     }
@@ -315,7 +316,7 @@ impl Consumer {
         loop {
             let available = self.cursor.available(&self.layout.header().tail)?;
             if available == 0 || self.early {
-                // The caller will sleep now, so a producer that waits for space in the ring must be woken up.
+                // The caller sleeps after this call, so a producer that waits for space must be woken up now.
                 if self.unrung_bytes > 0 {
                     self.ring_producer();
                 }
@@ -359,7 +360,7 @@ impl Consumer {
         }
     }
 
-    /// Copies the unit at `head`. Returns None for padding at the end of the ring.
+    /// Copies the unit at ring position `head` into private memory. Returns None if the position contains padding.
     #[inline]
     fn copy_unit(
         &mut self,
@@ -373,11 +374,12 @@ impl Consumer {
             return Err(Corrupted("a producer's cursor points into a unit"));
         }
         let place = self.layout.ring_ptr(head);
-        // SAFETY: `available` bytes were published. At least 8 contiguous bytes follow `place`, because the capacity
-        // and the position are multiples of 8. Reads are volatile, because another process writes this memory.
+        // SAFETY: the producer has published `available` bytes. At least 8 contiguous bytes follow `place`, because the
+        // ring's capacity and all positions are multiples of 8. Reads are volatile, because another process writes this
+        // memory.
         let first = unsafe { place.cast::<u64>().read_volatile() };
         let First::Unit { total, check } = First::read(first, head, available, until_wrap)? else { return Ok(None) };
-        // SAFETY: `First::read` has checked that the whole header is contiguous.
+        // SAFETY: `First::read` has checked that the whole unit, including its header, is published and contiguous.
         let words = unsafe { place.cast::<u64>().add(1).cast::<[u64; 2]>().read_volatile() };
         let header = UnitHeader::from_words(total, words)?;
         let mut sum = header.checksum(head);
@@ -387,8 +389,8 @@ impl Consumer {
         self.table.clear();
         payload.clear();
         payload.reserve(len.next_multiple_of(8));
-        // SAFETY: `from_words` has checked that the table and the payload are inside the contiguous unit, and `reserve`
-        // has made room. The copies are private, so the producer cannot change them after they have been checked.
+        // SAFETY: `from_words` has checked that the block table and the payload are inside the unit, and `reserve` has
+        // made room for the copy. The copy is private, so the producer cannot change the copy after the checks below.
         unsafe {
             let entries = place.add(UNIT_HEADER as usize).cast::<[u64; 2]>();
             for index in 0..blocks {
@@ -452,7 +454,7 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // Fragments to which this unit does not refer belong to a unit that the producer has abandoned.
+        // Fragments that this unit does not use belong to a unit that the producer has abandoned.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a unit refers to fragments that differ from those received"));
         }

@@ -1,4 +1,4 @@
-//! Creates and attaches the shared memory of links, and creates the two ends of a link.
+//! Creates and maps the shared memory of a link, from which one process takes the producer and another the consumer.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::process::board::BellRef;
 use crate::process::region::Region;
 use crate::protocol::Obedience;
 
-/// The shared memory of a link, from which the producer end and the consumer end are taken.
+/// The shared memory of a link. The producer and the consumer can each be taken once.
 #[derive(Debug, Clone)]
 pub struct Link {
     pub(super) layout: Arc<Layout>,
@@ -24,7 +24,7 @@ impl Link {
         Ok(Self { layout: Arc::new(Layout::create(config)?) })
     }
 
-    /// Maps the link of `fd`, a descriptor that was received from the process that created the link.
+    /// Maps the link of the descriptor `fd`, which this process received from the process that created the link.
     pub fn attach(fd: OwnedFd) -> Result<Self, OpenError> {
         Ok(Self { layout: Arc::new(Layout::attach(Region::attach(fd)?)?) })
     }
@@ -33,7 +33,7 @@ impl Link {
         &self.layout.region
     }
 
-    /// Takes the producer end. `peer` is the bell of the consumer. Each end can be taken once.
+    /// Takes the producer of the link. `peer` is the bell of the consumer's process. Fails if the producer is taken.
     pub fn producer(&self, peer: BellRef) -> Result<Producer, OpenError> {
         if self.layout.header().producer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("producer"));
@@ -41,7 +41,7 @@ impl Link {
         Ok(Producer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end. `peer` is the bell of the producer. Each end can be taken once.
+    /// Takes the consumer of the link. `peer` is the bell of the producer's process. Fails if the consumer is taken.
     pub fn consumer(&self, peer: BellRef) -> Result<Consumer, OpenError> {
         if self.layout.header().consumer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("consumer"));
@@ -49,7 +49,7 @@ impl Link {
         Ok(Consumer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end of a new link that replaces the link of `earlier`, whose producer has exited.
+    /// Takes the consumer of a new link, which replaces the link of `earlier` because the earlier producer has exited.
     pub fn consumer_after(&self, earlier: &Consumer) -> Result<Consumer, OpenError> {
         let mut next = self.consumer(earlier.peer().clone())?;
         next.follow(earlier);
@@ -57,22 +57,22 @@ impl Link {
     }
 
     pub fn has_consumer(&self) -> bool {
-        // The load is relaxed, because no other data is read based on the flag.
+        // A relaxed load suffices, because no code reads other data based on this flag.
         self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns how many items and bytes the producer has sent, unless it counts elsewhere (see
-    /// [`Producer::count_into`]).
+    /// Returns the numbers of items and bytes that the producer has sent. The numbers stay 0 if the producer counts
+    /// into other memory (see [`Producer::count_into`]).
     pub fn sent(&self) -> (u64, u64) {
         let sent = &self.layout.header().sent;
         (sent.items.load(Ordering::Relaxed), sent.bytes.load(Ordering::Relaxed))
     }
 
-    /// Returns whether there are published units that the consumer has not taken yet.
+    /// Returns whether the ring contains published units that the consumer has not taken yet.
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // Equal words mean equal positions, because each word contains a position and a check of this position.
+        // Comparing the words suffices, because each word contains a position and check bits of this position.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 
@@ -92,7 +92,7 @@ impl Link {
         peer.ring();
     }
 
-    /// Informs the consumer that the producer's process no longer waits.
+    /// Informs the consumer that the producer's process no longer waits for another process.
     pub fn go_on(&self) {
         self.layout.header().starving.store(seal(0), Ordering::Relaxed);
     }

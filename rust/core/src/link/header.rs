@@ -7,7 +7,7 @@
 //! …          arena          arena_capacity bytes, blocks of the producer
 //! ```
 //!
-//! The creator writes the version last, so a process that reads the version also reads the correct sizes.
+//! The process that creates the link writes the version last. A process that reads a version also reads valid sizes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -23,7 +23,7 @@ use crate::sync::bell::Wanted;
 use crate::sync::cursor;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
-/// Must be increased whenever the layout of the header, the units or the rings changes.
+/// The version of the layout, which must be increased whenever the header, the units or the rings change.
 const VERSION: u32 = 9;
 const HEADER_LEN: usize = 4096;
 pub(crate) const BLOCK_ALIGN: u64 = 4096;
@@ -31,7 +31,7 @@ pub(crate) const BLOCK_ALIGN: u64 = 4096;
 /// The sizes of the parts of a link's shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// The number of bytes of the data ring: a power of two, at least 4096.
+    /// The size of the data ring in bytes, which is a power of two and at least 4096.
     pub ring_capacity: u64,
     /// The number of entries of the return ring, which is also the maximum number of allocated blocks.
     pub return_capacity: u64,
@@ -45,7 +45,7 @@ impl Default for LinkConfig {
 }
 
 impl LinkConfig {
-    /// Returns these sizes, limited and rounded up as the layout requires.
+    /// Returns a copy whose sizes are rounded up and limited so that they satisfy the layout.
     pub fn rounded(self) -> Self {
         Self {
             ring_capacity: self.ring_capacity.clamp(4096, 1 << 30).next_power_of_two(),
@@ -67,19 +67,19 @@ impl LinkConfig {
     }
 }
 
-/// A sealed word (see `integrity::seal`) in its own cache lines, which processors fetch in pairs.
+/// A sealed word (see `integrity::seal`), padded to two cache lines, because processors fetch cache lines in pairs.
 type Word = CachePadded<AtomicU64>;
 
-/// The header of a link. A stray write to the header is either detected or harmless.
+/// The header of a link. Writes through a wrong pointer to the header are either detected or harmless.
 ///
-/// Words and the entries of the return ring have check bits, and units have checksums. Damage to `sent` and `received`
-/// falsifies statistics. `producer_taken` and `consumer_taken` only detect misuse. Damage to `blocks_wanted` or
-/// `items_wanted` causes an unnecessary wake-up, or delays a wake-up by at most 100 ms.
+/// Words and the entries of the return ring contain check bits, and units contain checksums. Damage to `sent` and
+/// `received` only falsifies statistics. `producer_taken` and `consumer_taken` only detect programming errors. Damage
+/// to `blocks_wanted` or `items_wanted` causes an unnecessary wake-up, or delays a wake-up by at most 100 ms.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
     magic: AtomicU64,
-    /// The version of the layout, or 0 until the creator stores the version as the last field, with Release.
+    /// The version of the layout. The value is 0 until the creator has initialized all other fields.
     version: AtomicU32,
     pub producer_taken: AtomicU32,
     pub consumer_taken: AtomicU32,
@@ -94,43 +94,43 @@ pub(crate) struct Header {
     pub return_tail: Word,
     /// The total number of entries that the producer has read from the return ring.
     pub return_head: Word,
-    /// The consumer's permission for the producer to send items (see `protocol::Grant`).
+    /// The consumer's permission for the producer to send items, encoded as a `protocol::Grant`.
     pub granted: Word,
     /// A flag that the producer sets while it waits for returned blocks.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// The epoch in which the producer's process waits for another process, or 0 if it does not wait.
+    /// The epoch in which the producer's process waits for another process, or 0 if the process does not wait.
     pub starving: Word,
-    /// The latest epoch that the main process has ordered. Only control links use this word.
+    /// The latest epoch that the main process has ordered, or the order to stop. Only control links use this word.
     pub order: Word,
     pub acknowledged: Word,
-    /// A flag that the consumer sets if items should wake it up.
+    /// A flag that the consumer sets while it wants to be woken up by items.
     pub items_wanted: CachePadded<Wanted>,
-    /// The byte limit for blocks that the consumer has not taken yet (see `protocol::Ahead`).
+    /// The maximum number of bytes in blocks that the producer may send ahead of the consumer (see `protocol::Ahead`).
     pub ahead: Word,
-    /// The counters of the producer, unless it counts on a [`crate::stats::Board`].
+    /// The counters of the producer, which are unused if the producer counts on a [`crate::stats::Board`].
     pub sent: CachePadded<Flow>,
     pub received: CachePadded<Flow>,
 }
 
 const _: () = {
-    /// The size of a padded word, which is 128 bytes on x86-64 and 64-bit Arm.
+    /// The size of a padded word in bytes: 128 on x86-64 and 64-bit Arm.
     const LINE: usize = align_of::<Word>();
     assert!(size_of::<Word>() == LINE && size_of::<CachePadded<Wanted>>() == LINE);
     assert!(std::mem::offset_of!(Header, version) == 8);
     assert!(std::mem::offset_of!(Header, ring_capacity) == 24);
     assert!(std::mem::offset_of!(Header, tail) == LINE);
-    assert!(std::mem::offset_of!(Header, sent) == 12 * LINE); // after eleven words
+    assert!(std::mem::offset_of!(Header, sent) == 12 * LINE); // eleven words precede `sent`
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
-/// Encodes a returned block as the number of its first page, and a check of this number and `position`.
+/// Encodes a returned block as the number of its first page, with check bits that depend on `position`.
 pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     let page = offset / BLOCK_ALIGN;
     page << 30 | placed(page, position)
 }
 
-/// Returns the offset of the block that an entry encodes, or None if the entry is damaged or from an earlier lap of the
-/// ring.
+/// Returns the offset of the block that an entry at `position` encodes. Returns None if the entry is damaged, or if it
+/// was written in an earlier lap of the return ring.
 pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     let offset = (entry >> 30) * BLOCK_ALIGN;
     (return_entry(position, offset) == entry).then_some(offset)
@@ -194,38 +194,39 @@ impl Layout {
     }
 
     pub fn header(&self) -> &Header {
-        // SAFETY: the region is at least as long as a header, page-aligned, and mapped as long as `self` exists. Every
-        // bit pattern is a valid header, and all access is atomic.
+        // SAFETY: `create` and `attach` ensure that the region is at least as long as a header. The region is
+        // page-aligned, and `self` keeps it mapped. Every bit pattern is a valid header, and all access is atomic.
         unsafe { &*self.region.as_mut_ptr().cast::<Header>() }
     }
 
-    /// Returns the counters of the producer if `sent` is true, and those of the consumer otherwise.
+    /// Returns the counters of the producer if `sent` is true, or the counters of the consumer if `sent` is false.
     pub fn flow(self: &Arc<Self>, sent: bool) -> FlowRef {
         let header = self.header();
         let flow: &Flow = if sent { &header.sent } else { &header.received };
-        // SAFETY: the counters are in the region, which stays mapped as long as this layout exists.
+        // SAFETY: the counters are in the region, and the `Arc` in the result keeps the region mapped.
         unsafe { FlowRef::new(flow, Arc::clone(self) as _) }
     }
 
     pub fn ring_ptr(&self, position: u64) -> *mut u8 {
         let place = HEADER_LEN as u64 + (position & (self.config.ring_capacity - 1));
-        // SAFETY: `place` is less than HEADER_LEN + ring_capacity, and `create` or `attach` has checked that the ring
-        // is inside the region.
+        // SAFETY: `place` is less than HEADER_LEN + ring_capacity. `create` and `attach` check that the ring is in the
+        // region.
         unsafe { self.region.as_mut_ptr().add(place as usize) }
     }
 
     pub fn return_slot(&self, position: u64) -> &AtomicU64 {
         let place = self.config.return_offset() + 8 * (position & (self.config.return_capacity - 1));
-        // SAFETY: the layout was checked, so the entry is inside the region, at a multiple of 8. All access is atomic.
+        // SAFETY: `create` or `attach` has checked the layout, so the entry is inside the region, at a multiple of 8
+        // bytes. All access to entries is atomic.
         unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
     }
 
-    /// Returns false if the system has no memory for this range of the arena.
+    /// Makes a range of the arena usable. Returns false if the operating system has no memory for the range.
     pub fn reserve_arena(&self, offset: u64, len: u64) -> bool {
         self.region.reserve((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }
 
-    /// Returns a range of the arena to the system. Returns false if the system cannot free the pages.
+    /// Returns the pages in a range of the arena to the operating system, or returns false if this fails.
     pub fn punch_arena(&self, offset: u64, len: u64) -> bool {
         self.region.punch((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }

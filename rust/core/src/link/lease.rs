@@ -1,4 +1,4 @@
-//! Manages leases: rights of the consumer to use blocks of the producer's arena.
+//! Manages leases: permissions of the consumer to use blocks of the producer's arena.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,16 +16,16 @@ pub(super) struct Returns {
     peer: BellRef,
     leased: AtomicU64,
     leases: AtomicU64,
-    /// The `fork::generation` of the process that received the leases. Children that this process forks must not return
-    /// blocks.
+    /// The `fork::generation` of the process that received the leases. Forked children inherit copies of the leases,
+    /// but must not return the blocks.
     generation: u64,
 }
 
 #[derive(Debug)]
 struct Queue {
     cursor: ProducerCursor,
-    /// The offsets of blocks that did not fit into the return ring, which happens only if a producer sends one block
-    /// many times.
+    /// The offsets of blocks that were dropped while the return ring was full. The ring becomes full only if the
+    /// producer has sent the same block many times.
     overflow: Vec<u64>,
 }
 
@@ -64,7 +64,7 @@ impl Returns {
         let header = self.layout.header();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.overflow.push(offset);
-        // If the return ring is corrupted, blocks stay in `overflow`, and the next read of the link reports the
+        // If the return ring is corrupted, the blocks stay in `overflow`. The next read of the link reports the
         // corruption.
         while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
@@ -74,14 +74,14 @@ impl Returns {
             queue.cursor.publish(&header.return_tail, 1);
         }
         drop(queue);
-        // The producer only needs a wake-up while it waits for blocks.
+        // The producer needs a wake-up only while it waits for returned blocks.
         if header.blocks_wanted.is_raised() {
             self.peer.ring();
         }
     }
 }
 
-/// The right to use a block of the producer's arena. Any thread can return the block by dropping the lease.
+/// The permission to use a block of the producer's arena. Any thread can drop the lease, which returns the block.
 #[derive(Debug)]
 pub struct Lease {
     returns: Arc<Returns>,
@@ -90,8 +90,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Returns the page-aligned start of the block, whose `len` bytes can be read and written until the lease is
-    /// dropped.
+    /// Returns the page-aligned start of the block. Its `len` bytes are usable until the lease is dropped.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.returns.layout.arena_ptr(self.offset)
     }
@@ -100,7 +99,7 @@ impl Lease {
         self.len
     }
 
-    /// Copies the bytes into private memory, so that the producer cannot change them while they are decoded.
+    /// Copies the block into private memory, so that the producer cannot change the bytes while they are decoded.
     pub fn private_copy(&self) -> Result<Vec<u8>, NoMemory> {
         let mut copy = Vec::new();
         self.append_to(&mut copy)?;
@@ -109,8 +108,8 @@ impl Lease {
 
     pub fn append_to(&self, copy: &mut Vec<u8>) -> Result<(), NoMemory> {
         copy.try_reserve_exact(self.len).map_err(|_| NoMemory(self.len))?;
-        // SAFETY: the memory of the lease is valid for its length, the vector has room for it, and all byte values are
-        // valid. If a faulty producer writes during the copy, only the copied bytes are wrong.
+        // SAFETY: the lease keeps the `len` bytes of the block mapped, and the vector has room for them. Every byte
+        // value is valid. If a faulty producer writes during the copy, only the copied bytes are wrong.
         unsafe {
             std::ptr::copy_nonoverlapping(self.as_mut_ptr(), copy.as_mut_ptr().add(copy.len()), self.len);
             copy.set_len(copy.len() + self.len);

@@ -1,6 +1,7 @@
-//! The end of a link that sends units (messages), in the process that computes the items.
+//! The producer of a link: the end that sends units (messages), in the process that computes the items.
 //!
-//! A single store publishes a unit, so the consumer never reads an incomplete unit, even if the producer is killed.
+//! A single store publishes a unit. The consumer therefore never reads an incomplete unit, even if the producer's
+//! process is killed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -21,16 +22,16 @@ use crate::sync::cursor::ProducerCursor;
 
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and maximum number of items between calls of `tidy`. Reading the clock is expensive for small items.
+/// The minimum and the maximum number of items between two calls of `tidy`. Reading the clock per item is expensive.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
-/// The location of a buffer that belongs to a unit.
+/// The location of a large buffer that belongs to a unit.
 #[derive(Debug)]
 pub enum Part {
     /// The buffer is in a block of this link's arena.
     Block(Arc<Block>),
-    /// The buffer has this length (see [`sampled_len`]), and was sent in fragments before the unit.
+    /// The buffer was sent in fragments before the unit, and has this length (see [`sampled_len`]).
     Streamed(u64),
 }
 
@@ -46,7 +47,7 @@ impl Part {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Push {
     Done,
-    /// The ring is full. The caller must wait until [`Producer::writable`] returns true.
+    /// The ring is full. The caller must repeat the call after [`Producer::writable`] returns true.
     Full,
 }
 
@@ -56,7 +57,7 @@ struct ShardProgress {
     owed: u64,
 }
 
-/// The end of a link that sends units.
+/// The end of a link that sends units. One thread at a time uses the producer.
 #[derive(Debug)]
 pub struct Producer {
     layout: Arc<Layout>,
@@ -65,16 +66,17 @@ pub struct Producer {
     cursor: ProducerCursor,
     wake: WakePolicy,
     last_blocks: u64,
-    /// For each group of recent items, the ring position after the group, and the total size of its blocks in bytes.
+    /// For each group of recent items: the ring position after the group, and the size of the group's blocks in bytes.
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,
     account: Account,
     current: u16,
-    /// For each shard, the items that it has sent, and the number of items to recompute. The entry of the current shard
-    /// is outdated, because `account` and `sending` replace it.
+    /// The progress of each shard in the epoch: the items that the shard has sent, and the number of items that it must
+    /// recompute because an earlier process has sent them. The entry of the current shard is outdated, because
+    /// `account` and `sending` contain its progress.
     shards: Vec<ShardProgress>,
-    /// Whether fragments of the next unit have been pushed.
+    /// Whether fragments were pushed for a unit that is not pushed yet.
     streaming: bool,
     clock: SampledClock,
     items: u64,
@@ -106,7 +108,7 @@ impl Producer {
         }
     }
 
-    /// Adds the sent items and bytes to the counts in `flow` from now on.
+    /// Adds the items and bytes that are sent from now on to the counters in `flow`.
     pub fn count_into(&mut self, flow: FlowRef) {
         self.items = flow.items.load(Ordering::Relaxed);
         self.bytes = flow.bytes.load(Ordering::Relaxed);
@@ -115,7 +117,7 @@ impl Producer {
         self.flow = flow;
     }
 
-    /// Returns the counters that this producer updates, such as the numbers of sent items, bytes and wake-ups.
+    /// Returns the counters that this producer updates, such as the numbers of sent items, sent bytes and wake-ups.
     pub fn flow(&self) -> &FlowRef {
         &self.flow
     }
@@ -124,7 +126,7 @@ impl Producer {
         &self.arena
     }
 
-    /// Returns the maximum length of an inline payload in bytes.
+    /// Returns the maximum number of payload bytes that a unit may store directly in the ring.
     pub fn max_inline(&self) -> usize {
         (self.layout.config.ring_capacity / 4) as usize
     }
@@ -152,19 +154,19 @@ impl Producer {
         self.shards.fill(ShardProgress::default());
         (self.ahead_bytes, self.ahead) = (0, VecDeque::new());
         self.give_up();
-        // A command may have interrupted a wait for blocks, so `blocks_wanted` may still be set.
+        // A command may have interrupted a wait for blocks, which leaves `blocks_wanted` set.
         self.layout.header().blocks_wanted.lower();
     }
 
-    /// Resumes the current shard after the sent items, whose number and checksum are `account`. The next `again` items
-    /// are recomputed and not sent.
+    /// Continues the current shard of a resumed epoch after the items that `account` counts. The next `again` items are
+    /// recomputed without being sent.
     pub fn go_on_from(&mut self, account: Account, again: u64) {
         self.account = account;
         self.sending.repeat(again);
     }
 
-    /// Returns the number and the checksum of the items that the current shard has sent, including items before a
-    /// resumption.
+    /// Returns the number and the checksum of the items that the current shard has sent in this epoch, including the
+    /// items that were sent before the epoch was resumed.
     pub fn account(&self) -> Account {
         self.account
     }
@@ -173,7 +175,7 @@ impl Producer {
         self.all_shards().map(|shard| shard.account)
     }
 
-    /// Returns the first shard that must still recompute items, or None if there is none.
+    /// Returns the first shard that must still recompute items, or None if no shard must.
     pub fn owing(&self) -> Option<u16> {
         self.all_shards().position(|shard| shard.owed > 0).map(|shard| shard as u16)
     }
@@ -190,13 +192,14 @@ impl Producer {
             .map(move |(shard, &kept)| if shard == current { self.current_shard() } else { kept })
     }
 
-    /// Returns how many items the current shard must still recompute, because an earlier process has already sent them.
+    /// Returns how many items the current shard must still recompute. These items are not sent, because an earlier
+    /// process has already sent them.
     #[inline]
     pub fn owed(&self) -> u64 {
         self.sending.owed()
     }
 
-    /// Counts a recomputed item, which is not sent.
+    /// Counts an item that was recomputed and is not sent.
     pub fn made_again(&mut self, kind: u16, table: &[u64], payload: &[u8]) {
         let mut copy = vec![0; payload.len().next_multiple_of(8)];
         let mut before = self.header(kind, table.len(), payload.len()).checksum(0);
@@ -205,13 +208,13 @@ impl Producer {
             before = before.words(0, len);
             digest.buffer(len);
         }
-        // SAFETY: the copy has room for the payload and its padding.
+        // SAFETY: `copy` has room for the payload, rounded up to a multiple of 8 bytes.
         let after = unsafe { before.copy::<false>(payload.as_ptr(), copy.as_mut_ptr(), payload.len()) };
         self.count(kind, digest.finish(after.since(before), payload.len()));
         self.sending.made_again();
     }
 
-    /// Counts an item that is not sent because the consumer does not want it.
+    /// Counts an item that is not sent because the consumer does not want the item.
     pub fn skip(&mut self) {
         self.account.count(0);
     }
@@ -227,7 +230,7 @@ impl Producer {
             .expect("callers check `fits` first")
     }
 
-    /// Abandons a unit of which only fragments were pushed.
+    /// Abandons a unit for which only fragments were pushed so far.
     pub fn give_up(&mut self) {
         self.streaming = false;
     }
@@ -236,7 +239,7 @@ impl Producer {
         self.sending.stream()
     }
 
-    /// Returns whether the consumer permits another item of this stream.
+    /// Returns whether the consumer permits the producer to send another item of this stream now.
     #[inline]
     pub fn permit(&mut self) -> Result<Permit, Corrupted> {
         if self.ahead_bytes < Ahead::LEAST && self.sending.has_credit() {
@@ -256,8 +259,8 @@ impl Producer {
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// To limit the number of entries, small items share an entry of `ahead`, which is removed once the consumer has
-    /// taken the entry's last item.
+    /// Adds `bytes` to the bytes in flight. Consecutive small items share an entry of `ahead`, which limits the number
+    /// of entries. The entry is removed after the consumer has taken the last of these items.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -283,14 +286,14 @@ impl Producer {
         Ok(self.ahead_bytes >= allowed)
     }
 
-    /// Returns which stream the consumer reads.
+    /// Returns the position of the consumer's stream relative to the stream of this producer.
     pub fn reader(&self) -> Result<Reader, Corrupted> {
         // SYNC(grant): pairs with Consumer::grant.
         let word = self.layout.header().granted.load(Ordering::Acquire);
         self.sending.reader(word).ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Announces a command for an epoch or a stop before the command itself is sent (see `Command::order`).
+    /// Announces the order of a command (see `Command::order`) in the link's header before the command itself is sent.
     pub fn order(&self, order: u64) {
         // SYNC(order): pairs with Link::is_superseded.
         self.layout.header().order.store(seal(order), Ordering::Release);
@@ -308,7 +311,7 @@ impl Producer {
         Ok(self.arena.allocate(len))
     }
 
-    /// Returns whether the consumer has not taken some blocks yet, so that waiting may free memory.
+    /// Returns whether the consumer has not taken some of the sent blocks yet. Waiting may then free memory.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
         let head = self.cursor.refresh(&self.layout.header().head)?;
         Ok(self.last_blocks > head)
@@ -320,8 +323,8 @@ impl Producer {
             .is_some_and(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
     }
 
-    /// Returns whether to repeat a failed allocation immediately, because blocks were returned, or because no blocks
-    /// are in flight. If the result is false, each returned block will wake up the producer.
+    /// Returns whether the caller should repeat a failed allocation immediately. The result is true if blocks were
+    /// returned, or if no blocks are in flight. If the result is false, the next returned block wakes up the producer.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
         self.layout.header().blocks_wanted.raise();
         let worth = self.arena.reclaimable()? || !self.blocks_in_flight()?;
@@ -331,7 +334,7 @@ impl Producer {
         Ok(worth)
     }
 
-    /// Returns whether the ring has room for a unit with `blocks` buffers and `payload` inline bytes now.
+    /// Returns whether the ring currently has room for a unit with `blocks` buffers and `payload` inline bytes.
     pub fn writable(&mut self, blocks: usize, payload: usize) -> Result<bool, Corrupted> {
         let Some(header) = UnitHeader::new(0, 0, 0, blocks, payload) else { return Ok(false) };
         self.cursor.has_room(&self.layout.header().head, self.needed(u64::from(header.total)))
@@ -343,10 +346,10 @@ impl Producer {
         if total <= until_wrap { total } else { until_wrap + total }
     }
 
-    /// Pushes an item, and may delay the wake-up of the consumer. Panics if the unit does not fit (see
-    /// [`Producer::fits`]), or if a block belongs to another arena.
+    /// Pushes an item. The consumer may be woken up later, together with other items. Panics if the unit never fits
+    /// (see [`Producer::fits`]), or if a block belongs to another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        // Idle memory is returned to the system here, because a busy producer possibly never waits for a command.
+        // Idle memory is returned to the operating system here, because a busy producer may never wait for a command.
         if self.arena.is_untidy()
             && let Some(now) = self.clock.sample()
         {
@@ -370,7 +373,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Counts the last pushed unit as an item in the statistics only.
+    /// Adds the last pushed unit to the item counter of the statistics.
     pub fn count_item(&mut self) {
         self.items += 1;
         self.flow.items.store(self.items, Ordering::Relaxed);
@@ -384,7 +387,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes a unit that is not an item. The wake-up of the consumer may be delayed, because more units follow soon.
+    /// Pushes a unit that is not an item. The caller pushes more units soon, so the consumer may be woken up later.
     pub fn push_soon(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let (pushed, _) = self.write(kind, parts, payload)?;
         self.streaming &= pushed == Push::Full;
@@ -396,7 +399,8 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes an optional unit if there is room and no fragments are waiting for their unit.
+    /// Pushes a unit that may be omitted. Returns false, without pushing, if there is no room or fragments wait for
+    /// their unit.
     pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {
         if !self.fits(parts.len(), payload.len()) || self.streaming {
             return Ok(false);
@@ -404,7 +408,7 @@ impl Producer {
         Ok(self.write(kind, parts, payload)?.0 == Push::Done)
     }
 
-    /// Pushes a fragment of a buffer that does not fit into the arena. All fragments are pushed before their unit.
+    /// Pushes a fragment of a buffer that is larger than the arena. All fragments of a buffer precede their unit.
     pub fn push_fragment(&mut self, bytes: &[u8]) -> Result<Push, Corrupted> {
         let kind = if self.streaming { KIND_FRAGMENT } else { KIND_FIRST_FRAGMENT };
         let (pushed, _) = self.write(kind, &[], bytes)?;
@@ -414,8 +418,8 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Wakes up the consumer if it waits for items of this link. A producer must call this method if its next item does
-    /// not follow immediately.
+    /// Wakes up the consumer if it waits for items of this link. The producer must call this method before any pause in
+    /// which it sends no items.
     pub fn flush(&mut self) {
         if self.wake.flush(&self.peer, &self.layout.header().items_wanted) {
             add(&self.flow.wakes, 1);
@@ -449,8 +453,8 @@ impl Producer {
         let mut digest = Digest::default();
         let before;
         let place = self.layout.ring_ptr(start);
-        // SAFETY: the cursor has checked that `needed` bytes after the tail are free. The `total` free bytes at `place`
-        // are contiguous, and only the producer writes to free bytes. Units start at multiples of 8.
+        // SAFETY: the cursor has checked that `needed` bytes after the tail are free, and the `total` bytes at `place`
+        // are contiguous. Only the producer writes to free bytes. Units start at multiples of 8 bytes.
         unsafe {
             let mut entry = place.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {
@@ -481,7 +485,8 @@ impl Producer {
 
     fn write_pad(&self, total: u64) {
         let pad = First::pad(self.cursor.tail(), total);
-        // SAFETY: at least 8 free, contiguous bytes follow the tail, because tail and ring end are multiples of 8.
+        // SAFETY: at least 8 free, contiguous bytes follow the tail, because the tail and the ring's end are multiples
+        // of 8.
         unsafe { self.layout.ring_ptr(self.cursor.tail()).cast::<u64>().write(pad) };
     }
 }

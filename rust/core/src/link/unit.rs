@@ -1,28 +1,28 @@
 //! Defines the format of a unit (message) in the ring of a link.
 //!
-//! A unit is an item, an end, an error, a message, or a fragment of a buffer that is too large for the arena. Each unit
-//! is contiguous, and consists of a [`UnitHeader`], a table of its blocks, and an inline payload. If a unit does not
-//! fit before the end of the ring, one word marks the remaining bytes as padding.
+//! A unit is an item, the end of a stream, an error, a message, or a fragment of a buffer that is larger than the
+//! arena. A unit is contiguous in the ring, and consists of a [`UnitHeader`], a table of its blocks, and an inline
+//! payload. If a unit does not fit before the end of the ring, one word marks the remaining bytes as padding.
 
 use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
 
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// The kind of a buffer's first fragment. Earlier fragments belong to an abandoned unit.
+/// The kind of a buffer's first fragment. Fragments that arrived before it belong to an abandoned unit.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
-/// A flag in the kind of an item whose bytes may differ between runs, for example because the item is pickled.
+/// A flag in the kind of an item whose bytes may differ between two runs, for example because the item is pickled.
 pub const OPAQUE: u16 = 0x200;
 
-/// The number of bits for a length. The remaining bits contain a sample of the buffer's bytes.
+/// The number of bits that contain the length of a buffer. The remaining bits contain check bits of the buffer's bytes.
 const LEN_BITS: u32 = 48;
 
-/// Returns the length of a buffer, combined with a sample of the buffer's bytes in the upper bits.
+/// Returns the length of a buffer, with check bits of the buffer's bytes in the upper bits.
 ///
 /// # Safety
 /// `data` must be readable for `len` bytes.
 pub unsafe fn sampled_len(data: *const u8, len: usize) -> u64 {
-    // SAFETY: the caller guarantees the conditions that this function documents.
+    // SAFETY: the caller guarantees that `data` is readable for `len` bytes.
     len as u64 | unsafe { sample(data, len) } << LEN_BITS
 }
 
@@ -33,7 +33,7 @@ pub(crate) fn bare_len(sampled: u64) -> u64 {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnitHeader {
-    /// The number of bytes of this unit, including padding.
+    /// The number of bytes of the unit, including the padding at its end.
     pub total: u32,
     pub payload: u32,
     pub shard: u16,
@@ -42,18 +42,18 @@ pub(crate) struct UnitHeader {
     pub epoch: u64,
 }
 
-/// The size of a header of three words: (1) the length and the checksum, (2) the padding, shard, kind and number of
-/// blocks, and (3) the epoch.
+/// The size of a unit header in bytes. Its three words contain (1) the unit's length and checksum, (2) the padding,
+/// shard, kind and number of blocks, and (3) the epoch.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// A flag for padding in the length field, which is free because lengths are multiples of 8.
+/// A flag in the length field that marks padding. The bit is unused by units, because their lengths are multiples of 8.
 const PAD: u32 = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum First {
-    /// Padding with a correct checksum up to the end of the ring.
+    /// Padding, with a correct checksum, up to the end of the ring.
     Pad,
-    /// A unit of `total` bytes, of which only the length has been verified.
+    /// A unit of `total` bytes. Only its length has been verified.
     Unit { total: u32, check: u32 },
 }
 
@@ -63,8 +63,8 @@ impl First {
         word(total, pad_check(position, total))
     }
 
-    /// Decodes the first word at `position`. From `position` on, `available` bytes are published, and the ring ends
-    /// after `until_wrap` bytes.
+    /// Decodes the first word of a unit at `position`. From this position on, `available` bytes are published, and the
+    /// ring ends after `until_wrap` bytes.
     #[inline]
     pub fn read(first: u64, position: u64, available: u64, until_wrap: u64) -> Result<Self, Corrupted> {
         let (total, check) = (first as u32, (first >> 32) as u32);
@@ -88,7 +88,7 @@ fn word(low: u32, high: u32) -> u64 {
 }
 
 impl UnitHeader {
-    /// Returns None if a length does not fit into its field.
+    /// Creates a header. Returns None if a length does not fit into its field.
     pub fn new(shard: u16, kind: u16, epoch: u64, blocks: usize, payload: usize) -> Option<Self> {
         let total = (UNIT_HEADER + BLOCK_ENTRY * blocks as u64 + payload as u64).next_multiple_of(8);
         Some(Self {
@@ -122,7 +122,7 @@ impl UnitHeader {
         Ok(Self { total, payload: payload as u32, shard, kind, blocks, epoch })
     }
 
-    /// Returns the header's checksum, to which the caller adds the block table and the payload.
+    /// Returns the checksum of the header, to which the caller adds the block table and the payload.
     #[inline]
     pub fn checksum(self, position: u64) -> Checksum {
         let [_, sizes, epoch] = self.words(0);

@@ -1,31 +1,30 @@
 //! Decides when a producer wakes up a sleeping consumer.
 //!
-//! Each wake-up costs scheduler time, which would limit the throughput of small items. For a sleeping consumer, a
-//! producer therefore rings the bell for a batch of items, for an item that has waited for some tens of microseconds,
-//! or for each item if items are rare.
+//! Each wake-up costs scheduler time, so a wake-up per item would limit the throughput of small items. A producer
+//! therefore wakes up a sleeping consumer only after a batch of items, or when an item has waited for some tens of
+//! microseconds. If items are rare, each item causes a wake-up.
 //!
-//! If a consumer reads several links in turn, only items of the link for which it waits wake up the consumer.
+//! A consumer that reads several links in turn is woken up only by items of the link for which it waits.
 
 use std::time::{Duration, Instant};
 
 use crate::process::board::BellRef;
 use crate::sync::bell::Wanted;
 
-/// The maximum time that a sleeping consumer is woken up late. If the interval between items is longer, the producer
-/// rings the bell for each item.
+/// The maximum delay of a wake-up. If the interval between two items is longer, each item causes a wake-up.
 const PATIENCE: Duration = Duration::from_micros(50);
 
 #[derive(Debug)]
 pub struct WakePolicy {
     waiting: u32,
     batch: u32,
-    /// The last time at which an item was published while the consumer slept.
+    /// The time at which an item was last published while the consumer slept.
     last: Option<Instant>,
     oldest: Option<Instant>,
 }
 
 impl WakePolicy {
-    /// Creates a policy. `batch` is the number of pending items after which a sleeping consumer is woken up.
+    /// Creates a policy that wakes up a sleeping consumer after `batch` pending items.
     pub fn new(batch: u32) -> Self {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
@@ -53,8 +52,7 @@ impl WakePolicy {
         (slow || self.waiting >= self.batch || late(self.oldest)) && self.ring(bell)
     }
 
-    /// Wakes up the consumer if it waits, because the next item does not follow immediately. Returns whether the
-    /// consumer slept.
+    /// Wakes up the consumer if it waits, because no item follows immediately. Returns whether the consumer slept.
     pub fn flush(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         wanted.is_raised() && self.ring(bell)
     }

@@ -1,4 +1,4 @@
-//! The doorbells of all processes of a loader, in one region of shared memory.
+//! Manages the doorbells of all processes of a loader, which are in one region of shared memory.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -36,7 +36,7 @@ impl BellBoard {
         Ok(Arc::new(Self { region: Region::create(len, len)? }))
     }
 
-    /// Maps the doorbells of `fd`, a descriptor that was received from the process that created them.
+    /// Maps the doorbells of the descriptor `fd`, which this process received from the creator of the board.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         Ok(Arc::new(Self { region: Region::attach(fd)? }))
     }
@@ -45,13 +45,13 @@ impl BellBoard {
         self.region.len() / size_of::<CachePadded<Bell>>()
     }
 
-    /// Returns the doorbell of process number `index`, or None if there are not that many doorbells.
+    /// Returns the doorbell of process `index`, or None if the board has no doorbell with this index.
     pub fn bell(self: &Arc<Self>, index: usize) -> Option<BellRef> {
         (index < self.len()).then(|| BellRef { board: Arc::clone(self), index })
     }
 }
 
-/// A reference to the doorbell of one process.
+/// A reference to the doorbell of one process, which keeps the shared memory of the board mapped.
 #[derive(Debug, Clone)]
 pub struct BellRef {
     board: Arc<BellBoard>,
@@ -60,8 +60,8 @@ pub struct BellRef {
 
 impl BellRef {
     fn bell(&self) -> &Bell {
-        // SAFETY: the index was checked against the region, which is page-aligned and stays mapped as long as `board`
-        // exists. Zeroed memory is a valid `Bell`, with or without padding, and all access is atomic.
+        // SAFETY: `BellBoard::bell` has checked the index. The region is page-aligned, and `self.board` keeps it
+        // mapped. Zeroed memory is a valid `Bell`, and all access is atomic.
         unsafe { &*self.board.region.as_mut_ptr().cast::<CachePadded<Bell>>().add(self.index) }
     }
 

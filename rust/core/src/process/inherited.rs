@@ -1,10 +1,10 @@
 //! Drops mappings and descriptors that a forked child has inherited but does not need.
 //!
-//! The memory of a link is freed only once no process maps it, so inherited mappings would keep the memory allocated. A
-//! forked worker drops mappings of other workers and loaders before it starts threads.
+//! The system frees the memory of a link when the last process unmaps it, so inherited mappings would keep the memory
+//! allocated. A forked worker drops mappings of other workers and loaders before it starts threads.
 //!
-//! The list of mappings has no lock, because a child could inherit a lock that another thread held during the fork. If
-//! a mapping was being added to the list during the fork, the child keeps the mapping.
+//! The list of mappings has no lock, because a child could inherit a lock that another thread held during the fork. A
+//! child keeps a mapping that another thread was adding to the list during the fork.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
@@ -16,23 +16,23 @@ const FREE: u32 = 0;
 const OPAQUE: u32 = 1;
 const MAPPING: u32 = 2;
 const DESCRIPTOR: u32 = 3;
-/// The entry describes a mapping that every forked child replaces by zeros, even if user code calls `fork`.
+/// The state of an entry for a mapping that each forked child replaces with zeros, even if user code calls `fork`.
 const OWN_MAPPING: u32 = 4;
 
-/// Entries are reused and never freed.
+/// An entry of the list of mappings and descriptors. Unused entries are reused and never freed.
 #[derive(Debug)]
 struct InheritedEntry {
     next: *const InheritedEntry,
     state: AtomicU32,
     start: AtomicUsize,
     len: AtomicUsize,
-    /// The number of pointers into the mapping. Forked children keep the mapping while this number is not 0.
+    /// The number of used pointers into the mapping. Forked children keep the mapping while the number is not 0.
     pins: AtomicUsize,
 }
 
 // SAFETY: `next` is written before the entry is published, and its target is never freed. All other fields are atomic.
 unsafe impl Sync for InheritedEntry {}
-// SAFETY: the fields allow concurrent access, so another thread can also own the entry.
+// SAFETY: all access to a published entry is shared and atomic, so the thread that owns the entry does not matter.
 unsafe impl Send for InheritedEntry {}
 
 static FIRST: AtomicPtr<InheritedEntry> = AtomicPtr::new(ptr::null_mut());
@@ -41,7 +41,7 @@ fn entries() -> impl Iterator<Item = &'static InheritedEntry> {
     // SYNC(entries): pairs with `note`; a thread that reads a pointer to an entry also reads the entry's `next`.
     let mut next: *const InheritedEntry = FIRST.load(Ordering::Acquire);
     std::iter::from_fn(move || {
-        // SAFETY: the pointer is null, or points to an entry, which is never freed.
+        // SAFETY: the pointer is null or points to an entry, and entries are never freed.
         let entry = unsafe { next.as_ref() }?;
         next = entry.next;
         Some(entry)
@@ -61,13 +61,13 @@ fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
             pins: AtomicUsize::new(0),
         }));
         loop {
-            // SAFETY: the entry is not published yet, so this is the only reference.
+            // SAFETY: the entry is not published yet, so no other thread has a reference to it.
             let next = unsafe { (*entry).next }.cast_mut();
             // SYNC(entries): pairs with `entries`.
             match FIRST.compare_exchange(next, entry, Ordering::AcqRel, Ordering::Acquire) {
-                // SAFETY: the entry is never freed, and all references from now on are shared.
+                // SAFETY: entries are never freed, and after the publication all references to the entry are shared.
                 Ok(_) => return unsafe { &*entry },
-                // SAFETY: the entry is not published yet.
+                // SAFETY: the exchange failed, so the entry is still unpublished, and no other thread refers to it.
                 Err(now) => unsafe { (*entry).next = now },
             }
         }
@@ -80,7 +80,7 @@ fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
     entry
 }
 
-/// Registers a mapping. The registration must be dropped before the mapping is unmapped.
+/// The registration of a mapping. The owner must drop the registration before it unmaps the memory.
 #[derive(Debug)]
 pub struct Mapping(&'static InheritedEntry);
 
@@ -89,14 +89,13 @@ impl Mapping {
         Self(note(MAPPING, start as usize, len))
     }
 
-    /// Makes forked children keep the mapping until `unpin` is called.
+    /// Makes future forked children keep the mapping until `unpin` is called.
     #[inline]
     pub fn pin(&self) {
         self.0.pins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Makes every future fork replace the mapping in the child with private memory of zeros, before other code runs in
-    /// the child.
+    /// Makes each future fork replace the mapping in the child with zeros, before any other code runs in the child.
     pub fn wipe_on_fork(&self) {
         // SYNC(noted): pairs with `wipe_what_is_the_parents`.
         self.0.state.store(OWN_MAPPING, Ordering::Release);
@@ -115,17 +114,17 @@ impl Drop for Mapping {
     }
 }
 
-/// Registers a descriptor, which forked workers close.
+/// The registration of a descriptor that the object owns. Forked workers close registered descriptors.
 #[derive(Debug)]
 pub struct Descriptor(&'static InheritedEntry);
 
 impl Descriptor {
-    /// Takes ownership of a descriptor, and registers it.
+    /// Takes ownership of the descriptor `fd`, and registers it.
     pub fn note(fd: OwnedFd) -> Self {
         Self(note(DESCRIPTOR, fd.into_raw_fd() as usize, 0))
     }
 
-    /// Returns the descriptor, or None if this process or `drop_all_but` has closed it.
+    /// Returns the descriptor, or None if `close` or `drop_all_but` has closed it.
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let open = self.0.state.load(Ordering::Relaxed) == DESCRIPTOR;
         // SAFETY: the descriptor is open in the state `DESCRIPTOR`, which a child changes before it starts threads.
@@ -134,12 +133,13 @@ impl Descriptor {
 }
 
 impl Descriptor {
-    /// Closes the descriptor. Must not be called while a result of `get` is in use.
+    /// Closes the descriptor. The caller must not use a result of `get` during or after the call.
     pub fn close(&self) {
-        // The state changes first, so that a child that is forked in between never closes a reused descriptor number.
+        // The state changes before the descriptor is closed. A child that is forked in between therefore does not close
+        // another descriptor with the same number.
         if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let fd = self.0.start.load(Ordering::Relaxed) as i32;
-            // SAFETY: this object owned the descriptor, and the state shows that no code in this process has closed it.
+            // SAFETY: this object owns the descriptor, and the exchange shows that no other code has closed it.
             drop(unsafe { OwnedFd::from_raw_fd(fd) });
         }
     }
@@ -153,9 +153,10 @@ impl Drop for Descriptor {
     }
 }
 
-/// Drops all registered mappings and descriptors, except for the mappings in `keep` and pinned mappings. Must be called
-/// in a forked child with a single thread. Private memory of zeros replaces the mappings, so remaining references to
-/// them are harmless.
+/// Drops all registered mappings and descriptors, except for pinned mappings and the mappings in `keep`.
+///
+/// Must be called in a forked child that has a single thread. Private memory of zeros replaces the mappings, so that
+/// remaining pointers into the mappings are harmless.
 pub fn drop_all_but(keep: &[&Mapping]) {
     let mut dropped = Vec::new();
     for entry in entries() {
@@ -169,15 +170,15 @@ pub fn drop_all_but(keep: &[&Mapping]) {
             }
             DESCRIPTOR => {
                 entry.state.store(OPAQUE, Ordering::Relaxed);
-                // SAFETY: `Descriptor` owns the descriptor, and its state shows whether the descriptor was closed.
+                // SAFETY: a `Descriptor` owns the descriptor, and its state shows that the descriptor is open.
                 drop(unsafe { OwnedFd::from_raw_fd(start as i32) });
             }
             _ => {}
         }
     }
     for (start, end) in joined(dropped) {
-        // SAFETY: no lease, block or array points into an unpinned mapping. Its owner reads only atomic words that may
-        // be 0. Each mapping exists, because its owner frees the entry before it unmaps the memory.
+        // SAFETY: no lease, block or array points into an unpinned mapping, and the owner only reads atomic words that
+        // may be 0. The range is still mapped, because the owner frees the entry before unmapping.
         unsafe { put_zeros(start, end - start) };
     }
 }
@@ -187,7 +188,7 @@ fn span(entry: &InheritedEntry) -> (usize, usize) {
     (start, start + len.next_multiple_of(SMALLEST_PAGE))
 }
 
-/// Joins adjacent ranges. The links of many workers are adjacent, so one system call can replace several links.
+/// Joins adjacent ranges. The links of many workers are often adjacent, so one system call can replace several links.
 fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans.sort_unstable();
     spans.dedup_by(|next, last| {
@@ -201,21 +202,21 @@ fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
 }
 
 /// # Safety
-/// The range consists of mappings that are no longer used.
+/// The range must consist of existing mappings whose contents are no longer needed.
 unsafe fn put_zeros(start: usize, len: usize) {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: the caller guarantees the conditions that this function documents.
+    // SAFETY: the caller guarantees that the contents of the range are no longer needed.
     unsafe { libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0) };
 }
 
-/// Replaces the mappings that are marked by `wipe_on_fork`. Runs in a forked child before all other code, without locks
-/// or allocation.
+/// Replaces the mappings that `wipe_on_fork` has marked with zeros. The fork hook calls this function in each forked
+/// child before any other code, so the function neither locks nor allocates.
 pub fn wipe_what_is_the_parents() {
     // SYNC(noted): pairs with `Mapping::wipe_on_fork`.
     for entry in entries().filter(|entry| entry.state.load(Ordering::Acquire) == OWN_MAPPING) {
-        // SAFETY: these mappings contain only atomic counters, for which zero is a valid value. The owner frees the
-        // entry before it unmaps the memory, so the range still belongs to this mapping.
+        // SAFETY: the marked mappings contain only atomic counters, for which zero is a valid value. The owner frees
+        // the entry before it unmaps the memory, so the range still belongs to the mapping.
         unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
     }
 }
@@ -246,7 +247,7 @@ mod tests {
         let watch = crate::process::liveness::Watch::open(std::process::id() as i32).unwrap();
         let inodes: Vec<u64> = links.iter().map(|link| rustix::fs::fstat(link.region().fd()).unwrap().st_ino).collect();
         links[1].region().mapping.pin();
-        // SAFETY: the child reads /proc, changes its mappings and exits, which takes no lock of another thread.
+        // SAFETY: the child only reads /proc, changes its mappings and exits, and needs no lock of another thread.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let before = descriptors();
@@ -255,11 +256,11 @@ mod tests {
             let right = kept == [true, true, false] && descriptors() < before;
             let right = right && links[2].sent() == (0, 0) && !watch.exited();
             drop((links, watch));
-            // SAFETY: the call ends the child without running exit handlers of the parent.
+            // SAFETY: `_exit` ends the child without running the exit handlers of the parent.
             unsafe { libc::_exit(if right { 0 } else { 1 }) };
         }
         let mut status = 0;
-        // SAFETY: the call waits for the child that was just forked.
+        // SAFETY: `status` is valid for writing during the call.
         assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
         assert_eq!(status, 0, "the child found something else than it expected");
         links[1].region().mapping.unpin();

@@ -1,4 +1,4 @@
-//! Implements `System` with memory files, futexes and process descriptors, which only Linux has.
+//! Implements `System` with memory files, futexes and process descriptors, which exist only on Linux.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,8 @@ use rustix::thread::futex;
 
 use super::system::System;
 
-/// Errors such as a lack of memory do not count as missing support.
+/// Returns whether the kernel supports all required system calls. Errors such as a lack of memory do not count as
+/// missing support.
 pub(super) fn is_whole() -> bool {
     let is_there = |result: rustix::io::Result<OwnedFd>| match result {
         Ok(_) => true,
@@ -26,11 +27,11 @@ pub(super) fn is_whole() -> bool {
 pub(super) struct Linux;
 
 impl System for Linux {
-    /// A memfd is used because, unlike a file in `/dev/shm`, its size is not limited by a mount.
+    /// Creates a memfd. Unlike the size of a file in `/dev/shm`, the size of a memfd is not limited by a mount.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
-        // If the file could shrink, a process could receive SIGBUS even after it has checked the size.
+        // If another process could shrink the file, this process could receive SIGBUS after checking the size.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(File::from(fd))
     }
@@ -39,8 +40,7 @@ impl System for Linux {
         fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
     }
 
-    /// Nothing is reserved, because a memfd counts toward the memory of the machine and the cgroup, which cannot be
-    /// reserved.
+    /// Does nothing, because memfd pages cannot be reserved. The pages count as memory of the machine and the cgroup.
     fn reserve(&self, _file: BorrowedFd<'_>, _offset: u64, _len: u64) -> io::Result<()> {
         Ok(())
     }
@@ -57,7 +57,7 @@ impl System for Linux {
 
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         let timeout = futex::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // The flags do not contain PRIVATE, because other processes also map this word.
+        // The flag PRIVATE must not be set, because other processes also wait on this word.
         let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
     }
 

@@ -1,4 +1,4 @@
-//! Detects the exit of a process, and makes a child exit together with its parent.
+//! Detects that another process exits, and makes a child process exit when its parent exits.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::process::parent_id;
@@ -14,29 +14,30 @@ use crate::error::{self, OpenError};
 #[derive(Debug)]
 pub struct Watch {
     pid: i32,
-    /// A process descriptor, or None in the portable fallback, which checks the process id instead.
+    /// A descriptor of the watched process, or None in the portable fallback, which checks the process id instead.
     fd: Option<Descriptor>,
-    /// Whether the process is the parent, whose exit changes the parent id of this process.
+    /// Whether the watched process is the parent of this process. In this case, the exit of the watched process changes
+    /// the parent id of this process.
     parent: bool,
 }
 
 impl Watch {
-    /// Watches the process `pid`, whose exit status must not have been collected yet.
+    /// Watches the process `pid`. The caller ensures that the exit status of this process has not been collected yet.
     pub fn open(pid: i32) -> Result<Self, OpenError> {
         if pid <= 0 {
-            // The id must be positive, because `kill` interprets 0 or a negative number as a process group.
+            // For a number that is not positive, `kill` would check a process group instead of a process.
             return Err(OpenError::watch(std::io::ErrorKind::InvalidInput.into()));
         }
         let fd = system().watch(pid).map_err(OpenError::watch)?.map(Descriptor::note);
         Ok(Self { pid, fd, parent: parent_id() as i32 == pid })
     }
 
-    /// Watches a descriptor that becomes readable when a process on another machine exits.
+    /// Watches a process on another machine. The descriptor `fd` becomes readable when that process exits.
     pub fn by(fd: OwnedFd) -> Result<Self, OpenError> {
         Ok(Self { pid: 0, fd: Some(Descriptor::note(fd)), parent: false })
     }
 
-    /// Returns whether the process has exited, even if it is still a zombie.
+    /// Returns whether the process has exited. A zombie counts as exited.
     pub fn exited(&self) -> bool {
         match &self.fd {
             Some(fd) => poll_exit(fd, Duration::ZERO),
@@ -45,12 +46,11 @@ impl Watch {
     }
 
     fn number_exited(&self) -> bool {
-        // A zombie keeps its id, but its children immediately have a new parent.
+        // A zombie keeps its process id, but the children of a zombie immediately get a new parent.
         if self.parent { parent_id() as i32 != self.pid } else { has_exited(self.pid) }
     }
 
-    /// Returns whether any of the processes has exited. If all watches have descriptors, this takes a single system
-    /// call.
+    /// Returns whether any watched process has exited. One system call checks all processes with descriptors.
     pub fn any_exited<'a>(watches: impl Iterator<Item = &'a Self>) -> bool {
         let mut fds = Vec::new();
         for watch in watches {
@@ -84,7 +84,7 @@ impl Watch {
 }
 
 fn poll_exit(fd: &Descriptor, timeout: Duration) -> bool {
-    // A forked child has closed the descriptors that it inherited from its parent.
+    // In a forked child, this descriptor was closed together with all other inherited descriptors.
     let Some(fd) = fd.get() else { return false };
     let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
@@ -92,15 +92,14 @@ fn poll_exit(fd: &Descriptor, timeout: Duration) -> bool {
 }
 
 fn has_exited(pid: i32) -> bool {
-    // SAFETY: `info` is a plain struct that waitid fills in. WNOWAIT leaves the collection of the exit status to the
-    // parent's code.
+    // SAFETY: `info` is a plain struct that `waitid` fills in. With WNOWAIT, the exit status stays available.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
         if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 {
             return info.si_signo != 0;
         }
-        // For a process that is not a child, only the id can be checked. A later process may have the same id.
+        // For other processes, `kill` checks whether any process has this id. A later process may have the same id.
         if libc::kill(pid, 0) != 0 {
             return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }
@@ -110,18 +109,18 @@ fn has_exited(pid: i32) -> bool {
 
 fn is_zombie(pid: i32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    // The state follows the name, which is in parentheses and may contain any character.
+    // The state follows the process name, which is in parentheses and may itself contain parentheses.
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 
 /// Makes this process exit immediately and without a message when the watched process exits.
 ///
-/// A separate thread waits, so the process exits even if all other threads are blocked.
+/// A separate thread waits for the exit, so this process exits even if all its other threads are blocked.
 pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
     let builder = std::thread::Builder::new().name("torchdata-parent".to_owned()).stack_size(64 << 10);
     let wait = move || {
         while !watch.wait(Duration::from_secs(1)) {}
-        // SAFETY: the call ends the process without running exit handlers, which belong to the parent.
+        // SAFETY: `_exit` ends this process without running exit handlers, which belong to the parent.
         unsafe { libc::_exit(1) }
     };
     without_signals(|| builder.spawn(wait))
@@ -129,14 +128,13 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
         .map_err(error::system("cannot start the thread that watches the parent"))
 }
 
-/// Makes the kernel resume (SIGCONT) this process when its parent exits, because a suspended process would not notice
-/// the exit.
+/// Makes the kernel resume this process (SIGCONT) when its parent exits. A suspended process cannot detect the exit.
 ///
-/// The kernel also sends SIGCONT when the thread that created this process exits, possibly long before the parent.
-/// Unlike SIGKILL, SIGCONT has no effect on a running process.
+/// The kernel also sends SIGCONT when the parent's thread that created this process exits, which may be long before the
+/// parent exits. SIGCONT is used because, unlike SIGKILL, it has no effect on a running process.
 pub fn continue_with_parent() {
     #[cfg(target_os = "linux")]
-    // SAFETY: the call sets an attribute of this thread, and reads no memory.
+    // SAFETY: the call only sets an attribute of this thread, and accesses no memory.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT);
     }

@@ -1,7 +1,6 @@
-//! Provides the system calls that the engine needs: shared memory, doorbells, watching processes, and forks.
+//! Provides what the engine needs from the operating system: shared memory, doorbells, watching processes, and forks.
 //!
-//! `linux` implements the interface `System` with calls that only Linux has, and `portable` with calls that every Unix
-//! has.
+//! Two modules implement the interface `System`: `linux` uses system calls of Linux, and `portable` works on any Unix.
 
 mod backend;
 pub mod board;

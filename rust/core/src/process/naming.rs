@@ -1,7 +1,7 @@
 //! Sets the process name that `ps`, `htop` and `nvidia-smi` show.
 
-/// Sets the name of the calling thread (on Linux only), of which the kernel keeps at most 15 bytes. If this is the main
-/// thread, the process also has this name.
+/// Sets the name of the calling thread (only on Linux). The kernel keeps the first 15 bytes of the name. The name of
+/// the main thread is also the name of the process.
 pub fn name_this_thread(name: &str) {
     #[cfg(target_os = "linux")]
     {

@@ -1,4 +1,4 @@
-//! Implements `System` with calls that every Unix has: unlinked temporary files, short sleeps and process ids.
+//! Implements `System` for any Unix, with unlinked temporary files, short sleeps and process ids.
 
 use std::fs::File;
 use std::io;
@@ -19,13 +19,13 @@ impl System for Portable {
         temporary_file(len)
     }
 
-    /// Returns false, because a process that may write to a temporary file can also shrink it.
+    /// Returns false, because any process that may write to a temporary file can also shrink the file.
     fn is_sealed(&self, _file: BorrowedFd<'_>) -> bool {
         false
     }
 
-    /// Reserves space in the file system, because a process that writes to a page would receive SIGBUS if the file
-    /// system were full.
+    /// Reserves space for the range in the file system. Without the reservation, a process that writes to a page would
+    /// receive SIGBUS if the file system were full.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
         if len > 0 { reserve_file(file, offset, len) } else { Ok(()) }
     }
@@ -66,7 +66,7 @@ fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
             done => return Ok(done?),
         }
     }
-    // If the file system cannot reserve space, writing zeros allocates the space.
+    // If the file system does not support reservations, writing zeros also allocates the space.
     use std::os::unix::fs::FileExt;
     static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
     let file = File::from(fd.try_clone_to_owned()?);

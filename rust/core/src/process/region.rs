@@ -1,10 +1,11 @@
-//! Manages anonymous memory that several processes map.
+//! Manages regions: anonymous memory that several processes map.
 //!
-//! On Linux, a region is a memfd, and the portable fallback is an unlinked temporary file. The memory is freed together
-//! with the last mapping and descriptor, even if processes are killed.
+//! A region is a memfd on Linux, and an unlinked temporary file in the portable fallback. The system frees the memory
+//! when the last process closes and unmaps the region, even if that process is killed.
 //!
-//! If a file system is full, touching a new page causes SIGBUS, so the portable fallback reserves space in advance. A
-//! memfd counts toward the memory of the machine and the cgroup, and the kernel kills a process if there is not enough.
+//! Writing to a new page of a temporary file causes SIGBUS if the file system is full, so the portable fallback
+//! reserves space in advance. The pages of a memfd count as memory of the machine and the cgroup, so the kernel kills a
+//! process if the memory is exhausted.
 
 use std::fs::File;
 use std::io;
@@ -17,23 +18,23 @@ use super::backend::system;
 use super::inherited::Mapping;
 use crate::error::{self, OpenError};
 
-/// A mapped region of shared memory.
+/// A region of shared memory that this process has mapped.
 #[derive(Debug)]
 pub struct Region {
-    /// Fields are dropped in order, so `mapping` must precede `map`.
+    /// The registration of the mapping. Fields are dropped in order, so `mapping` must precede `map`.
     pub(crate) mapping: Mapping,
     map: MmapRaw,
-    /// The descriptor, or -1 once it has been closed.
+    /// The number of the descriptor, or -1 after the descriptor was closed.
     fd: AtomicI32,
 }
 
 impl Region {
-    /// Creates a region of `len` zero bytes. The first `reserved` bytes can be used without a call of `reserve`.
+    /// Creates a region of `len` zero bytes. Bytes beyond the first `reserved` bytes need a call of `reserve`.
     pub fn create(len: usize, reserved: usize) -> Result<Self, OpenError> {
         Self::create_named("torchdata", len, reserved)
     }
 
-    /// Creates a region like `create`, and sets the name that the system shows for the descriptor.
+    /// Creates a region like `create`. The operating system shows the region's descriptor under the given name.
     pub fn create_named(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;
@@ -45,28 +46,29 @@ impl Region {
         Ok(region)
     }
 
-    /// Ensures that the bytes `offset..offset + len`, which must not contain data yet, can be used.
+    /// Ensures that the bytes `offset..offset + len` are usable. The range must not contain data yet.
     pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
         let system = system();
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
     }
 
-    /// Frees the pages of the bytes `offset..offset + len`, which are zero afterwards.
+    /// Frees the pages of the bytes `offset..offset + len`. The bytes become zero.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
         #[cfg(target_os = "linux")]
-        // SAFETY: the range is inside the mapping, which is shared memory, and callers do not need the freed contents.
+        // SAFETY: the range is inside the mapping, which is shared memory, and callers no longer need its contents.
         return unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::Remove, offset, len) };
         #[cfg(not(target_os = "linux"))]
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Maps the region of `fd`, a descriptor that was received from the process that created the region.
+    /// Maps the region of the descriptor `fd`, which this process received from the process that created the region.
     pub fn attach(fd: OwnedFd) -> Result<Self, OpenError> {
         Self::map(File::from(fd))
     }
 
-    /// The file must be sealed against shrinking, because reading a removed page causes SIGBUS.
+    /// Maps the region of another program for reading. The file must be sealed against shrinking, because reading a
+    /// page that was cut off would cause SIGBUS.
     pub(crate) fn observe(file: &File) -> Result<Self, OpenError> {
         if !system().is_sealed(file.as_fd()) {
             return Err(OpenError::Invalid("it is not sealed against shrinking"));
@@ -83,31 +85,31 @@ impl Region {
         Ok(Self { mapping, map, fd: AtomicI32::new(file.into_raw_fd()) })
     }
 
-    /// Returns the descriptor, which can be passed to another process.
+    /// Returns the descriptor of the region, which can be passed to another process.
     pub fn fd(&self) -> BorrowedFd<'_> {
         let fd = self.fileno();
         assert!(fd >= 0, "the descriptor of this region was closed after all processes had received it");
-        // SAFETY: the descriptor is open until `close`, which is not called while the returned descriptor is in use.
+        // SAFETY: the descriptor is open until `close`, whose callers no longer use the returned descriptor.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
-    /// Returns the number of the descriptor, or -1 if it has been closed.
+    /// Returns the number of the descriptor, or -1 if the descriptor was closed.
     pub fn fileno(&self) -> i32 {
         self.fd.load(Ordering::Relaxed)
     }
 
-    /// Closes the descriptor, unless the portable fallback needs it to reserve space. Must not be called while a result
-    /// of `fd` is in use.
+    /// Closes the descriptor, except in the portable fallback, which needs the descriptor to reserve space. The caller
+    /// must no longer use a result of `fd`.
     pub fn close(&self) {
         if !system().keeps_files() {
             drop(self.take_descriptor());
         }
     }
 
-    /// Must not be called while a result of `fd` is in use, or before the last call of `reserve`.
+    /// Takes the descriptor. The caller must no longer use a result of `fd`, and must not call `reserve` later.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
-        // SAFETY: the region owned the descriptor, which no other caller can take, because `self.fd` is -1.
+        // SAFETY: the region owned the descriptor, and after the `swap`, no other call can take the same descriptor.
         (fd >= 0).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
@@ -115,7 +117,7 @@ impl Region {
         self.map.len()
     }
 
-    /// Returns the start of the mapping, which is page-aligned.
+    /// Returns the page-aligned start of the mapping.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
@@ -131,8 +133,8 @@ impl Drop for Region {
     }
 }
 
-/// Drops the regions and watches that this process has inherited, except for pinned regions and the regions in `own`
-/// (see `inherited`). Must be called in a forked child with a single thread.
+/// Drops the regions and watches that this process has inherited, except for pinned regions and the regions in `own`.
+/// Must be called in a forked child that has a single thread (see `inherited`).
 pub fn drop_inherited(own: &[&Region]) {
     let own: Vec<&Mapping> = own.iter().map(|region| &region.mapping).collect();
     super::inherited::drop_all_but(&own);

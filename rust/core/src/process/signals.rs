@@ -1,21 +1,21 @@
-//! Prevents a process, or a thread of this library, from handling certain signals.
+//! Controls which signals this process, or a thread that this library starts, reacts to.
 
 use std::io;
 
-/// Makes this process ignore a signal from other processes by installing a handler. SIG_IGN is not used, because a
-/// program that this process executes would inherit it.
+/// Installs a signal handler that makes this process ignore the signal `number` if another process sends it. The
+/// handler is used instead of SIG_IGN, because programs that this process executes would inherit SIG_IGN.
 ///
-/// If this process sends the signal to itself, the default action follows, because code that raises SIGTERM expects its
-/// process to exit.
+/// If this process sends the signal to itself, the handler runs the default action, because code that raises SIGTERM
+/// expects its process to exit.
 ///
-/// The handler blocks all other signals, and runs on the normal stack, because `faulthandler`'s alternate stack is too
-/// small for many simultaneous signals.
+/// The handler blocks all other signals. It runs on the normal stack, because the alternate stack of `faulthandler` is
+/// too small for many simultaneous signals.
 pub fn take_no_notice(number: i32) -> io::Result<()> {
     act(number, obey_own as extern "C" fn(_, _, _) as libc::sighandler_t, libc::SA_RESTART | libc::SA_SIGINFO)
 }
 
 fn act(number: i32, handler: libc::sighandler_t, flags: i32) -> io::Result<()> {
-    // SAFETY: the action is initialized before it is read, and callers pass a handler that matches the flags.
+    // SAFETY: `action` is initialized before the kernel reads it, and callers pass a handler that matches the flags.
     let failed = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler;
@@ -27,11 +27,11 @@ fn act(number: i32, handler: libc::sighandler_t, flags: i32) -> io::Result<()> {
 }
 
 extern "C" fn obey_own(number: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid description of the signal.
+    // SAFETY: the kernel passes a pointer to a valid description of the signal.
     if !is_from_this_process(unsafe { &*info }) || act(number, libc::SIG_DFL, 0).is_err() {
         return;
     }
-    // SAFETY: all calls are allowed in a signal handler, and the set is initialized before it is read.
+    // SAFETY: a signal handler may make all these calls, and the signal set is initialized before it is read.
     unsafe {
         let mut this = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
         libc::sigemptyset(this.as_mut_ptr());
@@ -44,17 +44,17 @@ extern "C" fn obey_own(number: libc::c_int, info: *mut libc::siginfo_t, _context
 fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     #[cfg(target_os = "linux")]
     if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {
-        return false; // the kernel, not a process, has sent the signal
+        return false; // the kernel sent the signal, not a process
     }
-    // SAFETY: a signal from a process has a sender, and reading the field is also defined for other signals.
+    // SAFETY: a signal from a process has a sender, and for other signals, the field is still readable.
     unsafe { info.si_pid() == libc::getpid() }
 }
 
-/// Calls `start`, which starts a thread, while all signals are blocked, so that the new thread receives none. Python
-/// reacts to a signal immediately only in the main thread, and the alternate stack of Rust's threads is too small for
-/// Python's signal handlers.
+/// Calls `start`, which starts a thread, while all signals are blocked. The new thread inherits the block and receives
+/// no signals. Signals must reach the main thread, because only there Python reacts to them immediately. In addition,
+/// the alternate stack of Rust's threads is too small for Python's signal handlers.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
-    // SAFETY: `all` and `before` are initialized before they are read, and this thread's mask is restored.
+    // SAFETY: `all` and `before` are initialized before they are read. The thread's previous signal mask is restored.
     unsafe {
         let mut all = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
         let mut before = std::mem::MaybeUninit::<libc::sigset_t>::uninit();

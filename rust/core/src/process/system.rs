@@ -1,4 +1,4 @@
-//! The interface between the engine and the operating system.
+//! Defines the interface between the engine and the operating system.
 
 use std::fs::File;
 use std::io;
@@ -13,10 +13,10 @@ pub(super) trait System: Sync {
 
     fn is_sealed(&self, file: BorrowedFd<'_>) -> bool;
 
-    /// Ensures that a range of a memory file can be used. May overwrite the range with zeros.
+    /// Ensures that a range of a memory file is usable. The call may overwrite the range with zeros.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()>;
 
-    /// Returns whether `reserve` needs the open file while the file is mapped.
+    /// Returns whether `reserve` needs an open descriptor of the file after the file was mapped.
     fn keeps_files(&self) -> bool;
 
     fn advise_huge(&self, map: &MmapRaw, offset: usize, len: usize);
@@ -25,6 +25,7 @@ pub(super) trait System: Sync {
 
     fn unpark(&self, word: &AtomicU32);
 
-    /// Returns a descriptor that becomes readable when the process exits, or None if the system lacks such descriptors.
+    /// Returns a descriptor that becomes readable when the process exits, or None if the system has no such
+    /// descriptors.
     fn watch(&self, pid: i32) -> io::Result<Option<OwnedFd>>;
 }

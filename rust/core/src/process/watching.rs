@@ -1,8 +1,9 @@
-//! Detects calls that do not return. Each caller counts its calls in a [`Pulse`] (heartbeat) by plain stores, and one
-//! thread per process regularly reads all heartbeats.
+//! Detects calls that do not return. Each caller counts its calls in a [`Pulse`] (heartbeat) with plain stores. One
+//! thread per process, the watching thread, regularly reads all heartbeats.
 //!
-//! The watching thread holds no Python lock, and stops before a fork, so that the child does not inherit incomplete
-//! state. After a fork, the next watched call in the parent restarts the thread, and a child creates its own [`Watch`].
+//! The watching thread holds no Python lock. The thread stops before a fork, so that the child does not inherit
+//! incomplete state. After the fork, the next watched call in the parent restarts the thread, whereas the child creates
+//! its own [`Watch`].
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64};
@@ -13,8 +14,8 @@ use std::time::{Duration, Instant};
 use super::fork;
 use super::signals::without_signals;
 
-/// In the word of a heartbeat, the upper bits count all calls in steps of `CALL`, and the lower bits count running
-/// calls.
+/// The word of a heartbeat contains two numbers: the upper bits count all calls in steps of `CALL`, and the lower bits
+/// count the calls that are running.
 const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
@@ -22,25 +23,26 @@ const ALL_INSIDE: u64 = CALL - 1;
 const CHECKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// A fork waits up to `GIVE_UP` for the watching thread to exit, then up to `FORGOTTEN` until the kernel no longer
-/// lists the thread.
+/// The limits for a wait before a fork. The wait first lasts up to `GIVE_UP` until the watching thread exits, and then
+/// up to `FORGOTTEN` until the kernel no longer lists the thread.
 const GIVE_UP: Duration = Duration::from_secs(1);
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
 #[inline]
 pub fn this_thread() -> u64 {
-    // SAFETY: the call has no preconditions and cannot fail.
+    // SAFETY: `pthread_self` has no preconditions and cannot fail.
     unsafe { libc::pthread_self() as u64 }
 }
 
-/// A flag of a heartbeat: before the next call, the caller must check whether the loader is paused or limited.
+/// A flag of a heartbeat. If the flag is set, the caller must check whether the loader is paused or limited.
 pub const HELD: u8 = 1;
-/// A flag of a heartbeat: the watching thread has not run since a fork.
+/// A flag of a heartbeat. The flag is set after a fork until the watching thread runs again.
 pub const UNWATCHED: u8 = 2;
-/// A flag of a heartbeat: an asynchronous exception, such as KeyboardInterrupt, has interrupted the last call.
+/// A flag of a heartbeat. The flag is set if an asynchronous exception, such as KeyboardInterrupt, has interrupted the
+/// last call.
 pub const CUT: u8 = 4;
 
-/// The heartbeat of a caller, which counts the caller's calls.
+/// The heartbeat of a caller, which counts the calls of this caller.
 #[derive(Default)]
 pub struct Pulse {
     word: AtomicU64,
@@ -64,7 +66,7 @@ impl Pulse {
         self.word.load(Relaxed) & ALL_INSIDE != 0
     }
 
-    /// Returns the flags that a call must check (usually 0).
+    /// Returns the flags that the caller must handle before a call. The result is usually 0.
     #[inline]
     pub fn signs(&self) -> u8 {
         self.signs.load(Relaxed)
@@ -79,20 +81,20 @@ impl Pulse {
     }
 }
 
-/// A call that has not returned for some time.
+/// A report about a call that has not returned for some time.
 pub struct Stall {
     /// The number of the watched loader, as passed to [`Watch::begin`].
     pub key: u64,
-    /// The time for which the watching thread has observed the call.
+    /// The time since the watching thread first saw the call.
     pub waited: Duration,
-    /// The calling thread, as returned by `pthread_self`.
+    /// The id of the calling thread, as returned by `pthread_self`.
     pub thread: u64,
     pulse: Weak<Pulse>,
     word: u64,
 }
 
 impl Stall {
-    /// Returns whether the reported call is still in progress.
+    /// Returns whether the reported call is still running.
     pub fn lasts(&self) -> bool {
         self.pulse.upgrade().is_some_and(|pulse| pulse.word.load(Relaxed) == self.word)
     }
@@ -102,8 +104,8 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The word of the heartbeat at the time `since`. A stall is reported if the word does not change for the duration
-    /// `next`.
+    /// The word of the heartbeat since the time `since`. A stall is reported when the word has not changed for the
+    /// duration `next`.
     word: u64,
     since: Instant,
     next: Duration,
@@ -137,13 +139,13 @@ struct WatchState {
     number: u64,
 }
 
-/// The watched callers of a process.
+/// The list of watched heartbeats in a process, and the state of the watching thread.
 pub struct Watch {
     generation: u64,
     state: Mutex<WatchState>,
-    /// Wakes up the watching thread.
+    /// Notified when the watching thread must check its state.
     wake: Condvar,
-    /// Wakes up the callers of `stop` when the watching thread ends.
+    /// Notified when the watching thread ends, because callers of `stop` wait for the end.
     ended: Condvar,
     tell: fn(&Stall),
 }
@@ -151,13 +153,15 @@ pub struct Watch {
 static WATCH: AtomicPtr<Watch> = AtomicPtr::new(std::ptr::null_mut());
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// Returns the watch of this process, which calls `tell` for each stall, without holding a lock.
+/// Returns the `Watch` of this process. The watching thread calls `tell` for each stall, without holding a lock.
 pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     let generation = fork::generation();
     loop {
-        // SYNC(watch): pairs with the exchange below, so a watch is read after it was initialized.
+        // SYNC(watch): pairs with the exchange below; a thread that reads the pointer also reads the initialized
+        // `Watch`.
         let current = WATCH.load(Acquire);
-        // SAFETY: the pointer is null, or valid because a `Watch` is never freed. A child leaks its parent's `Watch`.
+        // SAFETY: the pointer is null or points to a `Watch`, which is never freed. A child leaks the `Watch` of its
+        // parent.
         if let Some(watch) = unsafe { current.as_ref() }
             && watch.generation == generation
         {
@@ -167,14 +171,15 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
         let new = Box::into_raw(Box::new(Watch { generation, state, wake, ended, tell }));
         // SYNC(watch): pairs with the load above.
         if WATCH.compare_exchange(current, new, AcqRel, Relaxed).is_err() {
-            // SAFETY: `new` was created above, and no other thread has seen it.
+            // SAFETY: `new` was created above, and the exchange failed, so no other thread has seen the pointer.
             drop(unsafe { Box::from_raw(new) });
         }
     }
 }
 
 impl Watch {
-    /// Starts watching a heartbeat, or continues after a fork. Calls longer than `patience` are reported.
+    /// Starts to watch a heartbeat, or restarts watching after a fork. A call that takes longer than `patience` is
+    /// reported.
     pub fn begin(&'static self, pulse: &Arc<Pulse>, key: u64, patience: Duration) {
         let mut state = self.state();
         if state.forks > 0 || OVER.load(Relaxed) {
@@ -202,8 +207,8 @@ impl Watch {
         self.wake.notify_all();
     }
 
-    /// Stops the watching thread before a fork or at the end of the process. Waits at most `GIVE_UP` for a thread that
-    /// is blocked in a report. The caller must not hold a lock that the thread may need.
+    /// Stops the watching thread before a fork or at the end of the process. If the thread is blocked in a report, the
+    /// method gives up after `GIVE_UP`. The caller must not hold a lock that the thread may need.
     pub fn stop(&self) {
         let mut state = self.state();
         state.stop = true;
@@ -221,7 +226,7 @@ impl Watch {
         drop(state);
         if let Some(thread) = thread {
             let _ = thread.join();
-            // The kernel still lists the thread for a short time after the join.
+            // After the thread has been joined, the kernel still lists the thread for a short time.
             let (path, since) = (format!("/proc/self/task/{number}"), Instant::now());
             while since.elapsed() < FORGOTTEN && std::fs::exists(&path).unwrap_or(false) {
                 std::thread::yield_now();
@@ -229,7 +234,8 @@ impl Watch {
         }
     }
 
-    /// Prevents the thread from being started during a fork. Must be called before [`stop`](Self::stop).
+    /// Prevents other threads from starting the watching thread during a fork. Must be called before
+    /// [`stop`](Self::stop).
     pub fn fork_begins(&self) {
         let mut state = self.state();
         state.forks += 1;
@@ -240,7 +246,7 @@ impl Watch {
         }
     }
 
-    /// Records in the parent that a fork is complete.
+    /// Records that a fork is complete. Must be called in the parent.
     pub fn fork_is_over(&self) {
         let mut state = self.state();
         state.forks = state.forks.saturating_sub(1);
@@ -255,7 +261,7 @@ impl Watch {
         state.number = thread_number();
         loop {
             state.watched.retain(|one| one.pulse.strong_count() > 0);
-            // If `tell` has forked, this code may run in the child, which uses its own `Watch`.
+            // If `tell` forked, this code may run in the child, which must use its own `Watch`.
             if state.stop || state.watched.is_empty() || fork::generation() != self.generation {
                 break;
             }
@@ -276,14 +282,14 @@ impl Watch {
     }
 }
 
-/// Prevents the thread from being started again.
+/// Prevents the watching thread from being started again, because the process ends.
 pub fn over() {
     OVER.store(true, Relaxed);
 }
 
 fn thread_number() -> u64 {
     #[cfg(target_os = "linux")]
-    // SAFETY: the call has no preconditions and cannot fail.
+    // SAFETY: the system call has no preconditions and cannot fail.
     return unsafe { libc::syscall(libc::SYS_gettid) } as u64;
     #[cfg(not(target_os = "linux"))]
     0

@@ -1,19 +1,20 @@
-//! Records which items of an epoch a reader has received from each peer, and the snapshots for resuming a later run.
+//! Records the items that a reader has received from each peer in an epoch, and the snapshots from which a later run
+//! can resume.
 //!
-//! A writer sends snapshots of its graph between items. The reader keeps each snapshot until the user has received all
-//! items before the next one. Pipes in the main process may read ahead of the user, so a log of the latest deliveries
-//! provides the user's position.
+//! A writer sends snapshots of its graph between its items. The reader keeps each snapshot until the user has received
+//! all items that precede the next snapshot. Pipes in the main process may read ahead of the user, so the reader also
+//! keeps a log of the latest deliveries, from which it derives the user's position.
 
 use std::collections::VecDeque;
 
 use super::account::Account;
 
-/// A worker's position in the dispatched items.
+/// The position of a worker in the items that the dispatching process sends to the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
-    /// The number of the pass, counted from 1.
+    /// The number of the pass over the dispatched items, counted from 1.
     pub pass: u32,
-    /// The number and checksum of the dispatched items that the worker has read in this pass.
+    /// The number and checksum of the dispatched items that the worker has read in the pass.
     pub account: Account,
 }
 
@@ -28,28 +29,28 @@ impl Default for Share {
 pub struct Snapshot<S> {
     /// The number and checksum of the items that the writer had sent before the snapshot.
     pub sent: Account,
-    /// The writer's position in the dispatched items at the time of the snapshot.
+    /// The position in the dispatched items that the writer had reached at the time of the snapshot.
     pub share: Share,
     pub content: S,
 }
 
-/// A snapshot of the dispatching process.
+/// A snapshot of the dispatching process's graph.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealt<S> {
     pub pass: u32,
-    /// For each worker, the number and checksum of the items that were dispatched to it in this pass.
+    /// For each worker, the number and checksum of the items that were dispatched to the worker in the pass.
     pub accounts: Vec<Account>,
     pub content: S,
 }
 
 impl<S> Dealt<S> {
-    /// Returns the number of items that were dispatched in this pass.
+    /// Returns the total number of items that were dispatched in the pass before the snapshot.
     pub fn items(&self) -> u64 {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
-    /// Returns whether a worker at position `share` has read all items dispatched to it before this snapshot, and can
-    /// therefore resume from the snapshot.
+    /// Returns whether a worker can resume from this snapshot at position `share`. The worker must have read all items
+    /// that were dispatched to it before the snapshot.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
@@ -59,36 +60,37 @@ impl<S> Dealt<S> {
 struct Peer<S> {
     taken: Account,
     ended: bool,
-    /// Whether the oldest snapshot precedes every position that may be requested.
+    /// Whether the oldest snapshot precedes every position that the user may request.
     begun: bool,
-    /// The snapshots in ascending order. Only the first snapshot is guaranteed to precede the user's position.
+    /// The snapshots, oldest first. Only the first snapshot is guaranteed to precede the user's position.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
-/// The position of one peer before the latest deliveries, from which a later run can resume.
+/// The position of one peer in the epoch, from which a later run can resume.
 #[derive(Debug)]
 pub struct PeerPosition<'a, S> {
-    /// The number and checksum of this peer's items before this position.
+    /// The number and checksum of the peer's items before the position.
     pub given: Account,
-    /// The latest snapshot at or before this position, or None if the peer must start at the beginning of the epoch.
+    /// The latest snapshot at or before the position. The value is None if the peer must restart at the beginning of
+    /// the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,
 }
 
 const LOOK_BACK: usize = 64;
 const LONG_LOOK_BACK: usize = 1 << 16;
 
-/// A reader's log of deliveries and its snapshots in one epoch.
+/// The log of a reader's deliveries in one epoch, and the snapshots that the reader has received.
 #[derive(Debug, Clone, Hash)]
 pub struct Books<S> {
     peers: Vec<Peer<S>>,
-    /// For each of the latest deliveries: the peer, and the number and checksum of the items that it had delivered
-    /// before.
+    /// The latest deliveries. Each entry contains the peer, and the number and checksum of the items that the peer had
+    /// delivered before.
     log: VecDeque<(u32, Account)>,
     total: u64,
     dealt: VecDeque<Dealt<S>>,
-    /// The number of deliveries that are kept after the user has received their items.
+    /// The number of deliveries that stay in the log after the user has received their items.
     beyond: usize,
-    /// The number of deliveries that are kept if the user's position is unknown.
+    /// The number of deliveries that stay in the log if the user's position is unknown.
     unknown: usize,
     longest: usize,
     first: usize,
@@ -100,8 +102,8 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Creates records that keep the last `beyond` deliveries that the user has received, or `unknown` deliveries if
-    /// the user's position is unknown.
+    /// Creates records that keep the last `beyond` deliveries that the user has received. If the user's position is
+    /// unknown, the records keep the last `unknown` deliveries.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })
@@ -119,8 +121,9 @@ impl<S> Books<S> {
         }
     }
 
-    /// Begins an epoch in which each peer starts after the items that `starts` counts, or at item 0 by default. The
-    /// caller must drop the returned snapshots of the previous epoch, because dropping may run arbitrary code.
+    /// Begins an epoch in which each peer starts after the items that `starts` counts, or at item 0 if `starts` is
+    /// empty. Returns the snapshots of the previous epoch. The caller must drop them without a lock, because dropping
+    /// may run arbitrary code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
@@ -135,12 +138,12 @@ impl<S> Books<S> {
         kept
     }
 
-    /// Makes `peer` the peer of the first delivery.
+    /// Makes `peer` the peer from which the first delivery of the epoch comes.
     pub fn begin_at(&mut self, peer: usize) {
         self.first = peer;
     }
 
-    /// Records that a peer sends no more items.
+    /// Records that `peer` sends no more items in the epoch.
     pub fn end(&mut self, peer: usize) {
         self.peers[peer].ended = true;
     }
@@ -151,18 +154,18 @@ impl<S> Books<S> {
         (0..peers).map(|step| (from + step) % peers).find(|&peer| !self.peers[peer].ended).unwrap_or(from % peers)
     }
 
-    /// Returns the number of items delivered in this run.
+    /// Returns the number of items that were delivered since the epoch began or was resumed.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Returns the number and checksum of all items received from a peer.
+    /// Returns the number and checksum of all items that were received from `peer` in the epoch.
     pub fn taken(&self, peer: usize) -> Account {
         self.peers[peer].taken
     }
 
-    /// Counts a delivered item. `lag` returns how many of the delivered items the user has not received, or None if
-    /// unknown.
+    /// Counts a delivered item. `lag` returns the number of delivered items that the user has not received yet, or None
+    /// if this number is unknown.
     #[inline]
     pub fn deliver(&mut self, peer: usize, digest: u64, lag: impl FnOnce(u64) -> Option<u64>) {
         let taken = &mut self.peers[peer].taken;
@@ -183,8 +186,8 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns the number and checksum of the items from each peer, and the next peer, before the last `back`
-    /// deliveries. Returns None if the log is too short.
+    /// Returns the state before the last `back` deliveries: the number and checksum of each peer's items, and the next
+    /// peer. Returns None if the log is too short.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -196,7 +199,8 @@ impl<S> Books<S> {
         Some((accounts, turn))
     }
 
-    /// Returns the positions of all peers and the next peer, as of the time before the last `back` deliveries.
+    /// Returns the positions of all peers, and the next peer, before the last `back` deliveries. Returns None if the
+    /// log is too short.
     pub fn positions(&self, back: u64) -> Option<(Vec<PeerPosition<'_, S>>, usize)> {
         let (accounts, turn) = self.accounts(back)?;
         Some((self.positions_at(accounts), turn))
@@ -219,7 +223,7 @@ impl<S> Books<S> {
         !self.dealt.is_empty()
     }
 
-    /// Returns the dispatching process's latest snapshot from which workers at the positions `shares` can resume.
+    /// Returns the latest snapshot of the dispatching process from which workers at the positions `shares` can resume.
     pub fn dealt_before(&self, shares: &[Share]) -> Option<&Dealt<S>> {
         let is_before = |dealt: &&Dealt<S>| (0..shares.len()).all(|worker| dealt.is_behind(worker, shares[worker]));
         self.dealt.iter().rev().find(is_before)
@@ -230,31 +234,31 @@ impl<S> Books<S> {
         self.peers.iter().map(share).collect()
     }
 
-    /// Stores a snapshot of a peer, and returns older snapshots that are no longer needed. `lag` is the number of
-    /// deliveries that the user has not received yet.
+    /// Stores a snapshot of `peer`, and returns older snapshots that are no longer needed. `lag` is the number of
+    /// delivered items that the user has not received yet, or None if this number is unknown.
     pub fn keep(&mut self, peer: usize, snapshot: Snapshot<S>, lag: Option<u64>) -> Vec<S> {
         let given =
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
-        // If `lag` is None, the user has received at least the items before the start of the log.
+        // If `lag` is None, the user has received at least the items that precede the start of the log.
         let earliest = || self.log.iter().find(|(of, _)| *of as usize == peer).map(|(_, before)| *before);
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);
         let superfluous = (1..snapshots.len()).take_while(|&index| passed(&snapshots[index])).count();
-        // If the log contains no item of this peer, the user has received all items of this peer.
+        // If the log contains no item of the peer, the user has received all items of the peer.
         let oldest = given.unwrap_or(self.peers[peer].taken);
         let Peer { snapshots, begun, .. } = &mut self.peers[peer];
         *begun |= snapshots[superfluous].sent.items <= oldest.items;
         snapshots.drain(..superfluous).map(|snapshot| snapshot.content).collect()
     }
 
-    /// Stores a snapshot of the dispatching process, and returns older snapshots that no worker needs.
+    /// Stores a snapshot of the dispatching process, and returns older snapshots that no worker needs to resume.
     pub fn keep_dealt(&mut self, dealt: Dealt<S>) -> Vec<S> {
         if self.dealt.iter().any(|known| known.pass == dealt.pass && known.accounts == dealt.accounts) {
             return vec![dealt.content];
         }
-        // Snapshots arrive over several links in any order, so the new snapshot is inserted by its sort key.
+        // Snapshots arrive over several links in any order, so the new snapshot is inserted at its sorted position.
         let place = self.dealt.iter().rposition(|known| order(known) <= order(&dealt)).map_or(0, |place| place + 1);
         self.dealt.insert(place, dealt);
         let oldest = self.oldest_shares();

@@ -1,4 +1,4 @@
-//! Selects the reader of the next item for a writer of several links, and decides when a pass ends.
+//! Selects the reader that receives the next item of a writer with several links, and decides when a pass ends.
 
 use super::grant::Reader;
 use super::sending::Permit;
@@ -7,20 +7,20 @@ use crate::round_robin::RoundRobin;
 /// The next step of a writer (a worker or the dispatching process).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Deal {
-    /// Compute an item and send it to this reader.
+    /// Compute an item and send the item to this reader.
     To(usize),
-    /// Compute the next item and drop it, because this reader needs no more items or already has this item.
+    /// Compute the next item and drop it, because this reader needs no more items or already has the item.
     Skip(usize),
-    /// Wait for this reader, because this reader must receive the next item.
+    /// Wait until this reader accepts an item, because the order requires that this reader receives the next item.
     WaitFor(usize),
-    /// Stop, because all readers have ended this pass.
+    /// End the pass, because all readers have ended the pass.
     Nobody,
 }
 
-/// The order in which readers receive items.
+/// The state of a writer that sends its items to several readers in turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealing {
-    /// The rotation of the readers. A reader ends with the end of its items, or with an error.
+    /// The rotation of the readers. A reader is removed when it has received the end of its items, or an error.
     pub turn: RoundRobin,
 }
 
@@ -29,7 +29,7 @@ impl Dealing {
         Self { turn: RoundRobin::new(readers, false) }
     }
 
-    /// Returns the next step. `permit` returns whether a reader accepts an item now.
+    /// Returns the next step of the writer. `permit` returns whether a reader accepts an item now.
     #[inline]
     pub fn next(&self, mut permit: impl FnMut(usize) -> Permit) -> Deal {
         let Some(target) = self.turn.next() else { return Deal::Nobody };
@@ -42,7 +42,8 @@ impl Dealing {
         }
     }
 
-    /// Returns the next step of a worker that takes turns between its shards, which all have the same reader and grant.
+    /// Returns the next step of a worker with several shards. All shards send to the same reader, so they share its
+    /// `permit`.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)
@@ -52,8 +53,8 @@ impl Dealing {
         (0..self.turn.peers()).filter(|&reader| !self.turn.is_ended(reader))
     }
 
-    /// Returns whether to begin the next pass, because a reader has requested it and all readers have ended the current
-    /// pass.
+    /// Returns whether the writer must begin the next pass. The result is true if a reader has requested the pass and
+    /// all readers have ended the current pass.
     pub fn is_asked_again(&self, reader: impl Fn(usize) -> Reader) -> bool {
         let mut asked = false;
         for peer in 0..self.turn.peers() {

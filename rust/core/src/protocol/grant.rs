@@ -1,11 +1,12 @@
-//! Defines the word with which the reader of a link requests items from the writer.
+//! Defines the grant: a word in shared memory with which the reader of a link requests items from the writer.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! The low bits of epoch, pass and count suffice, because the streams of writer and reader are never far apart.
+//! The word contains only the low bits of epoch, pass and item count. The low bits suffice, because the reader and the
+//! writer are never far apart.
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};
@@ -14,36 +15,36 @@ const COUNT_BITS: u32 = 30;
 const PASS_BITS: u32 = 2;
 const EPOCH_BITS: u32 = 14;
 
-/// A reader's request for items of a stream.
+/// What a reader wants from the writer in its current stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wish {
-    /// The total number of items that the reader wants from this stream, modulo 2^30.
+    /// The reader wants this total number of items from the stream, modulo 2^30.
     Items(u32),
-    /// The reader wants no more items of this pass, but may request another pass.
+    /// The reader wants no more items of the current pass, but may request another pass.
     Left,
-    /// The reader wants no more items in this epoch.
+    /// The reader wants no more items in the current epoch.
     Done,
 }
 
-/// A message from a reader to its writer: the reader's current stream, and what the reader wants from this stream.
+/// The content of a grant word: the reader's current stream, and what the reader wants from this stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Grant {
     stream: Stream,
     wish: Wish,
 }
 
-/// The position of a reader's stream relative to the stream of its writer.
+/// The position of the reader relative to the writer's current stream, as decoded from a grant word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reader {
-    /// The reader is still in an earlier stream.
+    /// The reader is in the writer's stream, and wants this total number of items, modulo 2^30.
     Behind,
     /// The reader is in the writer's stream, and wants this total number of items, modulo 2^30.
     Here(u32),
-    /// The reader has ended this pass, but may request the next pass.
+    /// The reader has ended the writer's pass, but may request the next pass.
     Left,
     /// The reader has requested the next pass.
     Ahead,
-    /// The reader wants no more items in this epoch.
+    /// The reader wants no more items in the writer's epoch.
     Done,
 }
 
@@ -51,14 +52,14 @@ fn low(value: u32, bits: u32) -> u64 {
     u64::from(value) & ((1 << bits) - 1)
 }
 
-/// Returns the signed difference of two numbers that are known modulo 2^`bits`.
+/// Returns the signed difference of two numbers of which only the lowest `bits` bits are known.
 fn difference(left: u64, right: u64, bits: u32) -> i64 {
     let shift = 64 - bits;
     (left.wrapping_sub(right) << shift) as i64 >> shift
 }
 
 impl Grant {
-    /// The grant in a new link, before the reader has written one.
+    /// The grant word in a new link, which grants no items.
     pub const NONE: u64 = seal(0);
 
     pub fn new(stream: Stream, wish: Wish) -> Self {
@@ -77,7 +78,7 @@ impl Grant {
         seal((((epoch << PASS_BITS) | pass) << 2 | wish) << COUNT_BITS | count)
     }
 
-    /// Decodes a reader's request, relative to the writer's `stream`. Returns None if the word is damaged.
+    /// Decodes a grant word for a writer in the stream `stream`. Returns None if the word is damaged.
     #[inline]
     pub fn read(word: u64, stream: Stream) -> Option<Reader> {
         let number = open(word)?;
@@ -100,7 +101,7 @@ impl Grant {
         })
     }
 
-    /// Returns how many more items the reader accepts. Both arguments are total numbers of items modulo 2^30.
+    /// Returns how many more items the reader accepts. `wanted` and `sent` are total numbers of items modulo 2^30.
     #[inline]
     pub fn credit(wanted: u32, sent: u32) -> u32 {
         difference(u64::from(wanted), u64::from(sent), COUNT_BITS).max(0) as u32

@@ -1,7 +1,7 @@
-//! The protocol between the processes of a loader: state machines that use no shared memory, processes or Python.
+//! The protocol between the processes of a loader, as state machines that use no shared memory, processes or Python.
 //!
-//! The modules for rings, doorbells and processes report events to the protocol's state machines and execute the
-//! resulting decisions.
+//! The modules that manage rings, doorbells and processes report events to the state machines, and execute the
+//! decisions that the state machines return.
 //!
 //! | machine | used by | decides |
 //! | --- | --- | --- |
@@ -14,9 +14,9 @@
 //! | [`Obedience`] | a child | how a command affects the running epoch, and when it is acknowledged |
 //! | [`Replacing`] | the main process | which children are replaced after an exit, and when to give up |
 //!
-//! The model checker (`tests/protocol/`) explores all interleavings of small loaders, and verifies that no deadlock
-//! occurs and no item is lost, duplicated or delivered to another epoch. If a process exits early, the loader raises an
-//! error and never ends as if the data had ended.
+//! The model checker (`tests/protocol/`) explores all interleavings of small loaders. It verifies that no deadlock
+//! occurs, and that no item is lost, duplicated or delivered to another epoch. If a process exits early, the loader
+//! must raise an error instead of ending the epoch as if there were no more items.
 
 mod account;
 mod books;

@@ -1,18 +1,20 @@
-//! Decides how a child reacts to a command: the effect on the running epoch, and the time of the acknowledgment.
+//! Decides how a child process reacts to a command: what happens to the running epoch, and when the child acknowledges.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Command {
-    /// Run the epoch with this number, and abandon any other running epoch.
+    /// Run the epoch with this number, after abandoning any other running epoch.
     Epoch(u32),
-    /// Recompute the last items of this epoch, which the main process already has, to restore the child's state.
+    /// Recompute the last items of this epoch without sending them. The main process already has these items, so the
+    /// command only restores the state of the child.
     Repeat(u32),
-    /// Between two items of the running epoch, call a function with the graph.
+    /// Call a function with the graph, between two items of the running epoch.
     Call,
     Stop,
 }
 
 impl Command {
-    /// Returns the value of the control word `order` for this command, or None for a call, which abandons no epoch.
+    /// Returns the value that announces the command in the control word `order`. Returns None for a call, because a
+    /// call does not abandon the running epoch.
     pub fn order(self) -> Option<u64> {
         match self {
             Self::Epoch(epoch) | Self::Repeat(epoch) => Some(u64::from(epoch)),
@@ -22,19 +24,19 @@ impl Command {
     }
 }
 
-/// The next step of a child.
+/// The next step of a child process that has read a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Abandon the running epoch, then execute the command.
+    /// Abandon the running epoch, and then execute the command.
     Leave,
-    /// Run the epoch, and acknowledge the command at these times.
+    /// Run the epoch, and acknowledge the command at the given times.
     Run {
-        /// Whether to acknowledge the command before the first item.
+        /// Whether the child acknowledges the command before the first item.
         first: bool,
-        /// Whether to acknowledge the command after the last item of a repeated epoch.
+        /// Whether the child acknowledges the command after the last item, which is the case for a repeated epoch.
         last: bool,
     },
-    /// Apply the function, acknowledge the command, then continue.
+    /// Call the function, acknowledge the command, and continue the epoch.
     Apply,
     End,
 }
@@ -46,7 +48,7 @@ pub struct Obedience {
 }
 
 impl Obedience {
-    /// Creates the state of a worker, or, if `dispatches` is true, of a dispatching process.
+    /// Creates the state of a child: a dispatching process if `dispatches` is true, or else a worker.
     pub fn new(dispatches: bool) -> Self {
         Self { dispatches, runs: false }
     }
@@ -57,14 +59,14 @@ impl Obedience {
             _ if self.runs => Step::Leave,
             Command::Stop => Step::End,
             Command::Epoch(_) => Step::Run { first: true, last: false },
-            // Workers receive their commands only after the dispatching process has acknowledged its command.
+            // The main process sends this command to workers only after the dispatching process has acknowledged it.
             Command::Repeat(_) => Step::Run { first: self.dispatches, last: true },
         };
         self.runs |= matches!(step, Step::Run { .. });
         step
     }
 
-    /// Records that the epoch has ended or has been abandoned.
+    /// Records that the running epoch has ended or was abandoned.
     pub fn leave(&mut self) {
         self.runs = false;
     }
@@ -73,8 +75,8 @@ impl Obedience {
         self.runs
     }
 
-    /// Returns whether the child must stop working on `epoch`, because the main process has ordered a later epoch or a
-    /// stop.
+    /// Returns whether a child must stop working on `epoch`, because the main process has announced a stop or a later
+    /// epoch in the control word `order`.
     #[inline]
     pub fn is_superseded(epoch: u32, order: u64) -> bool {
         order > u64::from(epoch)

@@ -1,24 +1,24 @@
-//! Determines for the reader of a link which units belong to the current stream, and how many items the writer may
-//! send.
+//! The reader's state of a link: determines which units (messages) belong to the current stream, and how many items the
+//! writer may send.
 
 use super::grant::{Grant, Wish};
 use super::stream::Stream;
 
-/// What the reader does with a unit (message).
+/// What the reader does with a unit that is next in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Judgement {
-    /// The unit belongs to the current stream: take it.
+    /// The unit belongs to the reader's current stream, so the reader takes the unit.
     Take,
-    /// The unit belongs to an earlier stream: drop it.
+    /// The unit belongs to an earlier stream, so the reader drops the unit.
     Drop,
-    /// The unit belongs to a later stream: leave it in the ring.
+    /// The unit belongs to a later stream, so the reader leaves the unit in the ring.
     Leave,
 }
 
-/// The maximum window, which is so small that counters can be compared modulo 2^30.
+/// The maximum window. The limit ensures that item counts can be compared modulo 2^30.
 const WIDEST: u32 = (1 << 29) - 1;
 
-/// The state of a reader in its current stream.
+/// The progress of a reader in its current stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Receiving {
     stream: Stream,
@@ -27,7 +27,7 @@ pub struct Receiving {
 }
 
 impl Receiving {
-    /// Begins a stream in which the writer may be `window` items ahead of the reader.
+    /// Begins a stream in which the writer may be `window` items ahead of the reader, and returns the first grant.
     pub fn begin(&mut self, stream: Stream, window: u64) -> Grant {
         self.stream = stream;
         self.taken = 0;
@@ -52,7 +52,8 @@ impl Receiving {
         u64::from(self.window)
     }
 
-    /// Sets how many items the writer may be ahead of the reader. The value 0 pauses the writer.
+    /// Sets how many items the writer may be ahead of the reader, and returns the new grant. The value 0 pauses the
+    /// writer.
     pub fn set_window(&mut self, window: u64) -> Grant {
         self.window = window.min(u64::from(WIDEST)) as u32;
         self.grant()
@@ -75,12 +76,12 @@ impl Receiving {
         Grant::new(self.stream, Wish::Items(self.taken.wrapping_add(self.window.max(1))))
     }
 
-    /// Returns the grant that ends the current pass early.
+    /// Returns the grant that requests no more items of the current pass.
     pub fn leave(&self) -> Grant {
         Grant::new(self.stream, Wish::Left)
     }
 
-    /// Returns the grant that requests no more items in this epoch.
+    /// Returns the grant that requests no more items of the epoch `epoch`.
     pub fn finish(&mut self, epoch: u32) -> Grant {
         if self.stream.epoch() != epoch {
             self.stream = Stream::new(epoch, 0);

@@ -1,48 +1,49 @@
-//! Decides which children are replaced after a process has exited, when to give up, and what the replacements do first.
+//! Decides which children are replaced after a process has exited, and when the loader gives up.
 //!
-//! If there is a dispatching process, one exit replaces all children, because the remaining children cannot determine
-//! which items were lost.
+//! In a loader with a dispatching process, the exit of one child replaces all children, because the remaining children
+//! cannot determine which items were lost.
 
-/// The number of exits of one child at the same item after which the loader gives up.
+/// The number of times that a child may exit at the same item. With the last of these exits, the loader gives up.
 pub const TRIES: usize = 3;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct Deaths {
-    /// The epoch and the number of received items at the child's last exit.
+    /// The epoch, and the number of items that had been received from the child, at the child's last exit.
     at: (u32, u64),
     process: Option<u64>,
     count: usize,
 }
 
-/// The result of counting one exit.
+/// The result of recording the exit of a child process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Verdict {
     /// The number of processes that have exited while they computed the same item.
     pub deaths: usize,
-    /// Whether this exit has not been counted before.
+    /// Whether this exit was recorded for the first time.
     pub is_new: bool,
 }
 
 impl Verdict {
-    /// Returns whether the loader must give up instead of trying this item again.
+    /// Returns whether the loader must give up instead of computing the item once more.
     pub fn is_final(self) -> bool {
         self.deaths >= TRIES
     }
 }
 
-/// The state of all children. The dispatching process is the last child.
+/// Which children have exited, and how often. The dispatching process, if any, is the last child.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Replacing {
     workers: usize,
     dispatches: bool,
     resting: Vec<bool>,
     deaths: Vec<Deaths>,
-    /// Whether a worker repeats the epoch, and may need the dispatching process again.
+    /// Whether a worker repeats the epoch. Such a worker may need the dispatching process even if the main process has
+    /// all items.
     repeating: bool,
 }
 
 impl Replacing {
-    /// Creates the state of this number of workers, and of a dispatching process if `dispatches` is true.
+    /// Creates the state for `workers` workers, and for a dispatching process if `dispatches` is true.
     pub fn new(workers: usize, dispatches: bool) -> Self {
         let children = workers + usize::from(dispatches);
         Self {
@@ -54,20 +55,22 @@ impl Replacing {
         }
     }
 
-    /// Records the beginning of an epoch. From now on, all children are needed.
+    /// Records the beginning of an epoch, in which all children are needed.
     pub fn begin(&mut self) {
         self.resting.fill(false);
         self.repeating = false;
     }
 
-    /// Returns whether a child has exited and is no longer needed in the current epoch.
+    /// Returns whether a child has exited and is not needed for the rest of the epoch.
     pub fn rests(&self, child: usize) -> bool {
         self.resting[child]
     }
 
-    /// Returns the children that must be replaced. For each worker, `ended` contains whether the main process has all
-    /// items of this worker. With a dispatching process, an exit replaces all children, unless the main process has all
-    /// items and no worker repeats the epoch.
+    /// Returns the children that must be replaced, given the children in `dead` that have exited. For each worker,
+    /// `ended` contains whether the main process has all items of the worker.
+    ///
+    /// In a loader with a dispatching process, an exit replaces all children, unless the main process has all items and
+    /// no worker repeats the epoch.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),
@@ -80,8 +83,9 @@ impl Replacing {
         wanted
     }
 
-    /// Counts the exit of a process that computed its next item after `received` items. A received item resets this
-    /// number of exits. If `halted` is true, all children were paused, so no item has caused the exit.
+    /// Records the exit of process number `process` of a child, and counts the exits at the same item. The count
+    /// restarts when the child has computed another item. If `halted` is true, the count also restarts, because the
+    /// children were paused and no item has caused the exit.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];
@@ -94,13 +98,13 @@ impl Replacing {
         Verdict { deaths: deaths.count, is_new }
     }
 
-    /// Returns the number of the item that a child was computing.
+    /// Returns the number of the item that the child was computing when it exited.
     pub fn item_of(&self, child: usize, received: &[u64]) -> u64 {
         if child < self.workers { received[child] } else { received.iter().sum() }
     }
 
-    /// Returns whether the main process has all items of a child, so that its replacement only has to restore the
-    /// state.
+    /// Returns whether the main process already has all items of a child. If so, the replacement of the child repeats
+    /// the epoch only to restore the state.
     pub fn repeats(&mut self, child: usize, ended: &[bool]) -> bool {
         let repeats = child < self.workers && ended[child];
         self.repeating |= repeats && self.dispatches;

@@ -1,26 +1,27 @@
-//! The writer's state of a link, which determines how many items the reader wants.
+//! The writer's state of a link, which determines whether the reader wants another item.
 
 use super::grant::{Grant, Reader};
 use super::stream::Stream;
 
-/// Whether a writer may send its next item.
+/// Whether the writer of a link may send its next item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Permit {
-    /// The reader wants the item.
+    /// The reader accepts the item now.
     Now,
     /// The reader does not accept the item yet, because its window is full or because it is still in an earlier stream.
     Wait,
-    /// The reader wants no more items of this stream, so the item is dropped.
+    /// The reader wants no more items of the stream, so the writer drops the item.
     Unwanted,
-    /// The reader has the item from an earlier run of this stream, so the item is recomputed, counted and dropped.
+    /// The reader already has the item from an earlier run of the stream, so the writer recomputes, counts and drops
+    /// the item.
     Again,
 }
 
-/// Limits how many bytes of large buffers a writer may have in flight.
+/// Limits the number of bytes in large buffers that a writer may have in flight.
 ///
-/// A window limits the number of items, but large items may need gigabytes. When the reader has to wait, the limit
-/// doubles. If the reader has taken fewer bytes than the limit since its last wait, the limit halves instead, because a
-/// higher limit would not help.
+/// The window only limits the number of items, and large items may need gigabytes. When the reader has to wait, the
+/// limit doubles. If the reader has taken fewer bytes than the limit since its last wait, the limit halves instead,
+/// because a higher limit would not help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
@@ -34,7 +35,7 @@ impl Default for Ahead {
 }
 
 impl Ahead {
-    /// The lowest limit for bytes in flight.
+    /// The lowest value of the limit, in bytes.
     pub const LEAST: u64 = 64 << 20;
     const MOST: u64 = 1 << 40;
 
@@ -42,13 +43,13 @@ impl Ahead {
         self.allowed
     }
 
-    /// Counts bytes that the reader has taken.
+    /// Counts bytes in large buffers that the reader has taken.
     #[inline]
     pub fn take(&mut self, bytes: u64) {
         self.taken = self.taken.saturating_add(bytes);
     }
 
-    /// Records that the reader waits for the writer, and returns whether the limit has changed.
+    /// Adapts the limit when the reader has to wait for the writer, and returns whether the limit has changed.
     pub fn wait(&mut self) -> bool {
         let before = self.allowed;
         let taken = std::mem::take(&mut self.taken);
@@ -62,7 +63,7 @@ impl Ahead {
 pub struct Sending {
     stream: Stream,
     sent: u32,
-    /// The number of further items that the reader's grant allowed when the writer last read it.
+    /// The number of further items that the reader's grant allowed when the writer last read the grant.
     credit: u32,
     owed: u64,
 }
@@ -72,18 +73,19 @@ impl Sending {
         *self = Self { stream, sent: 0, credit: 0, owed: 0 };
     }
 
-    /// Makes the writer recompute and drop the next `items` items, which the reader has from an earlier run.
+    /// Makes the writer recompute and drop the next `items` items, because the reader has them from an earlier run of
+    /// the stream.
     pub fn repeat(&mut self, items: u64) {
         self.owed = items;
     }
 
-    /// Returns the number of items that must still be recomputed.
+    /// Returns how many items the writer must still recompute before it sends new items.
     #[inline]
     pub fn owed(&self) -> u64 {
         self.owed
     }
 
-    /// Counts a recomputed item.
+    /// Counts an item that the writer has recomputed.
     pub fn made_again(&mut self) {
         self.owed = self.owed.saturating_sub(1);
     }
@@ -92,13 +94,13 @@ impl Sending {
         self.stream
     }
 
-    /// Returns whether the last grant that `permit` read allows another item.
+    /// Returns whether the grant that `permit` last read allows another item.
     #[inline]
     pub fn has_credit(&self) -> bool {
         self.credit > 0
     }
 
-    /// Returns whether the reader's current grant allows another item, or None if the grant's word is damaged.
+    /// Returns whether the reader accepts another item, given its grant word. Returns None if the word is damaged.
     #[inline]
     pub fn permit(&mut self, word: u64) -> Option<Permit> {
         if self.owed > 0 {
@@ -117,14 +119,14 @@ impl Sending {
         })
     }
 
-    /// Returns the result of `permit` for a writer that has reached its byte limit (see [`Ahead`]): `Wait` replaces
-    /// `Now`.
+    /// Returns the same result as `permit`, but `Wait` instead of `Now`, for a writer that has reached its byte limit
+    /// (see [`Ahead`]).
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })
     }
 
-    /// Returns the position of the reader's stream, or None if `word` is damaged.
+    /// Returns the position of the reader relative to this writer's stream, or None if the grant word is damaged.
     pub fn reader(&self, word: u64) -> Option<Reader> {
         Grant::read(word, self.stream)
     }

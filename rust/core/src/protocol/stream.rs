@@ -1,9 +1,10 @@
-//! Identifies the iteration to which a unit (message) belongs: an epoch, and a pass over dispatched items in it.
+//! Identifies the iteration to which a unit (message) belongs: an epoch, and a pass over the dispatched items in this
+//! epoch.
 
 use std::fmt;
 
-/// The number of an epoch, and the number of a pass in this epoch. Passes are counted from 1. A second pass occurs only
-/// if a pipe such as `cycle` iterates several times over dispatched items.
+/// The number of an epoch, and the number of a pass in the epoch, counted from 1. A second pass occurs only if a pipe
+/// such as `cycle` iterates over the dispatched items several times.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stream(u64);
 
@@ -12,17 +13,17 @@ impl Stream {
         Self(((epoch as u64) << 32) | pass as u64)
     }
 
-    /// Creates the stream of the first pass of an epoch.
+    /// Returns the stream of the first pass in an epoch.
     pub const fn first(epoch: u32) -> Self {
         Self::new(epoch, 1)
     }
 
-    /// Converts from the format in the header of a unit.
+    /// Decodes a stream from the epoch field in the header of a unit.
     pub const fn from_raw(raw: u64) -> Self {
         Self(raw)
     }
 
-    /// Converts to the format in the header of a unit.
+    /// Encodes the stream for the epoch field in the header of a unit.
     pub const fn raw(self) -> u64 {
         self.0
     }

@@ -1,4 +1,4 @@
-//! Reads ahead with threads: the queue of results, and the consumer's position.
+//! Supports reading ahead with threads: a queue for the results of the threads, and the position of the consumer.
 
 pub mod ordered;
 pub mod place;

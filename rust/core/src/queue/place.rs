@@ -1,55 +1,58 @@
-//! Tracks a consumer's position in a source that is read ahead: a snapshot (mark), and the items delivered since then.
+//! Tracks the position of a consumer in a source that threads read ahead. The position consists of a snapshot of the
+//! source (the mark), and of the items that were delivered after the mark.
 //!
-//! Only received results count, so items in progress do not affect the position. To resume, the source is restored from
-//! the mark, and results that the consumer has already received are dropped.
+//! Only items that the consumer has received affect the position. To resume, the source is restored from the mark, and
+//! items that the consumer has already received are dropped.
 //!
-//! Dropping a mark may run arbitrary Python code, so marks that are no longer needed are collected in
+//! Dropping a mark may run arbitrary Python code. Marks that are no longer needed are therefore stored in
 //! [`QueuePosition::spent`] until the lock is released.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// An item's number, counted from the first snapshot.
+/// The number of an item, counted from the first mark.
 pub type Index = u64;
 
 /// The position of a consumer in a source.
 #[derive(Debug)]
 pub struct QueuePosition<M> {
-    /// The latest mark before which all items have been delivered.
+    /// The latest mark for which all earlier items have been delivered.
     pub mark: M,
-    /// The number of items after the mark that have been delivered without a gap.
+    /// The number of consecutive items after the mark that have been delivered.
     pub steps: u64,
     next: Index,
-    /// The numbers of items that were delivered before an item with a lower number.
+    /// The numbers of items that were delivered although an item with a lower number was not.
     ahead: BTreeSet<Index>,
     marks: BTreeMap<Index, M>,
-    /// Unneeded snapshots, which the caller must drop.
+    /// Marks that are no longer needed, which the caller must drop.
     pub spent: Vec<M>,
 }
 
 impl<M> QueuePosition<M> {
-    /// Creates a consumer's position after the first `steps` items since the snapshot `mark` and the items in `ahead`.
+    /// Creates the position of a consumer that has received the first `steps` items after `mark`, and the items in
+    /// `ahead`.
     pub fn new(mark: M, steps: u64, ahead: impl IntoIterator<Item = Index>) -> Self {
         let ahead = ahead.into_iter().collect();
         Self { mark, steps, next: steps, ahead, marks: BTreeMap::new(), spent: Vec::new() }
     }
 
-    /// Returns the number of all delivered items, including items that were delivered before an earlier item.
+    /// Returns the number of delivered items, including items that were delivered before an item with a lower number.
     pub fn given(&self) -> u64 {
         self.next + self.ahead.len() as u64
     }
 
-    /// Returns the numbers of items that were delivered before an earlier item, counted from the mark.
+    /// Returns the numbers of items that were delivered before an item with a lower number. The numbers are counted
+    /// from the mark.
     pub fn ahead(&self) -> impl Iterator<Item = Index> {
         let base = self.next - self.steps;
         self.ahead.iter().map(move |index| index - base)
     }
 
-    /// Returns all marks, including `spent`.
+    /// Returns all marks that the position stores, including the marks in `spent`.
     pub fn marks(&self) -> impl Iterator<Item = &M> {
         std::iter::once(&self.mark).chain(self.marks.values()).chain(&self.spent)
     }
 
-    /// Records a delivered item, and the mark (snapshot of the source) after this item if there is one.
+    /// Records that item `index` was delivered. `mark` is the snapshot of the source after this item, if one was taken.
     pub fn note(&mut self, index: Index, mark: Option<M>) {
         if index != self.next {
             self.ahead.insert(index);
@@ -64,7 +67,7 @@ impl<M> QueuePosition<M> {
         }
     }
 
-    /// Records the source's snapshot after item `index`, which has already been delivered.
+    /// Records the snapshot of the source after item `index`, which was already delivered.
     pub fn note_late(&mut self, index: Index, mark: M) {
         if index >= self.next {
             self.marks.insert(index, mark);

@@ -1,4 +1,5 @@
-//! The state machine of rank 0 (the hub), which sends all ranks the minimum of their values, or the ranks at fault.
+//! The state machine of rank 0 (the hub), which collects the values of all ranks. The hub sends all ranks the minimum
+//! of the values, or a report about the ranks at fault.
 
 use std::time::Instant;
 
@@ -8,7 +9,7 @@ use super::{Answer, Fault, Verdict, WATCH};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
     Empty,
-    /// The member is connected, and sent its last message at `heard`, or None before its first heartbeat.
+    /// The member is connected. `heard` is the time of the member's last message, or None before its first heartbeat.
     Taken {
         heard: Option<Instant>,
     },
@@ -16,8 +17,8 @@ enum Seat {
     Dead,
 }
 
-/// The procedure after a rank has timed out: the hub waits for missing ranks, and then decides which ranks are at
-/// fault.
+/// The procedure after a rank has timed out: the hub waits for messages of the missing ranks, and then decides which
+/// ranks are at fault.
 #[derive(Debug, Clone, Hash)]
 struct Trial {
     by: u32,
@@ -25,12 +26,13 @@ struct Trial {
     begun: Instant,
 }
 
-/// The state of rank 0. The caller of [`Hub::receive`] must check rank numbers that come from the network.
+/// The state of rank 0. Messages are only accepted from connected ranks, so the caller of [`Hub::receive`] must check
+/// rank numbers that come from the network.
 #[derive(Debug, Clone, Hash)]
 pub struct Hub {
     operation: u64,
     values: Vec<Option<i64>>,
-    /// The state of each rank's connection. The entry of rank 0, the hub itself, is not used.
+    /// The state of the connection to each rank. The entry of rank 0 is not used, because rank 0 is the hub itself.
     seats: Vec<Seat>,
     trial: Option<Trial>,
     last: Option<(u64, i64)>,
@@ -52,12 +54,12 @@ impl Hub {
         }
     }
 
-    /// Returns whether the member `rank` may connect, which is only allowed during operation 0.
+    /// Returns whether the hub accepts a connection of the member `rank`. Members may connect only during operation 0.
     pub fn expects(&self, rank: u32) -> bool {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// Records that a member has connected, which counts as the member's value for operation 0.
+    /// Records that a member has connected. The connection counts as the member's value for operation 0.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);
@@ -67,7 +69,7 @@ impl Hub {
         }
     }
 
-    /// Submits rank 0's value for the next operation, and returns the number of that operation.
+    /// Submits rank 0's value for the next operation, and returns the number of this operation.
     pub fn submit(&mut self, value: i64) -> u64 {
         let operation = self.operation;
         self.values[0] = Some(value);
@@ -75,17 +77,17 @@ impl Hub {
         operation
     }
 
-    /// Returns the result of an operation, or None if the operation is not finished.
+    /// Returns the result of an operation, or None if the operation has not ended.
     pub fn answer(&self, operation: u64) -> Option<Answer> {
         Answer::to(operation, self.last, self.verdict.as_ref())
     }
 
-    /// Records that rank 0 has timed out in an operation.
+    /// Records that rank 0 has waited for an operation until its timeout.
     pub fn give_up(&mut self, operation: u64, now: Instant) {
         self.try_missing(0, operation, now);
     }
 
-    /// Abandons rank 0's current operation.
+    /// Abandons rank 0's current operation, which makes the operation fail for all ranks.
     pub fn leave(&mut self) {
         self.fail(Fault::Left, vec![0], 0);
     }
@@ -118,7 +120,7 @@ impl Hub {
         self.tick(now);
     }
 
-    /// Records that the connection to a member has broken, or that the member has sent invalid data.
+    /// Records that the connection to the member `rank` has broken, or that the member has sent invalid data.
     pub fn lose(&mut self, rank: u32) {
         if let Seat::Taken { .. } = self.seats[rank as usize] {
             self.seats[rank as usize] = Seat::Dead;
@@ -130,13 +132,13 @@ impl Hub {
         self.tell_all(&Message::Beat);
     }
 
-    /// Returns the messages to send, each with the rank that receives the message.
+    /// Returns the messages that the caller must send, each with the rank that receives the message.
     pub fn outgoing(&mut self) -> Vec<(u32, Message)> {
         std::mem::take(&mut self.outgoing)
     }
 
     fn go_on(&mut self) {
-        // After a timeout, the operation fails for all ranks, even if the last missing value still arrives.
+        // After a timeout, the operation fails for all ranks, even if the last missing value arrives later.
         if self.verdict.is_some() || self.trial.is_some() {
             return;
         }
@@ -166,15 +168,15 @@ impl Hub {
     }
 
     fn try_missing(&mut self, by: u32, operation: u64, now: Instant) {
-        // If the operation has already ended, its result has been sent, so the timeout is ignored.
+        // If the operation has already ended, its result was sent to all ranks, so the timeout has no effect.
         if operation == self.operation && self.trial.is_none() && self.verdict.is_none() {
             self.trial = Some(Trial { by, missing: self.missing().collect(), begun: now });
             self.tick(now);
         }
     }
 
-    /// Ends the wait for missing ranks once each has sent a message, or after `WATCH`. Must be called at least once per
-    /// heartbeat interval while an operation runs.
+    /// Ends the wait for missing ranks when each of them has sent a message since the timeout, or after the duration
+    /// `WATCH`. Must be called at least once per heartbeat interval while an operation runs.
     pub fn tick(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

@@ -1,8 +1,9 @@
-//! Connects the ranks through sockets, which a thread reads and writes while callers wait for results.
+//! Connects the ranks of a job through sockets. A background thread reads and writes the sockets while callers wait for
+//! results.
 //!
-//! Until [`Meeting::serve`] starts the thread, callers read and write the sockets, so that a program can fork workers
-//! while it has a single thread. No wait holds the lock of the table, so the thread sends heartbeats even while the
-//! program is busy.
+//! Before [`Meeting::serve`] starts the thread, callers read and write the sockets themselves. A program can therefore
+//! fork workers while it has a single thread. No caller holds the lock of the table while it waits, so the thread can
+//! send heartbeats even if the program is busy.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -27,7 +28,8 @@ pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
 const HELLO: Duration = Duration::from_secs(5);
 
-/// The maximum number of unidentified connections in addition to one per rank. Each connection uses a descriptor.
+/// The maximum number of unidentified connections, in addition to one connection per rank. The number is limited,
+/// because each connection uses a descriptor.
 const MOST_UNIDENTIFIED: usize = 16;
 
 #[derive(Debug)]
@@ -48,21 +50,22 @@ macro_rules! either {
 #[derive(Debug)]
 struct Door {
     listener: Arc<TcpListener>,
-    /// Unidentified connections with the time of acceptance, oldest first.
+    /// Connections whose rank is not known yet, with the time of acceptance, oldest first.
     callers: VecDeque<(RankStream, Instant)>,
     tokens: Tokens,
 }
 
 impl Door {
-    /// Accepts connections. Ranks identify themselves immediately, so the oldest unidentified connections can be
-    /// closed.
+    /// Accepts new connections. If there are too many unidentified connections, the oldest ones are closed, because
+    /// real ranks identify themselves immediately.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..MOST_UNIDENTIFIED {
             match self.listener.accept() {
                 Ok((socket, _)) => self.callers.extend(RankStream::new(socket).ok().map(|stream| (stream, now))),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // The likely cause is the limit of descriptors, so the oldest unidentified connection is closed.
+                // The likely cause of the error is the limit of descriptors, so the oldest unidentified connection is
+                // closed.
                 Err(_) => return drop(self.callers.pop_front()),
             }
             if self.callers.len() > most {
@@ -76,7 +79,7 @@ fn is_equal(one: Token, other: Token) -> bool {
     std::hint::black_box(one.iter().zip(other).fold(0, |differs, (a, b)| differs | (a ^ b))) == 0
 }
 
-/// The secrets with which a member and the hub identify each other.
+/// The secrets with which a member and the hub prove their identity to each other.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
     pub hello: Token,
@@ -168,12 +171,13 @@ impl Table {
 struct Shared {
     table: Mutex<Table>,
     changed: Condvar,
-    /// A socket to which a byte is written to wake up the thread.
+    /// A socket pair's end, to which a byte is written to wake up the thread.
     wake: UnixStream,
 }
 
 impl Shared {
-    /// The table is consistent even after a panic, because whole events are processed under the lock.
+    /// Locks the table. The table is consistent even after a panic, because each event is processed completely under
+    /// the lock.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -184,7 +188,7 @@ impl Shared {
         let mut fds: Vec<_> = sources.iter().map(|(source, sends)| PollFd::new(source, flags(sends))).collect();
         fds.extend(woken.map(|woken| PollFd::new(woken, PollFlags::IN)));
         let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // The result is ignored, because all sources are read next even if `poll` was interrupted.
+        // The result of `poll` is ignored, because all sockets are read next even if `poll` was interrupted.
         let _ = poll(&mut fds, Some(&timeout));
         self.lock().turn(Instant::now());
         self.changed.notify_all();
@@ -207,11 +211,12 @@ impl Shared {
     }
 }
 
-/// Connects one rank to the other ranks of a job, in the process that created the `Meeting`.
+/// The connection of one rank to the other ranks of a job. Only the process that created the `Meeting` may use it.
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// The socket that wakes up the thread (until the thread starts), and the handle of the running thread.
+    /// The wake-up socket that the thread will read, which is None after the thread has started, and the running
+    /// thread.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 
@@ -234,8 +239,8 @@ impl Meeting {
         Self::new(RankRole::Hub(hub), (0..size).map(|_| None).collect(), Some(door))
     }
 
-    /// Creates the `Meeting` of a rank above 0, with a socket to rank 0. Joining is operation 0, which ends when all
-    /// ranks are connected.
+    /// Creates the `Meeting` of a rank above 0, given a socket that is connected to rank 0. The connection is operation
+    /// 0, which ends when all ranks are connected.
     pub fn join(mut socket: TcpStream, rank: u32, tokens: Tokens, patience: Duration) -> std::io::Result<Self> {
         socket.set_nonblocking(false)?;
         socket.set_write_timeout(Some(patience))?;
@@ -252,7 +257,7 @@ impl Meeting {
         Self::new(RankRole::Member(Member::new(rank)), vec![Some(RankStream::new(socket)?)], None)
     }
 
-    /// Starts the thread, unless the thread is already running.
+    /// Starts the background thread, unless it is already running.
     pub fn serve(&self) -> std::io::Result<()> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(woken) = thread.0.take() else { return Ok(()) };
@@ -262,7 +267,7 @@ impl Meeting {
         Ok(())
     }
 
-    /// Submits this rank's value for the next operation, and returns the number of that operation.
+    /// Submits this rank's value for the next operation, and returns the number of this operation.
     pub fn submit(&self, value: i64) -> u64 {
         let mut table = self.shared.lock();
         let operation = either!(&mut table.role, role => role.submit(value));
@@ -270,7 +275,7 @@ impl Meeting {
         operation
     }
 
-    /// Waits up to `slice` for the end of an operation, and returns None if the operation is still unfinished.
+    /// Waits up to `slice` for the end of an operation, and returns the result. Returns None if it has not ended.
     pub fn wait(&self, operation: u64, slice: Duration) -> Option<Answer> {
         let slice = slice.min(LONGEST_SLICE);
         let answer = self.shared.lock().answer(operation);
@@ -294,7 +299,7 @@ impl Meeting {
         }
     }
 
-    /// Records that this rank has timed out in an operation.
+    /// Records that this rank has waited for an operation until its timeout.
     pub fn give_up(&self, operation: u64) {
         let mut table = self.shared.lock();
         let now = Instant::now();
@@ -304,14 +309,14 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Informs the hub that this rank abandons its current operation and will not start another.
+    /// Informs the hub that this rank abandons its current operation and will start no other operation.
     pub fn leave(&self) {
         let mut table = self.shared.lock();
         either!(&mut table.role, role => role.leave());
         self.send(table);
     }
 
-    /// Returns the descriptors of all sockets. An inherited descriptor in a forked child keeps its connection open.
+    /// Returns the descriptors of all sockets. A descriptor that a forked child inherits keeps its connection open.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();
@@ -329,7 +334,7 @@ impl Meeting {
     }
 
     fn wake(&self) {
-        // A full socket already contains bytes that wake up the thread.
+        // The result is ignored, because a full socket already contains bytes that wake up the thread.
         let _ = (&self.shared.wake).write(&[1]);
     }
 }
@@ -343,7 +348,7 @@ impl Drop for Meeting {
         self.wake();
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).1.take();
         if let Some(thread) = thread {
-            // The thread waits only for its lock and for its sockets, which include `wake`, so the thread exits soon.
+            // The thread exits soon, because it only waits for its lock and for its sockets, which include `wake`.
             let _ = thread.join();
         }
     }

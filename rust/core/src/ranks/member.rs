@@ -1,4 +1,4 @@
-//! The state machine of a rank above 0 (a member), which obeys the hub unless the hub itself fails.
+//! The state machine of a rank above 0 (a member), which follows the decisions of the hub unless the hub itself fails.
 
 use std::time::Instant;
 
@@ -7,12 +7,12 @@ use super::{Answer, Fault, Verdict, WATCH};
 
 const HUB: u32 = 0;
 
-/// The state of a rank that is connected to the hub and has identified itself.
+/// The state of a rank that is connected to the hub and has identified itself to the hub.
 #[derive(Debug, Clone, Hash)]
 pub struct Member {
     rank: u32,
     operation: u64,
-    /// The time of the last message, or None before the first heartbeat.
+    /// The time of the hub's last message, or None before the hub's first heartbeat.
     heard: Option<Instant>,
     parted: bool,
     gave_up: Option<(u64, Instant)>,
@@ -22,7 +22,7 @@ pub struct Member {
 }
 
 impl Member {
-    /// Creates the member with this rank, which must not be 0.
+    /// Creates the state of the member `rank`, which must not be 0.
     pub fn new(rank: u32) -> Self {
         Self {
             rank,
@@ -36,7 +36,7 @@ impl Member {
         }
     }
 
-    /// Submits this rank's value for the next operation, and returns the number of that operation.
+    /// Submits this rank's value for the next operation, and returns the number of this operation.
     pub fn submit(&mut self, value: i64) -> u64 {
         if self.operation > 0 {
             self.outgoing.push(Message::Value { operation: self.operation, value });
@@ -44,12 +44,12 @@ impl Member {
         self.operation
     }
 
-    /// Returns the result of an operation, or None if the operation is not finished.
+    /// Returns the result of an operation, or None if the operation has not ended.
     pub fn answer(&self, operation: u64) -> Option<Answer> {
         Answer::to(operation, self.last, self.verdict.as_ref())
     }
 
-    /// Records that this rank has timed out in an operation, and asks the hub which ranks are at fault.
+    /// Records that this rank has waited for an operation until its timeout, and asks the hub which ranks are at fault.
     pub fn give_up(&mut self, operation: u64, now: Instant) {
         if operation == self.operation && self.gave_up.is_none() && self.verdict.is_none() {
             self.gave_up = Some((operation, now));
@@ -57,7 +57,7 @@ impl Member {
         }
     }
 
-    /// Abandons this rank's current operation.
+    /// Abandons this rank's current operation, which makes the operation fail for all ranks.
     pub fn leave(&mut self) {
         if self.verdict.is_none() {
             self.outgoing.push(Message::Left);
@@ -96,10 +96,11 @@ impl Member {
         self.fail(Fault::Dead);
     }
 
-    /// Checks whether the hub has timed out. Must be called at least once per heartbeat interval during an operation.
+    /// Checks whether the hub has timed out. Must be called once per heartbeat interval while an operation runs.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
-        // The member waits for the hub's answer as long as the hub itself may wait for missing ranks.
+        // If the hub has sent a message since the timeout, the member also waits as long as the hub may wait for
+        // missing ranks.
         let heard = self.heard.is_some_and(|heard| heard > since);
         let patience = if heard { 2 * WATCH } else { WATCH };
         if now >= since + patience && self.verdict.is_none() {

@@ -1,46 +1,46 @@
-//! The messages between hub and members, which consist of a kind, a length, and little-endian fields.
+//! Defines the messages between hub and members. A message consists of a kind, a length, and little-endian fields.
 
 use super::{Fault, Verdict};
 
-/// A secret with which two ranks of a group identify each other, because any program can connect to the port.
+/// A secret with which a rank proves its identity, because any program can connect to the port.
 pub type Token = [u8; 16];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// The first message of a member, which identifies the member and counts as its value for operation 0.
+    /// The first message of a member, which also counts as the member's value for operation 0.
     Hello { token: Token, rank: u32 },
-    /// The first message of the hub, in which the hub identifies itself to the member.
+    /// The first message of the hub, which proves the hub's identity to the member.
     Welcome { token: Token },
-    /// A rank's value for an operation.
+    /// The value that a rank submits for an operation.
     Value { operation: u64, value: i64 },
-    /// The result of an operation.
+    /// The result of an operation that has succeeded.
     Least {
         operation: u64,
-        /// The minimum of all values.
+        /// The minimum of the values of all ranks.
         value: i64,
     },
-    /// A sign that the sender is running.
+    /// A heartbeat, which shows that the process of the sender is running.
     Beat,
-    /// A member informs the hub that it has timed out in an operation.
+    /// A member informs the hub that the member has waited for an operation until its timeout.
     Late { operation: u64 },
-    /// A member informs the hub that it abandons its current operation.
+    /// A member informs the hub that the member abandons its current operation.
     Left,
     /// The sender leaves the group normally.
     Bye,
-    /// The hub informs the members that all operations fail from now on.
+    /// The hub informs the members that the current operation and all later operations fail.
     Failed(Verdict),
 }
 
-/// An error that means that the received bytes are not a message.
+/// The received bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Damaged;
 
 const HEAD: usize = 3;
 
-/// The number of bytes of a [`Message::Hello`], which limits how much an unidentified connection can send.
+/// The length of a [`Message::Hello`] in bytes. An unidentified connection cannot make the hub read more bytes.
 pub const HELLO_LEN: usize = HEAD + 16 + 4;
 
-/// The maximum number of bytes of a message without its head, which limits a failure report to about 16,000 ranks.
+/// The maximum length of a message without its head, in bytes. A failure report can therefore name about 16,000 ranks.
 const LONGEST: usize = u16::MAX as usize;
 
 const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];
@@ -88,7 +88,7 @@ impl Message {
         into[start + 1..start + HEAD].copy_from_slice(&length.to_le_bytes());
     }
 
-    /// Removes and returns the first message of a buffer, or returns None if it is incomplete.
+    /// Removes the first message from a buffer and returns the message. Returns None if the message is incomplete.
     pub fn take(from: &mut Vec<u8>) -> Result<Option<Self>, Damaged> {
         let Some(head) = from.first_chunk::<HEAD>() else { return Ok(None) };
         let end = HEAD + usize::from(u16::from_le_bytes([head[1], head[2]]));

@@ -1,4 +1,4 @@
-//! Lets the ranks of a distributed job agree on a value, or determines which ranks prevent an agreement.
+//! Lets the ranks of a distributed job agree on a number, or determines which ranks prevent an agreement.
 //!
 //! ```text
 //!   rank 1 ──┐  value, late, left, bye, beat
@@ -6,11 +6,11 @@
 //!   rank 3 ──┘ ◄──────────────────────────────  result, failed, bye, beat
 //! ```
 //!
-//! Rank 0 is the [`hub`], and all other ranks are [`member`]s, connected to the hub. In an operation, all ranks submit
-//! a value, and receive the minimum. Only the hub sees all connections, so the hub decides whether an operation has
-//! failed, unless the hub is disconnected or silent.
+//! Rank 0 is the [`hub`]. All other ranks are [`member`]s, which are connected to the hub. In each operation, every
+//! rank submits a value and receives the minimum of all values. Only the hub sees all connections, so the hub decides
+//! whether an operation has failed. Members decide only if the hub is disconnected or silent.
 //!
-//! Member and hub are pure state machines, whose messages [`meeting`] sends over sockets.
+//! Hub and members are state machines without input or output. The module [`meeting`] sends their messages.
 
 pub mod hub;
 pub mod meeting;
@@ -20,42 +20,42 @@ mod stream;
 
 use std::time::Duration;
 
-/// The interval between two heartbeats.
+/// The interval between two heartbeats of a rank.
 pub const BEAT: Duration = Duration::from_millis(250);
 
-/// The time without a message, equal to four heartbeat intervals, after which a rank counts as silent.
+/// A rank that sends no message for this duration (four heartbeat intervals) counts as silent.
 pub const WATCH: Duration = Duration::from_millis(1000);
 
 /// The reason why an operation has failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fault {
-    /// Some ranks have never connected.
+    /// Some ranks never connected to the hub.
     Absent,
-    /// Some ranks are connected, but did not start the operation in time.
+    /// Some ranks were connected, but did not start the operation before the timeout.
     Late,
-    /// The connection to some ranks broke, because they exited or were disconnected.
+    /// The connections to some ranks broke, because their processes exited or were disconnected.
     Dead,
     /// Some ranks sent no message after the timeout, because they have exited, are stopped, or are disconnected.
     Silent,
-    /// Some ranks had already left normally.
+    /// Some ranks had already left the group normally.
     Parted,
-    /// A rank has abandoned the operation by calling `leave`.
+    /// A rank abandoned the operation by calling `leave`.
     Left,
 }
 
-/// A failure report, which all ranks receive.
+/// The report about a failed operation, which all ranks receive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Verdict {
     pub fault: Fault,
     /// The ranks at fault, in ascending order (never empty).
     pub ranks: Vec<u32>,
-    /// The rank that has detected the fault, or that has timed out.
+    /// The rank that detected the fault, or whose timeout expired.
     pub by: u32,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Answer {
-    /// The minimum of all values.
+    /// The minimum of the values of all ranks.
     Least(i64),
     /// This operation has failed, and all later operations will fail.
     Failed(Verdict),

@@ -1,4 +1,4 @@
-//! A non-blocking connection that sends and receives whole messages.
+//! A non-blocking connection to another rank, which sends and receives whole messages.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::message::{HELLO_LEN, Message};
 
-/// The number of buffered bytes beyond which heartbeats are dropped, because the other rank does not read.
+/// The number of unsent bytes beyond which heartbeats are dropped, because the other rank does not read.
 const MOST_BUFFERED: usize = 4096;
 
 const MOST_READ: usize = 64 << 10;
@@ -38,8 +38,8 @@ impl RankStream {
         self.flush();
     }
 
-    /// Sends buffered bytes. A failed write does not mark the connection as broken, because messages from the other
-    /// rank may still be readable.
+    /// Sends buffered bytes as far as possible. A failed write does not mark the connection as broken, because messages
+    /// that the other rank has sent earlier may still be readable.
     pub fn flush(&mut self) {
         while !self.goes.is_empty() {
             match (&*self.socket).write(&self.goes) {
@@ -51,7 +51,7 @@ impl RankStream {
         }
     }
 
-    /// Reads up to `most` bytes, at most `PIECE`. Returns their number, or None if there are none now.
+    /// Reads up to `most` bytes, but at most `PIECE`. Returns their number, or None if no bytes are available.
     fn fill(&mut self, most: usize) -> Option<usize> {
         let mut piece = [0; PIECE];
         loop {
@@ -70,7 +70,7 @@ impl RankStream {
         }
     }
 
-    /// Reads at most one [`Message::Hello`] from an unidentified connection.
+    /// Reads at most one [`Message::Hello`] from a connection that is not identified yet.
     pub fn read_hello(&mut self) -> Option<Message> {
         while !self.broken {
             match Message::take(&mut self.came) {

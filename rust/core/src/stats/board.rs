@@ -1,4 +1,4 @@
-//! Manages the memory of a board, which has a page of counters for each process of a loader.
+//! Manages boards: shared memory with a page of counters for each process of a loader.
 
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -18,13 +18,13 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The `generation` of a board that is only read. This number is not the generation of any process.
+/// The `generation` of a board that is only read. The value differs from the generation of every process.
 const NO_PROCESS: u64 = u64::MAX;
 
-/// The maximum size of another loader's board in bytes, because reading a board allocates memory.
+/// The maximum size in bytes of another loader's board. The size is limited, because reading allocates memory.
 const LARGEST_READABLE: usize = 512 << 20;
 
-/// The role of a process in its loader.
+/// The role of the process to which a page belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Role {
@@ -32,25 +32,26 @@ pub enum Role {
     Nobody = 0,
     /// The main process, which owns the loader.
     Main = 1,
-    /// A worker, which runs a replica of the graph.
+    /// A worker process, which runs a replica of the graph.
     Worker = 2,
-    /// The process that distributes items to the workers.
+    /// The dispatching process, which distributes items to the workers.
     Dispatcher = 3,
 }
 
-/// The counters of all processes of a loader, in shared memory. If user code forks, the child gets private, zero-filled
-/// memory, so its counts are not visible.
+/// The counters of all processes of a loader, in shared memory. If user code forks, the child gets private memory of
+/// zeros instead of the board, so the counts of the child are not visible.
 #[derive(Debug)]
 pub struct Board {
     pub region: Region,
     pub config: BoardConfig,
-    /// The creator's descriptor of the memory, which other programs find in `/proc`.
+    /// The descriptor of the memory, which only the creator of the board has. Other programs find the board in `/proc`
+    /// through this descriptor.
     fd: Option<Descriptor>,
     generation: u64,
 }
 
 impl Board {
-    /// Creates a board. `full` is true if the time of each pipe is measured.
+    /// Creates a board. `full` determines whether the processes measure the time of each pipe.
     pub fn create(config: BoardConfig, full: bool) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::create_named("torchdata-stats", config.total(), config.total())?;
@@ -70,7 +71,7 @@ impl Board {
         Ok(Arc::new(board))
     }
 
-    /// Maps the board of `fd`, a descriptor that was received from the process that created the board.
+    /// Maps the board of the descriptor `fd`, which this process received from the process that created the board.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::attach(fd)?;
@@ -79,9 +80,9 @@ impl Board {
         Self::checked(region, generation)
     }
 
-    /// Maps a board of another loader for reading. The loader may belong to another user.
+    /// Maps the board of another loader for reading. The other loader may belong to another user.
     pub fn observe(path: &Path) -> Result<Arc<Self>, OpenError> {
-        // A named pipe would block the call until another process opens it for writing.
+        // Without O_NONBLOCK, opening a named pipe would block until another process opens the pipe for writing.
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let region = Region::observe(&file.map_err(error::system("cannot open the counters"))?)?;
         let board = Self::checked(region, NO_PROCESS)?;
@@ -119,17 +120,17 @@ impl Board {
         Ok(Arc::new(board))
     }
 
-    /// Returns the descriptor, or None if this process did not create the board.
+    /// Returns the descriptor of the board, or None if another process has created the board.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().and_then(Descriptor::get)
     }
 
-    /// Closes the descriptor. Must not be called while a result of `fd` is in use.
+    /// Closes the descriptor of the board. The caller must no longer use a result of `fd`.
     pub fn close(&self) {
         self.fd.iter().for_each(Descriptor::close);
     }
 
-    /// Returns whether the time of each pipe is measured.
+    /// Returns whether the processes measure the time of each pipe.
     pub fn is_full(&self) -> bool {
         self.header().full.load(Relaxed) != 0
     }
@@ -149,29 +150,29 @@ impl Board {
         pages.map(|page| page.header().oversized.load(Relaxed)).max().unwrap_or(0)
     }
 
-    /// Returns the id of the creating process and the time of creation in nanoseconds.
+    /// Returns the id of the process that created the board, and the time of the creation in nanoseconds.
     pub fn made(&self) -> (u32, u64) {
         (self.header().main.load(Relaxed), self.header().made.load(Relaxed))
     }
 
-    /// Returns whether this process may write to the board. The result is false after a fork.
+    /// Returns whether this process may write to the board. The result is false in a forked child.
     pub fn is_of_this_process(&self) -> bool {
         self.generation == fork::generation()
     }
 
     pub(super) fn header(&self) -> &BoardHeader {
-        // SAFETY: the region has at least one memory page, is page-aligned, and stays mapped as long as `self` exists.
-        // All bit patterns are valid, and all access is atomic.
+        // SAFETY: `create` and `checked` ensure that the region has at least one memory page. The region is
+        // page-aligned, and `self` keeps it mapped. All bit patterns are valid, and all access is atomic.
         unsafe { &*self.region.as_mut_ptr().cast::<BoardHeader>() }
     }
 
-    /// Returns the page of process `index`, or None if there is no such page.
+    /// Returns the page of the process `index`, or None if the board has no page with this index.
     pub fn page(self: &Arc<Self>, index: usize) -> Option<PageRef> {
         (index < self.config.pages as usize).then(|| PageRef { board: Arc::clone(self), index })
     }
 }
 
-/// A page of a board, to which only the process of this page may write.
+/// A page of a board. Only the process to which the page belongs may write to the page.
 #[derive(Debug, Clone)]
 pub struct PageRef {
     pub(super) board: Arc<Board>,
@@ -181,14 +182,14 @@ pub struct PageRef {
 impl PageRef {
     pub(super) fn at<T>(&self, offset: usize) -> *const T {
         let page = MEMORY_PAGE + self.index * self.board.config.page_len();
-        // SAFETY: callers pass offsets inside a page. The page is inside the region, because the sizes were checked.
+        // SAFETY: callers pass offsets inside a page. `create` and `checked` ensure that the region has all pages.
         unsafe { self.board.region.as_mut_ptr().add(page + offset).cast_const().cast::<T>() }
     }
 
     pub(super) fn words(&self) -> &[AtomicU64] {
         let count = self.board.config.page_len() / size_of::<AtomicU64>();
-        // SAFETY: the slice covers the whole page and is aligned. The fields are atomic, so they can be read as atomic
-        // words. Only the owner of the page changes the fields.
+        // SAFETY: the slice covers exactly the page and is aligned. All fields of the page are atomic, so they can be
+        // read as atomic words.
         unsafe { std::slice::from_raw_parts(self.at::<AtomicU64>(0), count) }
     }
 
@@ -209,7 +210,7 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns the page to this process, and continues the counts of a replaced process.
+    /// Assigns the page to this process. If the process replaces another process, the counts of that process continue.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();
@@ -229,18 +230,18 @@ impl PageRef {
         flows.chain([&header.idle, &header.first, &header.span]).for_each(|wait| wait.end(now));
     }
 
-    /// Returns the counters of one end of a link. The opposite end belongs to the process of page `peer`.
+    /// Returns the counters of one end of a link. The opposite end belongs to the process whose page is `peer`.
     pub fn flow(&self, index: usize, peer: u32, sends: bool) -> Option<FlowRef> {
         let flow = self.flow_at(index)?;
         flow.peer.store(peer, Relaxed);
         flow.direction.store(if sends { 1 } else { 2 }, Relaxed);
-        // SAFETY: the flow is in the memory of the board.
+        // SAFETY: the flow is in the memory of the board, which the `Arc` keeps mapped.
         Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _) })
     }
 
-    /// Returns the counter of the process's waits for commands.
+    /// Returns the counter of the waits in which the process waits for commands.
     pub fn idle(&self) -> WaitRef {
-        // SAFETY: the counter is in the memory of the board.
+        // SAFETY: the counter is in the memory of the board, which the `Arc` keeps mapped.
         unsafe { WaitRef::new(&self.header().idle, Arc::clone(&self.board) as _) }
     }
 
@@ -254,7 +255,7 @@ impl PageRef {
         self.header().first.end(nanoseconds());
     }
 
-    /// Sets the link from which the first item is expected.
+    /// Records the link from which the main process expects the first item of an epoch.
     pub fn set_first_whom(&self, flow: Option<usize>) {
         self.header().first.whom.store(flow.map_or(0, |flow| flow as u32 + 1), Relaxed);
     }
@@ -263,7 +264,7 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Records that epoch number `epoch`, or the next epoch, begins.
+    /// Records that an epoch begins. The number of the epoch is `epoch`, or the next number if `epoch` is None.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
@@ -275,11 +276,11 @@ impl PageRef {
         self.span().end(nanoseconds());
     }
 
-    /// Sets the signal (or 0) with which other programs request this process's stack, and the descriptor to which this
-    /// process writes it.
+    /// Sets the signal with which other programs request the stack of this process, or 0 for none, and the descriptor
+    /// to which this process then writes its stack.
     pub fn set_stack(&self, signal: u32, descriptor: u32) {
         self.header().stack.store(descriptor, Relaxed);
-        // SYNC(stack): pairs with the readers' load; a reader that sees a signal also sees the descriptor.
+        // SYNC(stack): pairs with the readers' load; a reader that sees the signal also sees the descriptor.
         self.header().signal.store(signal, Ordering::Release);
     }
 
@@ -293,22 +294,23 @@ impl PageRef {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds the estimated duration of the calls of the main process's last pipe for which a measured call counts.
+    /// Adds a measured call of the main process's last pipe. `nanoseconds` is the estimated duration of all calls that
+    /// the measured call represents.
     pub fn inside(&self, nanoseconds: u64) {
         super::layout::add(&self.header().inside, nanoseconds);
         super::layout::add(&self.header().inside_samples, 1);
     }
 
-    /// Sets the number of pipes in the graph of this process.
+    /// Records the number of pipes in the graph of this process.
     pub fn set_pipes(&self, all: usize) {
         let header = self.header();
         header.all_pipes.store(all as u32, Relaxed);
-        // SYNC(pipes): pairs with `PageRef::counted_pipes`; a reader that sees the number also sees the names of the
-        // records.
+        // SYNC(pipes): pairs with `PageRef::counted_pipes`; a reader that sees the number also sees the records.
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 
-    /// Initializes the record of pipe `index`, whose items pipe `reader` reads. Returns None if `index` is too large.
+    /// Initializes the record of pipe `index`, whose items are read by pipe `reader`. Returns None if the page has no
+    /// record with this index.
     pub fn pipe(
         &self,
         index: usize,
@@ -337,7 +339,7 @@ impl PageRef {
     }
 }
 
-/// A reference to the record of a pipe.
+/// A reference to the record of one pipe on a page.
 #[derive(Debug, Clone)]
 pub struct PipeRef {
     pub page: PageRef,
@@ -349,7 +351,7 @@ impl PipeRef {
         self.page.record_at(self.index).expect("checked when it was named")
     }
 
-    /// Returns the word in which the process stores its running pipe, and the value of this word while this pipe runs.
+    /// Returns the word that contains the running pipe of the process, and the value of the word for this pipe.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

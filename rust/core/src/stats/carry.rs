@@ -1,11 +1,12 @@
-//! Copies the counters of a process on another machine to the main process.
+//! Copies the counters of a process on another machine to the board of the main process.
 //!
-//! A process on another machine writes its counters to a board (shared memory) on that machine. The main process copies
-//! the page of this process to its own board, where a replacement process continues the counters.
+//! A process on another machine writes its counters to a board (shared memory) on that machine. The main process
+//! receives copies of the process's page, and stores them in its own board. If the process is replaced, the replacement
+//! continues the counters.
 //!
-//! When a page arrives, its times are shifted by the difference between the two clocks, and are therefore too late by
-//! the transfer time. Received pages are not trusted: lengths are compared with the capacity, and readers check all
-//! other values.
+//! The two machines have different clocks. The main process shifts the times in a received page by the difference
+//! between the clocks, so the times are late by the transfer time. The main process does not trust received pages: it
+//! compares lengths with the capacity, and readers of the board check all other values.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -22,12 +23,13 @@ const CONTRADICTS: Corrupted = Corrupted("the counters of a process on another m
 
 struct Span {
     words: Range<usize>,
-    /// The index of the sequence number that guards `words`.
+    /// The index of the sequence number that guards `words`, or None if no number guards them.
     guard: Option<usize>,
     moment: Option<usize>,
 }
 
-/// Returns the words that the process itself writes, except for the words with which others request its stack.
+/// Returns the ranges of words that the process itself writes, except for the words with which other programs request
+/// its stack.
 fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     let span = |at: usize, words: Range<usize>, guard: Option<usize>, moment: Option<usize>| {
         let first = at / WORD;
@@ -55,18 +57,18 @@ fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     spans
 }
 
-/// Shifts a time by `by`, unless the time is unset (0).
+/// Returns the time `moment` shifted by `by`. A time of 0 means "unset" and is not shifted.
 fn moved(moment: u64, by: u64) -> u64 {
     if moment == 0 { 0 } else { moment.wrapping_add(by).max(1) }
 }
 
 impl PageRef {
     fn sequence_at(&self, word: usize) -> &Sequence {
-        // SAFETY: there is an aligned, atomic sequence number at this offset, inside the page.
+        // SAFETY: callers pass the index of an aligned, atomic sequence number inside the page.
         unsafe { &*self.at::<Sequence>(word * WORD) }
     }
 
-    /// Returns a copy of this page's counters, which `take_in` writes to a page of another board.
+    /// Returns a copy of the page's counters, which [`take_in`](Self::take_in) can write to a page of another board.
     pub fn carry_out(&self) -> Vec<u8> {
         // SYNC(pipes): pairs with PageRef::set_pipes.
         let pipes = self.header().pipes.load(Ordering::Acquire).min(self.board.config.pipes) as usize;
@@ -81,8 +83,8 @@ impl PageRef {
         carried.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Overwrites this page with the copy of another page. Fails if the lengths are inconsistent, or if the copy has
-    /// more pipes or flows (link ends) than this page can store.
+    /// Replaces the counters of this page with a copy of another page. Returns an error if the lengths are
+    /// inconsistent, or if the copy has more pipes or flows (link ends) than this page can store.
     pub fn take_in(&self, carried: &[u8]) -> Result<(), Corrupted> {
         let (carried, rest) = carried.as_chunks::<WORD>();
         let carried: Vec<u64> = carried.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
@@ -108,13 +110,14 @@ impl PageRef {
 
     fn write(&self, span: &Span, values: &[u64], by: u64) {
         let words = self.words();
-        // Words are written in reverse order with Release, because a reader that reads the new `arena_used` must also
-        // read the new `arena_peak`.
+        // The words are written in reverse order with Release, because a reader that sees a new `arena_used` must also
+        // see the new `arena_peak`.
         for (word, &value) in span.words.clone().zip(values).rev() {
             let value = if span.moment == Some(word) { moved(value, by) } else { value };
             if span.guard == Some(word) {
                 let [.., a, b, c, d] = value.to_ne_bytes();
-                // SAFETY: the 32 bits after the sequence number are inside the page, aligned and atomic.
+                // SAFETY: the 32 bits after the sequence number are inside the page, aligned, and only accessed
+                // atomically.
                 let half = unsafe { &*self.at::<AtomicU32>(word * WORD + WORD / 2) };
                 half.store(u32::from_ne_bytes([a, b, c, d]), Ordering::Release);
             } else {
@@ -123,7 +126,7 @@ impl PageRef {
         }
     }
 
-    /// In the main process: stores the counters and the system times of a process on another machine.
+    /// Stores the counters and the system times of a process on another machine. Must be called in the main process.
     pub fn hear(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
         self.take_in(carried)?;
         let header = self.header();
@@ -132,19 +135,19 @@ impl PageRef {
         Ok(())
     }
 
-    /// In the main process: sets the machine name of a newly started process on another machine.
+    /// Sets the name of the machine on which a new process was started. Must be called in the main process.
     pub fn set_place(&self, place: &str) {
         write_text(&self.header().place, place);
         self.header().gone.store(0, Relaxed);
         self.header().heard.store(nanoseconds(), Relaxed);
     }
 
-    /// In the main process: records that a process on another machine has exited.
+    /// Records that a process on another machine has exited. Must be called in the main process.
     pub fn set_gone(&self) {
         self.header().gone.store(1, Relaxed);
     }
 
-    /// In the main process: counts bytes that were received from a process on another machine.
+    /// Counts bytes that were received from a process on another machine. Must be called in the main process.
     pub fn count_carried(&self, bytes: u64) {
         add(&self.header().carried, bytes);
     }

@@ -1,19 +1,19 @@
-//! Reads the monotonic clock, which all processes of a machine share, in nanoseconds.
+//! Reads the monotonic clock in nanoseconds. All processes of a machine share this clock.
 
 fn read(clock: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the clock exists on every supported system, and `now` is a local variable.
+    // SAFETY: `now` is valid for writing, and the clock exists on every supported system.
     unsafe { libc::clock_gettime(clock, &mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Returns the current time of this clock, which equals Python's `time.monotonic_ns()`.
+/// Returns the current time of the monotonic clock, which equals Python's `time.monotonic_ns()`.
 #[inline]
 pub fn nanoseconds() -> u64 {
     read(libc::CLOCK_MONOTONIC)
 }
 
-/// Returns the current time much faster than `nanoseconds`, but with an error of some milliseconds.
+/// Returns the current time like `nanoseconds`, but much faster and with an error of some milliseconds.
 #[inline]
 pub fn coarse_nanoseconds() -> u64 {
     #[cfg(target_os = "linux")]

@@ -1,4 +1,4 @@
-//! Defines references to the counters of links, and measures waits.
+//! Defines references to the counters of links, and guards that measure waits.
 
 use std::ops::Deref;
 use std::ptr::NonNull;
@@ -9,28 +9,27 @@ use super::layout::{Flow, Wait};
 
 type Keeper = Arc<dyn std::any::Any + Send + Sync>;
 
-/// A reference to counters on a board or in the header of a link, which keeps their memory mapped.
+/// A reference to counters in shared memory, on a board or in the header of a link. `keeper` keeps the memory mapped.
 #[derive(Debug)]
 pub struct Counter<C> {
     counters: NonNull<C>,
     keeper: Keeper,
 }
 
-/// The counters of one end of a link.
+/// A reference to the counters of one end of a link.
 pub type FlowRef = Counter<Flow>;
 
-/// A reference to a counter of waits. Unlike a borrow, a `WaitRef` lets code borrow its owner's other fields during the
-/// wait.
+/// A reference to a counter of waits, which does not borrow the owner's other fields during a wait.
 pub type WaitRef = Counter<Wait>;
 
-// SAFETY: all access to the counters is atomic, and the keeper can be shared.
+// SAFETY: all access to the counters is atomic, and a `Keeper` can be moved to and shared with other threads.
 unsafe impl<C: Sync> Send for Counter<C> {}
-// SAFETY: all access to the counters is atomic, and the keeper can be shared.
+// SAFETY: all access to the counters is atomic, and a `Keeper` can be moved to and shared with other threads.
 unsafe impl<C: Sync> Sync for Counter<C> {}
 
 impl<C> Counter<C> {
     /// # Safety
-    /// The counters are valid as long as `keeper` exists.
+    /// The counters must be valid as long as `keeper` exists.
     pub(crate) unsafe fn new(counters: &C, keeper: Keeper) -> Self {
         Self { counters: NonNull::from(counters), keeper }
     }
@@ -47,18 +46,18 @@ impl<C> Deref for Counter<C> {
 
     #[inline]
     fn deref(&self) -> &C {
-        // SAFETY: the memory is valid as long as the keeper, which this object owns.
+        // SAFETY: the caller of `new` guarantees that the counters are valid as long as `self.keeper` exists.
         unsafe { self.counters.as_ref() }
     }
 }
 
 impl WaitRef {
-    /// Returns the counter of the waits of one link end.
+    /// Returns the counter of the waits at one end of a link.
     pub fn of(flow: &FlowRef) -> Self {
         Self { counters: NonNull::from(&flow.wait), keeper: Arc::clone(&flow.keeper) }
     }
 
-    /// Begins a wait, which ends when the returned guard is dropped.
+    /// Begins a wait, which ends when the caller drops the returned guard.
     pub fn begin(&self) -> Waiting<'_> {
         Wait::begin(self, nanoseconds());
         Waiting(self)

@@ -1,4 +1,4 @@
-//! The layout of a board of counters in memory.
+//! Defines the layout of a board, which contains the counters of all processes of a loader.
 //!
 //! ```text
 //! 0        BoardHeader          one memory page
@@ -7,32 +7,32 @@
 //! …
 //! ```
 //!
-//! Zero is a valid value of every field. Only the process that owns a page writes to the page.
+//! Zero is a valid value of every field. Only the process to which a page belongs writes to the page.
 
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
-/// The version of the layout, which must be increased with every change of the layout.
+/// The version of the layout. The number must be increased with every change of the layout.
 pub(super) const VERSION: u32 = 6;
 pub(super) const MEMORY_PAGE: usize = 4096;
-/// The number of bins in a histogram of durations: four per doubling, starting at 16 ns.
+/// The number of bins in a histogram of durations. The first bin starts at 16 ns, and each doubling has four bins.
 pub(super) const STEPS: usize = 128;
 pub(super) const LABEL: usize = 128;
 pub(super) const LOCATION: usize = 192;
-/// The number of separately counted exception types. Further exception types are only counted in `PipeRecord::skipped`.
+/// The number of exception types that are counted separately. `PipeRecord::skipped` also counts other types.
 pub(super) const KINDS: usize = 4;
 pub(super) const KIND: usize = 56;
-/// The number of bytes for the name of another machine.
+/// The maximum number of bytes of the name of another machine.
 pub(super) const PLACE: usize = 112;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BoardConfig {
-    /// The number of pages (processes).
+    /// The number of pages, which is the maximum number of processes.
     pub pages: u32,
-    /// The maximum number of link ends in a process.
+    /// The maximum number of link ends that a process can count.
     pub flows: u32,
-    /// The maximum number of pipes of a process that are counted.
+    /// The maximum number of pipes that a process can count.
     pub pipes: u32,
 }
 
@@ -54,8 +54,8 @@ impl BoardConfig {
     }
 }
 
-/// The header of a board. Before sharing the board, the main process writes the header, with the version last, and
-/// later only changes `wants_large`.
+/// The header of a board. The main process writes the header before it shares the board, and writes the version last.
+/// Later, the main process only changes `wants_large`.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct BoardHeader {
@@ -67,22 +67,22 @@ pub(super) struct BoardHeader {
     pub full: AtomicU32,
     pub main: AtomicU32,
     pub made: AtomicU64,
-    /// Whether snapshots of any size may be sent, because the user has requested a state.
+    /// Whether the processes may send snapshots of any size. The value becomes 1 when the user requests a state.
     pub wants_large: AtomicU32,
 }
 
-/// A sequence number (seqlock) that is odd while its only writer changes the guarded data.
+/// A sequence number (seqlock) that guards data. The number is odd while the only writer changes the data.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data. If a killed writer has left an odd sequence number, the next change repairs it.
+    /// Changes the guarded data. The change repairs an odd number that a killed writer has left.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
         self.0.store(odd, Relaxed);
-        // SYNC(sequence): pairs with the fence in `read`; a reader that reads changed data also reads the odd number.
+        // SYNC(sequence): pairs with the fence in `read`; a reader that sees changed data also sees the odd number.
         fence(Ordering::Release);
         let changed = change();
         // SYNC(sequence): pairs with the first load of `read`.
@@ -90,7 +90,7 @@ impl Sequence {
         changed
     }
 
-    /// Reads the guarded data consistently, unless the writer was killed during a change.
+    /// Reads the guarded data. The data is consistent unless the writer was killed during a change.
     pub fn read<T>(&self, mut read: impl FnMut() -> T) -> T {
         for attempt in 0..1000 {
             // SYNC(sequence): pairs with the last store of `change`.
@@ -111,16 +111,16 @@ impl Sequence {
     }
 }
 
-/// The waits of one kind: their number, their total time, and the wait in progress.
+/// Measures the waits of one kind: their number, their total duration, and the wait in progress.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Wait {
     sequence: Sequence,
-    /// The number of the link end (flow) from which an item is awaited.
+    /// The number of the link end (flow) from which the process awaits an item.
     pub whom: AtomicU32,
-    /// The start of the wait in progress in nanoseconds, or 0 if no wait is in progress.
+    /// The time at which the wait in progress began, in nanoseconds. The value is 0 if no wait is in progress.
     pub since: AtomicU64,
-    /// The total duration of all finished waits in nanoseconds.
+    /// The total duration of all completed waits in nanoseconds.
     pub total: AtomicU64,
     pub count: AtomicU64,
 }
@@ -133,7 +133,7 @@ impl Wait {
         });
     }
 
-    /// Records that the wait in progress, if any, ends.
+    /// Records the end of the wait in progress. Has no effect if no wait is in progress.
     pub fn end(&self, now: u64) {
         let since = self.since.load(Relaxed);
         if since != 0 {
@@ -156,25 +156,25 @@ impl Wait {
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Flow {
-    /// The number of items that were sent or received in all epochs.
+    /// The number of items that this end has sent or received in all epochs.
     pub items: AtomicU64,
-    /// The number of bytes of units and their blocks that were sent in all epochs.
+    /// The number of bytes, in units and in their blocks, that were sent in all epochs.
     pub bytes: AtomicU64,
     pub fragments: AtomicU64,
-    /// The number of times that this process has woken up the process at the opposite end.
+    /// How often the process of this end has woken up the process at the opposite end.
     pub wakes: AtomicU64,
-    /// The number of buffers that were copied because too many other buffers were leased.
+    /// The number of buffers that the process copied because it had leased too many other buffers.
     pub copies: AtomicU64,
     /// The total size in bytes of the buffers that `copies` counts.
     pub copied: AtomicU64,
     /// The page number of the process at the opposite end of the link.
     pub peer: AtomicU32,
-    /// The direction: 0 (unused), 1 (its process sends) or 2 (its process receives).
+    /// The direction of the link: 0 (unused), 1 (this end sends) or 2 (this end receives).
     pub direction: AtomicU32,
     _pad: AtomicU64,
-    /// The waits of this end: a sender waits for space or for a grant, and a receiver waits for items.
+    /// The waits of this end. A sender waits for space or for a grant, and a receiver waits for items.
     pub wait: Wait,
-    /// The number of bytes of the arena that are in use.
+    /// The number of bytes of the arena that are allocated.
     pub arena_used: AtomicU64,
     pub arena_peak: AtomicU64,
     pub arena_capacity: AtomicU64,
@@ -182,7 +182,7 @@ pub struct Flow {
     pub window: AtomicU64,
 }
 
-/// Adds to a counter that has only one writer.
+/// Adds `count` to a counter that only one thread writes.
 #[inline]
 pub fn add(counter: &AtomicU64, count: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(count), Relaxed);
@@ -191,7 +191,7 @@ pub fn add(counter: &AtomicU64, count: u64) {
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct SkippedKind {
-    /// The number of skipped items, or 0 in an unused entry, stored after `name`.
+    /// The number of skipped items, which is stored after `name`. The value 0 marks an unused entry.
     pub count: AtomicU64,
     pub name: [AtomicU8; KIND],
 }
@@ -199,22 +199,22 @@ pub(super) struct SkippedKind {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct PipeRecord {
-    /// The number of items that the current iterator has yielded, including items before a resumption.
+    /// The number of items that the current iterator has yielded, including the items before the epoch was resumed.
     pub yielded: AtomicU64,
     /// The number of items that all iterators of this pipe have yielded, minus `yielded`.
     pub base: AtomicI64,
     pub(super) sequence: Sequence,
     pub(super) reader: AtomicU32,
-    /// Properties of the pipe, which Python defines in `datapipes`.
+    /// Properties of the pipe. Python defines the meaning of each bit in `datapipes`.
     pub(super) flags: AtomicU32,
-    /// The number of network requests that were repeated after an error.
+    /// The number of network requests that the pipe repeated after an error.
     pub retries: AtomicU32,
     pub(super) capacity: AtomicU64,
-    /// The number of measured calls.
+    /// The number of calls whose duration was measured.
     pub samples: AtomicU64,
-    /// The estimated total time in nanoseconds that all calls have spent in this pipe only.
+    /// The estimated total duration in nanoseconds of all calls, without the time that other pipes took.
     pub own: AtomicU64,
-    /// The number of items that were skipped because of an exception.
+    /// The number of items that the pipe skipped because of an exception.
     pub skipped: AtomicU64,
     pub(super) label: [AtomicU8; LABEL],
     pub(super) location: [AtomicU8; LOCATION],
@@ -234,8 +234,8 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a measured call of `own` nanoseconds, which represents `weight` calls with an estimated total of `all`
-    /// nanoseconds.
+    /// Records a measured call of `own` nanoseconds, which represents `weight` calls of about `all` nanoseconds in
+    /// total.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);
@@ -254,7 +254,7 @@ impl PipeRecord {
             } else if place.name.iter().zip(&mut cut).any(|(one, other)| one.load(Relaxed) != *other.get_mut()) {
                 continue;
             }
-            // SYNC(kind): pairs with PipeRecord::skipped_kinds; a reader that sees a count also sees `name`.
+            // SYNC(kind): pairs with PipeRecord::skipped_kinds; a reader that sees the count also sees `name`.
             place.count.store(count.wrapping_add(1), Ordering::Release);
             return;
         }
@@ -266,7 +266,7 @@ impl PipeRecord {
         counts.filter(|(_, count)| *count > 0).map(|(place, count)| (read_text(&place.name), count)).collect()
     }
 
-    /// Sets the count of the current iterator. Earlier items stay in the total.
+    /// Sets the number of items of the current iterator. Items of earlier iterators remain in the total.
     pub fn restart(&self, yielded: u64) {
         self.sequence.change(|| {
             let kept = self.yielded.load(Relaxed).wrapping_sub(yielded);
@@ -280,44 +280,44 @@ impl PipeRecord {
 #[repr(C, align(64))]
 pub(super) struct PageHeader {
     pub sequence: Sequence,
-    /// The role of the process, which is stored last, or 0 if no process uses the page.
+    /// The role of the process, which is stored last. The value is 0 if no process uses the page.
     pub role: AtomicU32,
     pub pid: AtomicU32,
     pub number: AtomicU32,
     pub began: AtomicU64,
     pub epoch: AtomicU32,
-    /// `pipes` counts pipes with a record, and `all_pipes` all pipes.
+    /// `pipes` is the number of pipes with a record, and `all_pipes` is the number of all pipes in the graph.
     pub pipes: AtomicU32,
     pub all_pipes: AtomicU32,
     /// The index of the running pipe plus 1, or 0 if the running pipe is unknown.
     pub current: AtomicU32,
-    /// The signal, or 0 for none, that makes the process write its stack to the descriptor `stack`.
+    /// The signal that makes the process write its stack to the descriptor `stack`, or 0 if no signal is set up.
     pub signal: AtomicU32,
     pub stack: AtomicU32,
-    /// `snapshots` is the number of snapshots that the process has sent.
+    /// `restarts` counts replacements of the process, and `snapshots` counts snapshots that the process has sent.
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
-    /// The nanoseconds that the main process has spent in its graph's final pipe.
+    /// The total duration in nanoseconds of the calls of the last pipe in the main process's graph.
     pub inside: AtomicU64,
     pub inside_samples: AtomicU64,
-    /// Whether a process on another machine has exited (1). Only the main process writes `place` and the fields from
-    /// `gone` to `carried`.
+    /// Whether a process on another machine has exited (1) or not (0). Only the main process writes `place` and the
+    /// fields from `gone` to `carried`.
     pub gone: AtomicU64,
-    /// The time at which counters from another machine were last received, or 0.
+    /// The time at which counters from another machine were last received, or 0 if none were received.
     pub heard: AtomicU64,
-    /// The nanoseconds that the threads of the process have run.
+    /// How long the threads of the process have run, in nanoseconds.
     pub ran: AtomicU64,
-    /// The nanoseconds that the threads of the process have waited for a processor.
+    /// How long the threads of the process have waited for a processor, in nanoseconds.
     pub stood: AtomicU64,
-    /// The nanoseconds since the start of the process.
+    /// The time since the start of the process, in nanoseconds.
     pub lived: AtomicU64,
     pub carried: AtomicU64,
     pub idle: Wait,
     pub first: Wait,
-    /// The durations of epochs. In the main process, an epoch begins with the first item. In a child, an epoch begins
-    /// with the arrival of its command.
+    /// The durations of epochs. In the main process, an epoch begins with its first item. In a child process, an epoch
+    /// begins when its command arrives.
     pub span: Wait,
-    /// The size in bytes of the last snapshot that was too large to be sent, or 0.
+    /// The size in bytes of the last snapshot that was too large to be sent, or 0 if all snapshots were sent.
     pub oversized: AtomicU64,
     pub place: [AtomicU8; PLACE],
 }
@@ -393,7 +393,7 @@ mod tests {
 
     #[test]
     fn items_of_earlier_iterators_stay_counted() {
-        // SAFETY: zero is valid for all fields of a record.
+        // SAFETY: zero is a valid value of all fields of a record.
         let record: PipeRecord = unsafe { std::mem::zeroed() };
         let all = || record.yielded.load(Relaxed) as i64 + record.base.load(Relaxed);
         record.yielded.store(5, Relaxed);

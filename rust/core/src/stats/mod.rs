@@ -1,8 +1,8 @@
-//! Counts items, bytes and waits, so that other processes can read the counters at any time. A [`Board`] is shared
-//! memory in which each process of a loader writes only to its own page, as fast as to private counters.
+//! Counts items, bytes and waits in shared memory, so that other processes can read the counts at any time.
 //!
-//! A sequence number, which is odd during changes, guards counters that belong together (seqlock). Counters never
-//! influence decisions.
+//! A [`Board`] has a page for each process of a loader. Each process writes only to its own page, which is as fast as
+//! writing to private counters. Sequence numbers (seqlocks) guard counters that belong together. No code makes
+//! decisions based on the counts.
 
 mod board;
 mod carry;

@@ -1,4 +1,4 @@
-//! Converts a page of counters to values, named after the fields in `layout`.
+//! Converts the counters on a page to values, which are named after the fields in `layout`.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -6,19 +6,19 @@ use std::sync::atomic::Ordering::{self, Relaxed};
 use super::board::{Board, PageRef, Role};
 use super::layout::{Flow, PipeRecord, STEPS, Wait, middle_of, read_text};
 
-/// The value of a counter, or a group of such values.
+/// The value of a counter, or a group of values.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     Nothing,
     Flag(bool),
-    /// A number, such as a count, an id or a time in nanoseconds.
+    /// A number, such as a count, a process id or a time in nanoseconds.
     Number(u64),
-    /// An estimated duration in nanoseconds.
+    /// A duration in nanoseconds that was estimated from samples.
     Estimate(f64),
     Text(String),
-    /// A list of values of one kind.
+    /// Values of the same kind, such as the values of all pipes.
     List(Vec<Self>),
-    /// Named values, such as all counters of a pipe.
+    /// Named values, such as all counters of one pipe.
     Fields(Vec<(&'static str, Self)>),
 }
 
@@ -61,12 +61,12 @@ macro_rules! fields {
 }
 
 impl Board {
-    /// Returns the values of the pages of all processes, except for damaged pages (see `damage`).
+    /// Returns the values of all pages that are in use and not damaged (see `damage`).
     pub fn read(self: &Arc<Self>) -> Vec<Value> {
         self.pages().filter_map(|page| page.read().ok().flatten()).collect()
     }
 
-    /// Describes the first damaged page. A page is damaged if this version of torchdata never writes such contents.
+    /// Describes the first damaged page. A damaged page contains values that this version of torchdata never writes.
     pub fn damage(self: &Arc<Self>) -> Option<String> {
         self.pages().find_map(|page| page.counted_pipes().err())
     }
@@ -123,8 +123,8 @@ fn wait(wait: &Wait) -> Value {
 }
 
 fn flow(flow: &Flow) -> Value {
-    // SYNC(used): pairs with Allocator::mirror; a reader that reads a value of `arena_used` also reads its
-    // `arena_peak`.
+    // SYNC(used): pairs with Allocator::mirror; a reader that sees a value of `arena_used` also sees the `arena_peak`
+    // that was stored before it.
     let used = flow.arena_used.load(Ordering::Acquire);
     fields!(
         flow: peer, sends = flow.direction.load(Relaxed) == 1, items, bytes, fragments, wakes, copies, copied,

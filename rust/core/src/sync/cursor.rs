@@ -1,24 +1,25 @@
-//! Implements the two cursors of a ring with one producer and one consumer.
+//! Implements the two cursors of a ring that has one producer and one consumer.
 //!
-//! A position counts all slots since the creation of the ring. A `u64` does not overflow for centuries. Each side keeps
-//! its own cursor in private memory, and publishes a copy of it in shared memory. Each side also caches the cursor of
-//! the other side, and reads the shared copy only if the ring seems empty or full. This avoids cache misses.
+//! A position is the number of slots since the creation of the ring, which does not overflow a `u64` for centuries. The
+//! producer and the consumer each keep their own cursor in private memory, and publish a copy in shared memory. Each
+//! also caches the cursor of the other side, and reads the shared copy only if the ring seems empty or full, which
+//! avoids cache misses.
 //!
-//! In shared memory, a cursor is sealed (see `seal`), so that a stray write does not look like a valid position.
+//! A cursor in shared memory is sealed (see `seal`), so that a stray write does not look like a valid position.
 
 use crate::error::Corrupted;
 use crate::integrity::{open_after, seal};
 use crate::sync::primitive::{AtomicU64, Ordering};
 
-/// The initial word of a shared cursor.
+/// The word of a shared cursor in a new ring.
 pub const BIRTH: u64 = seal(0);
 
-/// The producer's view of a ring.
+/// The producer's own cursor, and its cached copy of the consumer's cursor.
 #[derive(Debug)]
 pub struct ProducerCursor {
-    /// The next position to write, which may be ahead of the published position.
+    /// The position at which the producer writes next, which may be ahead of the published position.
     tail: u64,
-    /// The cached head of the consumer, which may be behind the current head, but is never ahead of it.
+    /// The cached position of the consumer. The real position may be ahead, but is never behind.
     head: u64,
     capacity: u64,
 }
@@ -41,10 +42,10 @@ impl ProducerCursor {
         Ok(self.capacity - (self.tail - self.head) >= wanted)
     }
 
-    /// Reads the consumer's cursor from shared memory, and returns it.
+    /// Reads the consumer's cursor from shared memory into the cache, and returns this cursor.
     #[inline]
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
-        // SYNC(release): pairs with ConsumerCursor::release; all slots before `head` have been read.
+        // SYNC(release): pairs with ConsumerCursor::release; the consumer has read all slots before `head`.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
         // The word contains only the low bits of the cursor, so a decrease looks like a large increase.
         let head =
@@ -53,20 +54,20 @@ impl ProducerCursor {
         Ok(head)
     }
 
-    /// Advances the tail by `by` slots, and publishes these slots to the consumer.
+    /// Moves the producer's position forward by `by` slots, and publishes these slots to the consumer.
     #[inline]
     pub fn publish(&mut self, shared_tail: &AtomicU64, by: u64) {
         self.tail += by;
-        // SYNC(publish): pairs with ConsumerCursor::available; all slots before `tail` are written.
+        // SYNC(publish): pairs with ConsumerCursor::available; the producer has written all slots before `tail`.
         shared_tail.store(seal(self.tail), Ordering::Release);
     }
 }
 
-/// The consumer's view of a ring.
+/// The consumer's own cursor, and its cached copy of the producer's cursor.
 #[derive(Debug)]
 pub struct ConsumerCursor {
     head: u64,
-    /// The cached tail of the producer, which may be behind the current tail, but is never ahead of it.
+    /// The cached position of the producer. The real position may be ahead, but is never behind.
     tail: u64,
     capacity: u64,
 }
@@ -80,7 +81,7 @@ impl ConsumerCursor {
         self.head
     }
 
-    /// Returns the number of slots that can be read.
+    /// Returns the number of published slots that the consumer can read.
     #[inline]
     pub fn available(&mut self, shared_tail: &AtomicU64) -> Result<u64, Corrupted> {
         if self.tail == self.head {
@@ -92,17 +93,18 @@ impl ConsumerCursor {
         Ok(self.tail - self.head)
     }
 
-    /// Advances the head by `by` slots, and frees these slots for the producer.
+    /// Moves the consumer's position forward by `by` slots, and frees these slots for the producer.
     #[inline]
     pub fn release(&mut self, shared_head: &AtomicU64, by: u64) {
         self.head += by;
-        // SYNC(release): pairs with ProducerCursor::refresh; all slots before `head` have been read.
+        // SYNC(release): pairs with ProducerCursor::refresh; the consumer has read all slots before `head`.
         shared_head.store(seal(self.head), Ordering::Release);
     }
 
-    /// Checks that this side's cursor in shared memory is intact.
+    /// Checks that the consumer's own cursor in shared memory is undamaged.
     ///
-    /// Must be called before each sleep, because the producer and `Link::pending` do not detect a damaged cursor.
+    /// The consumer must call this method before each sleep, because the producer and `Link::pending` do not detect a
+    /// damaged cursor.
     #[inline]
     pub fn check(&self, shared_head: &AtomicU64) -> Result<(), Corrupted> {
         if shared_head.load(Ordering::Relaxed) == seal(self.head) {

@@ -1,4 +1,5 @@
-//! Synchronizes threads and processes. The build flag `loom` replaces the primitives to check the algorithms.
+//! Synchronizes threads and processes. With the build flag `loom`, the algorithms use loom's primitives, so that loom
+//! can check all interleavings.
 
 pub mod bell;
 pub mod cursor;

@@ -1,28 +1,30 @@
-//! The argument and result types of the queue's methods.
+//! Defines the argument and result types of the queue's methods.
 
-/// The number of a slot, in the order of reservation.
+/// The number of a slot. Slots are numbered in the order in which they are reserved.
 pub type Slot = u64;
 
-/// The result of a request to use the source.
+/// The result of a worker's request to use the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reserve {
-    /// The worker must compute one item, then call [`put`](OrderedQueue::put) or [`skip`](OrderedQueue::skip).
+    /// The worker must compute one item for the slot, and then call [`put`](OrderedQueue::put) or
+    /// [`skip`](OrderedQueue::skip).
     Granted(Slot),
-    /// Until the timeout, the queue was full or on hold, or another worker used the source.
+    /// The worker got no slot before the timeout, because the queue was full or on hold, or another worker used the
+    /// source.
     TimedOut,
-    /// The queue is closed or the source has ended, so no more items are needed.
+    /// No more items are needed, because the queue is closed or the source has ended.
     Closed,
 }
 
-/// The content of a slot that a worker has completed.
+/// The result that a worker stores in its slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome<T> {
     Item(T),
-    /// An error instead of a result. Later slots may still have results.
+    /// An error instead of an item. The consumer may still receive the results of later slots.
     Error(T),
-    /// An error after which no item is computed until the consumer has received the error.
+    /// An error after which workers compute no items until the consumer has received the error.
     Break(T),
-    /// The end of the results, and the exception by which the source ended, if any.
+    /// The end of the results. The content is the exception with which the source ended, or None.
     End(Option<T>),
 }
 
@@ -50,25 +52,25 @@ impl<T> Outcome<T> {
     }
 }
 
-/// The result of a request for the next outcome.
+/// The result of the consumer's request for the next outcome.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pop<T> {
     Item(T),
-    /// An error of a worker, returned in the order of the items, or of the source.
+    /// An error of a worker or of the source, which the consumer receives in the order of the items.
     Error(T),
     Ended,
     /// The queue was closed before the results ended.
     Closed,
-    /// No outcome was available before the timeout.
+    /// No outcome became available before the timeout.
     TimedOut,
 }
 
-/// The content of one slot, as shown to a thread that inspects the queue.
+/// The content of one slot, which [`OrderedQueue::try_for_each`] shows to a thread that inspects the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum View<'a, T> {
-    /// A submitted item that no worker has claimed.
+    /// A submitted item that no worker has claimed yet.
     Waiting(&'a T),
-    /// A submitted item that a worker has claimed and is processing.
+    /// A submitted item that a worker is processing.
     Running(&'a T),
     Item(&'a T),
     Error(&'a T),

@@ -1,4 +1,4 @@
-//! One thread submits items to the queue, and worker threads claim the items.
+//! Lets one thread submit items to the queue, which worker threads claim and process.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,8 @@ use super::state::{Phase, sleep, time_left};
 
 impl<T> OrderedQueue<T> {
     /// Waits up to `timeout` until [`claim_some`](Self::claim_some) may have a result. Returns false after the timeout.
-    /// Items are not claimed, because references to Python objects must not be moved without the GIL.
+    /// The method claims no items, because the caller has released the GIL and must not move references to Python
+    /// objects.
     pub fn wait_claimable(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
@@ -22,8 +23,8 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Releases the source, and submits the item of the slot, so that another worker can claim the item. Reserves the
-    /// next slot if one is free. Must be called by the worker that uses the source.
+    /// Releases the source, and submits `item` in the slot, so that another worker can claim the item. Returns the next
+    /// slot if one is free. Must be called by the worker that uses the source.
     pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
         let mut state = self.lock();
         let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
@@ -37,11 +38,12 @@ impl<T> OrderedQueue<T> {
 
     /// Claims submitted items in order. Returns empty lists if no item is available now, or None after the last item.
     ///
-    /// Each of `sharers` workers receives an equal part of the items, but at least `least` and at most `most` items.
-    /// Several items are only returned together if `joins` is true for each of them. `take` copies or removes the part
-    /// of an item that the worker needs, and returns whether the worker may change the item, in which case `wait_still`
-    /// waits for the worker, which must call [`put`](Self::put). The remaining part stays in the slot. `joins` and
-    /// `take` are called under the lock, and must not call this queue.
+    /// A call claims up to one of `sharers` equal parts of the waiting items, but up to `least` items if the part is
+    /// smaller, and never more than `most` items. An item for which `joins` returns false is claimed alone.
+    ///
+    /// `take` copies or removes the part of an item that the worker needs. The rest of the item stays in the slot.
+    /// `take` also returns whether the worker may change the item. In this case, `wait_still` waits until the worker
+    /// calls [`put`](Self::put). `joins` and `take` are called under the lock, and must not call the queue.
     pub fn claim_some<X>(
         &self,
         (least, most): (usize, usize),
@@ -83,8 +85,9 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores the outcome that `complete` creates for each item from the rest in the slot and `parts`. `complete` runs
-    /// under the lock and must not call this queue. Returns the parts whose slots were drained, for the caller to drop.
+    /// Stores an outcome for each claimed item. `complete` creates the outcome from the rest of the item in the slot
+    /// and the worker's part. `complete` is called under the lock, and must not call the queue. Returns the parts whose
+    /// slots were drained, which the caller must drop.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -103,8 +106,8 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Returns claimed items to the queue, where workers claim these items first. `restore` puts the part that `take`
-    /// removed back into the item. Returns the parts whose slots were drained, for the caller to drop.
+    /// Returns claimed items to the queue, where workers claim these items before all others. `restore` puts the
+    /// worker's part back into the item. Returns the parts whose slots were drained, which the caller must drop.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();
@@ -122,7 +125,7 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Submits an item after all items in the queue, even beyond the capacity. Must be called by the consumer.
+    /// Submits an item after all other items in the queue, even if the queue is full. Must be called by the consumer.
     pub fn submit(&self, item: T) {
         let mut state = self.lock();
         let slot = state.add(Phase::Waiting(item), false);

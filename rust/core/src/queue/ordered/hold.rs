@@ -6,21 +6,21 @@ use super::OrderedQueue;
 use super::state::{sleep, time_left};
 
 impl<T> OrderedQueue<T> {
-    /// Prevents workers from starting items until `release` has been called as often as `hold`. Workers may still
-    /// compute items that they started before (see [`wait_still`](Self::wait_still)).
+    /// Prevents workers from starting items until each call of `hold` was followed by a call of `release`. Workers may
+    /// still complete items that they started before (see [`wait_still`](Self::wait_still)).
     pub fn hold(&self) {
         self.lock().holds += 1;
     }
 
-    /// Reverts one call of `hold`.
+    /// Ends one hold. Workers may start items again after all holds have ended.
     pub fn release(&self) {
         let mut state = self.lock();
         state.holds -= 1;
         self.tell(state);
     }
 
-    /// Waits until no worker uses the source, and no worker processes an item that the worker may change. Must be
-    /// called while the queue is on hold or closed.
+    /// Waits until no worker uses the source, and no worker processes an item that it may change. Returns false after
+    /// the timeout. Must be called while the queue is on hold or closed.
     pub fn wait_still(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();

@@ -1,15 +1,15 @@
 //! The bounded queue between worker threads that read ahead and the thread that consumes their results.
 //!
-//! A worker reserves a slot *before* it computes an item, so there is always space for the result. The worker takes an
-//! item from the source, which one worker at a time may use ([`OrderedQueue::try_reserve`]), or claims an item that the
-//! consumer has submitted ([`OrderedQueue::claim_some`]).
+//! A worker reserves a slot *before* it computes an item, so that the queue always has space for the result. The worker
+//! either takes an item from the source, which only one worker at a time may use ([`OrderedQueue::try_reserve`]), or
+//! claims an item that the consumer has submitted ([`OrderedQueue::claim_some`]).
 //!
-//! Crossbeam's channels cannot reserve a slot before its item exists, change their capacity, or list the buffered items
-//! for snapshots and Python's garbage collector.
+//! Crossbeam's channels are not used, because they cannot reserve a slot before its item exists, change their capacity,
+//! or list the buffered items for snapshots and for Python's garbage collector.
 //!
-//! One lock protects all state. The lock is held for a few instructions only, never while the caller's code runs or
-//! contents are dropped. Wake-ups are system calls, so only a sleeping thread is woken up, and one worker wakes up the
-//! next.
+//! One lock protects all state. A thread holds the lock for a few instructions only, and never while contents are
+//! dropped. Wake-ups are system calls, so the queue only wakes up sleeping threads, and each worker wakes up the next
+//! worker.
 
 mod answers;
 mod claiming;
@@ -28,7 +28,7 @@ use crate::sync::primitive::{Condvar, Mutex, MutexGuard};
 pub struct OrderedQueue<T> {
     in_order: bool,
     state: Mutex<State<T>>,
-    /// `room` wakes up workers that wait to reserve a slot, and `work` wakes up workers that wait to claim an item.
+    /// `room` wakes up workers that wait for a slot, and `work` wakes up workers that wait for a submitted item.
     room: Condvar,
     work: Condvar,
     still: Condvar,
@@ -36,14 +36,15 @@ pub struct OrderedQueue<T> {
 }
 
 impl<T> OrderedQueue<T> {
-    /// Creates an empty queue with `capacity` slots, or with one slot if `capacity` is 0. If `in_order` is false,
-    /// results are returned as they become ready, but the end and an error of the source always come last.
+    /// Creates an empty queue with `capacity` slots, or with one slot if `capacity` is 0. If `in_order` is false, the
+    /// consumer receives results as they become ready, but the end and an error of the source always last.
     pub fn new(capacity: usize, in_order: bool) -> Self {
         let [room, work, still, filled] = std::array::from_fn(|_| Condvar::new());
         Self { in_order, state: Mutex::new(State::new(capacity)), room, work, still, filled }
     }
 
-    /// The state is consistent even after a panic, because only plain assignments are made under the lock.
+    /// Locks the state. The state is consistent even after a panic, because code under the lock only makes plain
+    /// assignments.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -52,7 +53,7 @@ impl<T> OrderedQueue<T> {
         self.lock().capacity
     }
 
-    /// Sets the maximum number of slots, which is at least one.
+    /// Sets the maximum number of slots. The value 0 is treated as 1.
     pub fn set_capacity(&self, capacity: usize) {
         let mut state = self.lock();
         state.capacity = capacity.max(1);
@@ -69,7 +70,7 @@ impl<T> OrderedQueue<T> {
         self.lock().len()
     }
 
-    /// Returns whether the end of the results is stored in the queue.
+    /// Returns whether a worker has stored the end of the results in the queue.
     pub fn is_finished(&self) -> bool {
         self.lock().finished
     }
@@ -106,7 +107,7 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Reserves the source, and a slot for the next item of the source, for a worker.
+    /// Reserves the source and a slot for the calling worker, which then computes the next item of the source.
     pub fn try_reserve(&self) -> Reserve {
         let mut state = self.lock();
         if state.is_over() {
@@ -117,7 +118,8 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result. Returns false after the
-    /// timeout. Does not reserve the source, because other workers would wait while this worker waits for the GIL.
+    /// timeout. The method does not reserve the source, because other workers would then wait while this worker waits
+    /// for the GIL.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
@@ -131,7 +133,7 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Appends an outcome after all other outcomes, even beyond the capacity.
+    /// Appends an outcome after all other outcomes, even if the queue is full.
     pub fn append(&self, outcome: Outcome<T>) {
         let mut state = self.lock();
         let slot = state.add(Phase::Making, false);
@@ -140,8 +142,8 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Stores the outcome of a slot, and releases the source if the slot's worker uses it. The outcome is stored even
-    /// if the queue is closed, so that no item of the source is lost. Returns the queue's copy of a submitted item,
-    /// which the caller must drop.
+    /// if the queue is closed, so that no item of the source is lost. If the slot contains a submitted item, returns
+    /// the queue's copy of this item, which the caller must drop.
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -149,7 +151,8 @@ impl<T> OrderedQueue<T> {
         copy
     }
 
-    /// Stores an outcome like `put`, and reserves the next slot if one is free, which avoids waking another worker.
+    /// Stores an outcome like `put`, and reserves the next slot if one is free. The reservation avoids waking up
+    /// another worker.
     pub fn put_and_reserve(&self, slot: Slot, outcome: Outcome<T>) -> (Option<T>, Option<Slot>) {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -181,8 +184,8 @@ impl<T> OrderedQueue<T> {
         state.pending.remove(at).map_or(Phase::Making, |one| one.phase)
     }
 
-    /// Records that the worker of a slot no longer uses the source, so `wait_still` no longer waits for this worker.
-    /// The slot stays reserved until the worker stores the outcome.
+    /// Records that the worker of a slot no longer uses the source, so that `wait_still` no longer waits for the
+    /// worker. The slot stays reserved until the worker stores an outcome.
     pub fn leave_source(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
@@ -191,7 +194,7 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Releases a slot without an outcome.
+    /// Releases a slot for which the worker has no outcome.
     pub fn skip(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
@@ -202,7 +205,7 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Returns the next outcome if it is ready.
+    /// Returns the next outcome if the outcome is ready.
     pub fn try_pop(&self) -> Pop<T> {
         let mut state = self.lock();
         if state.ended {
@@ -229,7 +232,8 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome. Returns false after the timeout.
-    /// The outcome is not removed, because references to Python objects must not be moved without the GIL.
+    /// The method removes no outcome, because the caller has released the GIL and must not move references to Python
+    /// objects.
     pub fn wait_filled(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
@@ -243,8 +247,8 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Closes the queue: the consumer gets no more results, and workers get no more slots. Buffered outcomes are kept
-    /// until they are drained, so that [`for_each`](Self::for_each) can show them.
+    /// Closes the queue, so that the consumer gets no more results and workers get no more slots. Buffered outcomes
+    /// stay in the queue until they are drained, so that [`try_for_each`](Self::try_for_each) can show them.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -255,12 +259,13 @@ impl<T> OrderedQueue<T> {
         self.still.notify_all();
     }
 
-    /// Removes all outcomes, all submitted items, and the queue's copies of items in progress.
+    /// Removes and returns all outcomes, all submitted items, and the queue's copies of items that workers are
+    /// processing.
     pub fn drain(&self) -> Vec<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        // A closed queue does not return the end, because some results are missing.
+        // A closed queue does not report the end to the consumer, because the drained results are missing.
         state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();
@@ -279,8 +284,8 @@ impl<T> OrderedQueue<T> {
         ready.into_iter().filter_map(|(_, outcome)| outcome.into_content()).chain(rest).collect()
     }
 
-    /// Passes all buffered outcomes and items to `look` in order, until `look` fails. `look` is called under the lock,
-    /// so it must not call this queue or run arbitrary code.
+    /// Passes all buffered outcomes and items to `look` in order, until `look` returns an error. `look` is called under
+    /// the lock, so it must not call the queue or run arbitrary code.
     pub fn try_for_each<X>(&self, mut look: impl FnMut(Slot, View<'_, T>) -> Result<(), X>) -> Result<(), X> {
         let state = self.lock();
         for (slot, outcome) in &state.ready {

@@ -1,4 +1,4 @@
-//! The state that the queue's lock protects, and functions that wait for changes.
+//! Defines the state that the queue's lock protects, and functions with which threads wait for changes of this state.
 
 use std::collections::VecDeque;
 use std::sync::PoisonError;
@@ -11,7 +11,7 @@ use crate::sync::primitive::{Condvar, MutexGuard};
 pub(super) enum Phase<T> {
     Making,
     Waiting(T),
-    /// A worker processes the item, and the queue keeps a copy or an unneeded part of the item.
+    /// A worker is processing the item. The queue keeps a copy of the item, or the rest that the worker does not need.
     Running(T),
     Done(Outcome<T>),
 }
@@ -20,14 +20,14 @@ pub(super) enum Phase<T> {
 pub(super) struct Pending<T> {
     pub number: Slot,
     pub phase: Phase<T>,
-    /// Whether `wait_still` must wait for the worker of this slot.
+    /// Whether `wait_still` must wait for the worker that processes this slot.
     pub busy: bool,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Idle {
     pub count: usize,
-    /// Whether a worker was woken up but has not run yet.
+    /// Whether a waiting worker was woken up but has not run yet.
     pub waking: bool,
 }
 
@@ -42,25 +42,26 @@ impl Idle {
 #[derive(Debug)]
 pub(super) struct State<T> {
     pub ready: VecDeque<(Slot, Outcome<T>)>,
-    /// Slots, ordered by number, that are not ready or that must wait for earlier slots.
+    /// Slots whose outcome is missing, or whose outcome must wait for earlier slots, in ascending order.
     pub pending: VecDeque<Pending<T>>,
-    /// The slots of submitted items that no worker has claimed.
+    /// The slots of submitted items that no worker has claimed yet.
     pub waiting: VecDeque<Slot>,
     pub next: Slot,
     pub holds: usize,
-    /// The number of workers for which `wait_still` waits: the user of the source, and workers that may change items.
+    /// The number of workers for which `wait_still` waits: the worker that uses the source, and workers that may change
+    /// items.
     pub busy: usize,
     pub source_taken: bool,
     pub closed: bool,
-    /// While `broken` is true, no item is computed, because the consumer has not received an error yet.
+    /// `broken` is true while no item may be computed, because the consumer has not received an error yet.
     pub finished: bool,
     pub broken: bool,
     pub ended: bool,
-    /// `reserving` counts workers that wait for a slot, and `claiming` counts workers that wait for an item.
+    /// `reserving` counts workers that wait for a slot, and `claiming` counts workers that wait for a submitted item.
     pub reserving: Idle,
     pub claiming: Idle,
-    /// The number of consumers that wait for an outcome, which exceeds 1 only if the user iterates in several threads.
-    /// `fed` is true if the waiting consumers were woken up but have not run yet.
+    /// `hungry` is the number of threads that wait for an outcome, which exceeds 1 only if the user iterates in several
+    /// threads. `fed` is true if these threads were woken up but have not run yet.
     pub hungry: usize,
     pub fed: bool,
     pub capacity: usize,
@@ -147,7 +148,7 @@ impl<T> State<T> {
         }
     }
 
-    /// Records that `wait_still` no longer has to wait for the worker of a slot.
+    /// Records that `wait_still` no longer has to wait for the worker of the slot at index `at`.
     pub fn settle(&mut self, at: usize) {
         if std::mem::take(&mut self.pending[at].busy) {
             self.busy -= 1;
@@ -166,8 +167,8 @@ impl<T> State<T> {
     }
 }
 
-/// Returns the time until the deadline, or None after the deadline. A deadline is `Instant::now() + timeout`, which panics
-/// for timeouts of centuries, so callers wait in short slices.
+/// Returns the time until the deadline, or None after the deadline. A deadline is `Instant::now() + timeout`, which
+/// panics for timeouts of centuries, so callers must split long waits.
 pub(super) fn time_left(deadline: Instant) -> Option<Duration> {
     deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
 }
