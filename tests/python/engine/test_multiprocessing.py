@@ -44,7 +44,7 @@ def test_a_seed_decides_the_order_with_every_start_method_and_epochs_differ():
 
 
 def test_without_sharding_every_worker_yields_everything_and_a_warning_says_so():
-    said = pytest.warns(DataPipeLintWarning, match="every item comes 2 times")
+    said = pytest.warns(DataPipeLintWarning, match="every item is yielded 2 times")
     with said, loader(IterableWrapper(range(5)).map(identity)) as dl:
         assert sorted(dl) == sorted([*range(5), *range(5)])
 
