@@ -49,7 +49,7 @@ _RANDOM = (TorchRandomSampler, RandomSampler, SubsetRandomSampler, WeightedRando
 _KNOWN = (*_PLAIN, *_RANDOM, DistributedSampler, StatefulDistributedSampler)
 
 
-#: The error message for a state that can be neither the one before an index nor the one after it.
+#: The error message for a state that is requested between the positions before and after an index.
 _WITHIN_A_DRAW = (
     "state_dict() was called while the sampler computes an index, in the sampler or in a signal handler: let the "
     "handler set a flag, and call state_dict() between two batches"

@@ -76,7 +76,7 @@ pub struct Example<'a> {
 }
 
 impl<'a> Example<'a> {
-    /// Parses a record, and keeps only the features for whose name `wanted` returns true.
+    /// Parses a record, and keeps the features that `wanted` selects by name.
     pub fn parse(record: &'a [u8], wanted: impl Fn(&str) -> bool) -> Result<Self, WireError> {
         let mut example = Self::default();
         for field in Fields::new(record) {

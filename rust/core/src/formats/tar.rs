@@ -1,7 +1,7 @@
 //! Parses the headers of regular files in tar archives, and checks the format of extended headers.
 //!
-//! Python's `tarfile` module parses all other headers: those of directories, links and devices (see tar(5)), and
-//! extended headers whose format [`pax_records`] has checked.
+//! Python's `tarfile` module parses the headers of directories, links and devices (see tar(5)), and extended headers
+//! after [`pax_records`] has checked their format.
 
 /// The size of a header in bytes. Zeros after the data of a file fill the last block of this size.
 pub const BLOCK: usize = 512;

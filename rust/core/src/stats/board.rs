@@ -276,8 +276,8 @@ impl PageRef {
         self.span().end(nanoseconds());
     }
 
-    /// Sets the signal with which other programs request the stack of this process, or 0 for none, and the descriptor
-    /// to which this process then writes its stack.
+    /// Announces how other programs request the stack of this process: they send `signal`, and this process writes its
+    /// stack to `descriptor`. If `signal` is 0, no program can request the stack.
     pub fn set_stack(&self, signal: u32, descriptor: u32) {
         self.header().stack.store(descriptor, Relaxed);
         // SYNC(stack): pairs with the readers' load; a reader that sees the signal also sees the descriptor.

@@ -42,7 +42,7 @@ pub struct Collector {
 
 #[pymethods]
 impl Collector {
-    /// The prefix of the reason why there is no snapshot, which is sent in place of a snapshot.
+    /// If a worker has no snapshot, it sends a message that consists of this prefix and the reason.
     #[classattr]
     const REASON: &[u8] = REASON;
 

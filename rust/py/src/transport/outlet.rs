@@ -48,7 +48,7 @@ pub(super) struct Outlet {
     pub has_shards: bool,
     /// Whether some shard may still have to recompute items that were sent before the process resumed.
     pub owes: bool,
-    /// A shard whose iterator has ended, but whose end was not yet sent.
+    /// The shard that has ended but has not yet sent the end of its items.
     pub closing: Option<usize>,
     pub entered: usize,
     pub own: BellRef,

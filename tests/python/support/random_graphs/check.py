@@ -53,7 +53,7 @@ class Plain:
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        # A graph that was seeded as a whole, and whose functions draw no numbers, needs no global random generators.
+        # If a graph was seeded as a whole, and its functions draw no numbers, it needs no global random generators.
         if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
             load_generators(generators)
 

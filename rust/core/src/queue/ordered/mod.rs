@@ -194,7 +194,7 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Releases a slot for which the worker has no outcome.
+    /// Releases a slot without an outcome, for example because the worker has skipped its item.
     pub fn skip(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {

@@ -42,7 +42,7 @@ impl Idle {
 #[derive(Debug)]
 pub(super) struct State<T> {
     pub ready: VecDeque<(Slot, Outcome<T>)>,
-    /// Slots whose outcome is missing, or whose outcome must wait for earlier slots, in ascending order.
+    /// The slots without an outcome, and the slots that must wait for earlier slots, in ascending order.
     pub pending: VecDeque<Pending<T>>,
     /// The slots of submitted items that no worker has claimed yet.
     pub waiting: VecDeque<Slot>,
