@@ -79,8 +79,8 @@ impl PyMeeting {
 
 #[pymethods]
 impl PyMeeting {
-    /// Creates the `Meeting` of rank 0. The other `size - 1` ranks connect to `socket`, and the `Meeting` closes the
-    /// socket.
+    /// Creates the `Meeting` of rank 0, to which the other `size - 1` ranks connect. The `Meeting` owns the listening
+    /// socket `descriptor`, and closes it.
     #[staticmethod]
     fn host(descriptor: RawFd, size: u32, hello: [u8; 16], welcome: [u8; 16]) -> PyResult<Self> {
         let listener = TcpListener::from(take_fd(descriptor)?);

@@ -194,7 +194,7 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Releases a slot without an outcome, for example because the worker has skipped its item.
+    /// Releases a slot without an outcome, because a resumed worker drops an item that was already delivered.
     pub fn skip(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
