@@ -166,7 +166,7 @@ impl Outlet {
     /// Returns a shard that must recompute items. This shard runs before all other shards, because the main process
     /// waits for items that follow the recomputed items.
     #[inline]
-    fn owing(&mut self) -> Option<usize> {
+    pub fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
         if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }

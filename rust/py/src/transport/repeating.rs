@@ -23,12 +23,13 @@ use crate::errors;
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {
+    /// A process that recomputes items takes no snapshot, which would delay the first new item.
     #[inline]
     pub fn snapshot_if_due(&mut self, py: Python<'_>) -> PyResult<()> {
         if self.relay.as_ref().is_some_and(|relay| relay.waits()) {
             self.pass_on()?;
         }
-        let is_due = self.taker.as_mut().is_some_and(|(_, cadence)| cadence.is_due());
+        let is_due = self.owing().is_none() && self.taker.as_mut().is_some_and(|(_, cadence)| cadence.is_due());
         if is_due { self.snapshot(py) } else { Ok(()) }
     }
 
