@@ -8,6 +8,7 @@ import pytest
 
 from random_graphs.users import Passing
 from resuming import continued, resumed, stopped
+from torchdata._engine import snapshots
 from torchdata.dataloader2 import DataLoader2, _checkpointing
 from torchdata.datapipes.iter import IterableWrapper
 
@@ -75,6 +76,17 @@ def test_a_pipeline_resumes_from_the_last_moment_at_which_it_could_be_saved() ->
     _, state, rest = continued(DataLoader2(Later(None), num_workers=1), 35)
     assert 0 < state["iteration_state"]["workers"]["workers"][0]["snapshot"][0][0] <= 20
     assert resumed(DataLoader2(Later(None), num_workers=1), state) == [rest]
+
+
+def test_a_worker_takes_no_snapshot_while_it_recomputes_items(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshots, "SECONDS", 1e6)
+    _, state, rest = continued(DataLoader2(IterableWrapper(range(60)), num_workers=1), 50)
+    monkeypatch.setattr(snapshots, "SECONDS", 0.0)
+    monkeypatch.setattr(snapshots, "FACTOR", 0.0)
+    with DataLoader2(IterableWrapper(range(60)), num_workers=1) as loader:
+        loader.load_state_dict(state)
+        assert [*loader] == rest
+        assert 0 < loader.stats().snapshots <= len(rest) + 1
 
 
 @pytest.mark.parametrize("workers", [0, 1])
