@@ -296,9 +296,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, how: Literal["skip"] = "skip", limit: int | float | None = None,
         log: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[T_co]:
-        """Skips items for which an earlier pipe raises an exception. Pipes before a previous `on_error`
-        are not included.
-        """
+        """Skips items for which an earlier pipe raises an exception."""
 
     def open_files(
         self, mode: str = "r", encoding: str | None = None, length: int = -1,

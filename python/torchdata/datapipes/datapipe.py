@@ -129,7 +129,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
     @functools.wraps(function)
     def __iter__(self: Any) -> Iterator[Any]:
         if getattr(type(self).__iter__, "__wrapped__", None) is not function:
-            # `super().__iter__()` needs no guard, because the iterator of the subclass is already guarded.
+            # A subclass calls `super().__iter__()`. `begin_iteration` was already called for the subclass's `__iter__`.
             return function(self)
         try:
             return begin_iteration(self, function)
@@ -198,8 +198,9 @@ class _CommonPipe:
     _not_copied: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that contain items. Pipes in these attributes do not count as sources of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes with the user's data. A loader's copy of the pipe refers to the same data. Containers in all
-    #: other attributes are copied, but not their members.
+    #: Names of attributes that contain the user's data, such as a dataset. A loader copies the pipe, but the copy
+    #: shares the values of these attributes. In all other attributes, a loader copies containers, but not the data in
+    #: them.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Whether `state_dict` and `load_state_dict` are the methods in `DERIVED`.
     _derives_state: ClassVar[bool] = False
@@ -427,7 +428,7 @@ class DataChunk(list[T]):
         return indent + "[" + ", ".join(map(str, self)) + "]"
 
     def raw_iterator(self) -> Iterator[T]:
-        """Returns an iterator over the members."""
+        """Returns an iterator over the members of the batch."""
         return iter(self)
 
 

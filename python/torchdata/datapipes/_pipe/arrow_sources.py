@@ -2,7 +2,7 @@
 
 A part is a row group of a Parquet file, a file of another format, a chunk of an in-memory table, a data file of an
 Iceberg table, or a range of rows of a Lance dataset. An `ArrowSource` can be pickled, because it contains no open file.
-Listing its parts reads only metadata. The library of a table is imported only if such a table is given.
+Listing the parts of a table reads only metadata. The library of a table is imported only if such a table is given.
 """
 
 from __future__ import annotations
@@ -93,8 +93,8 @@ def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str],
 
 
 def _family(kind: Any) -> str:
-    """Returns the family of an Arrow type, such as "integer". Two files may store a column in different types of the
-    same family."""
+    """Returns the family of an Arrow type, such as "integer". A file may store a column in another type than the table
+    if both types belong to the same family."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _family(kind.value_type)

@@ -18,8 +18,11 @@ def codes_read_by(datapipe: Any) -> list[UsersCode]:
 
 
 def counted_at(datapipe: Any) -> IterationToken:
-    """Returns the `IterationToken` that counts the skipped items of a pipe: the token of a map-style source if the
-    loader measures the source's time, or else the pipe's own token."""
+    """Returns the `IterationToken` that counts the skipped items of a pipe.
+
+    Usually, this is the pipe's own token. If the loader measures the time of a map-style source of the pipe, the token
+    of that source counts the skipped items.
+    """
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:
             return token

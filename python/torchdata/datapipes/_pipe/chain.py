@@ -1,5 +1,5 @@
-"""Describes a pipeline as text, with one line per pipe, for `str(pipe)`. Secrets are hidden. For values that may be
-large, the text contains only the type and the size."""
+"""Describes a pipeline as text, with one line per pipe, for `str(pipe)`. Secrets are hidden. Values that
+may be large are described only by their type and size."""
 
 from __future__ import annotations
 
@@ -78,7 +78,8 @@ def _is_plain_container(value: Any) -> bool:
 
 
 def chain(datapipe: Any) -> str:
-    """Describes the graph that ends in a pipe. The pipes have the same numbers as in notes on exceptions."""
+    """Describes the graph that ends in a pipe. A note on an exception refers to a pipe by the same number, such as "2nd
+    of 3 pipes"."""
     graph = Graph(datapipe)
     pipes = graph.pipes
     numbers = {id(pipe): number for number, pipe in enumerate(pipes, 1)}

@@ -51,9 +51,12 @@ def _note_columns(error: Exception, item: Any, input_col: Any) -> None:
 
 
 def replacing_columns(function: Callable[..., Any], input_col: Any, output_col: Any) -> Callable[[Any], Any]:
-    """Returns a function that stores the result in the item. If `output_col` is None, the result replaces the first
-    input column, and the other input columns are removed. If `output_col` is -1, the result is appended. Items are
-    modified in place, except that tuples are replaced by new tuples."""
+    """Returns a function that calls `function` with the input columns of an item, and stores the result in the item.
+
+    If `output_col` is None, the result replaces the first input column, and the remaining input columns are removed. If
+    `output_col` is -1, the result is appended. Items are modified in place, except that tuples are replaced by new
+    tuples.
+    """
     apply = on_columns(function, input_col)
     many = isinstance(input_col, (list, tuple))
     target = output_col if output_col is not None else input_col[0] if many else input_col

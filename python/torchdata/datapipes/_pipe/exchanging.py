@@ -4,10 +4,10 @@ Role: each shard owns a `ShardGlobals`, used in the process and thread that run 
 generators of `random`, NumPy and torch, but a process has only one global generator of each library. The states of the
 global generators (2.5 KB each) are exchanged whenever another shard runs.
 
-The public functions of the three libraries convert a state to tuples and tensors, which takes up to 300 microseconds;
-copying the memory of the states takes 0.3 microseconds. The address of a state is found by experiments with other
-generators of the same class. Without an address, for example in another version of a library, the public functions are
-used.
+The public functions of `random`, NumPy and torch convert a generator's state to tuples and tensors, which takes up to
+300 microseconds. Copying the memory of the states takes 0.3 microseconds, so this module copies the memory. With new
+generators, it first checks that copying the memory of one generator to another also copies the state. If this check
+fails, for example with another version of a library, this module calls the public functions.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class _Way(NamedTuple):
     """How to save and load random generators.
 
     Args:
-        memory: the memory of the generators to copy.
+        memory: the memory in which the generators store their states. Copying these bytes saves or loads the states.
         variables: variables of the generators outside `memory`, each as a dict and a key in the dict.
         others: for each generator whose memory is not copied, the functions that save and load its state.
     """
@@ -94,10 +94,11 @@ class ShardGlobals(SavedGlobals):
         self._kept: list[Any] = []
 
     def leave(self, *, is_all: bool = False) -> None:
-        """Saves the globals of the shard.
+        """Saves the random generators and the other global variables of the running shard, before another shard runs.
 
-        If nothing else of the shard must be stopped or saved, `is_all=True` allows `ShardTurns` to switch shards
-        without calling `enter` and `leave`.
+        Args:
+            is_all: whether the shard has nothing else to save or stop, such as threads. `ShardTurns` may then switch
+                between such shards without calling `enter` and `leave`.
         """
         global _has_exchanged
         _has_exchanged = True
@@ -222,7 +223,7 @@ def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Calla
     """Returns whether copying the memory of one random generator to another makes their states equal.
 
     Args:
-        of: a function from a generator to its `_Way`.
+        of: a function from a generator to its `_Way`, which contains the generator's memory.
         new: a function from a seed to a generator.
         seen: a function from a generator to its state in the library's public interface.
     """

@@ -169,8 +169,8 @@ class functional_datapipe:
     Existing pipes keep their class.
 
     Args:
-        name: the name of the method that creates the pipe. All IterDataPipes (or, for a map-style class, all
-            MapDataPipes) receive this method.
+        name: the name of the method that creates the pipe. The method is added to IterDataPipe or, for a map-style
+            class, to MapDataPipe.
         enable_df_api_tracing: accepted for compatibility, without effect.
 
     Example:
@@ -195,7 +195,7 @@ class functional_datapipe:
 
     def __call__(self, cls: C) -> C:
         kinds = FunctionalForms.__subclasses__() if isinstance(cls, type) else []
-        # `issubclass` is also True for classes that derive from PyTorch's pipe classes.
+        # The class may also derive from PyTorch's IterDataPipe or MapDataPipe, for which `issubclass` is True, too.
         base = next((kind for kind in kinds if issubclass(cls, kind)), None)  # type: ignore[arg-type]
         if base is None:
             raise TypeError(f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}")

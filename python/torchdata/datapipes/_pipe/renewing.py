@@ -73,7 +73,8 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Prepares a new iterator. Returns False if a new iterator would repeat the exception."""
+        """Prepares a new iterator of the pipe after an exception. Returns False if no item was yielded since the
+        previous exception, because a new iterator would only raise the exception again."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False

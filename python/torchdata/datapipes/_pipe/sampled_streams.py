@@ -5,9 +5,10 @@ items. No Python code of this module runs for the items between two samples.
 
 A stream may draw from the global random generators in order to shuffle or to augment. If a stream draws random numbers
 for its first or second item, its state contains the generators' states before the first draw. A resumed run restores
-the generators, rereads the items, and raises an error if the items have changed. A resumed run only warns if the stream
-draws random numbers for its second item, or if only floating-point numbers and arrays have changed, because random
-numbers that other code drew between two items change augmentation, but not the order of the items.
+the generators, rereads the items, and raises an error if the items differ from those of the original run. In two cases,
+the resumed run only warns: if the stream drew random numbers for its second item, or if the items differ only in
+floating-point numbers and arrays. Such a stream probably draws numbers for each item, as for augmentation. Random
+numbers that other code draws between two items then change the items, but not their order.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class SampledStream:
     def _pieces(
         self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: SampleDigest | None = None
     ) -> Iterator[Iterator[Any]]:
-        """Yields iterators over the items between two samples, and an iterator over each sampled item."""
+        """Yields iterators for `chain.from_iterable`: in turn, an iterator over the items before the next sample, and
+        an iterator over the one sampled item."""
         source = chain(source)  # `chain` does not call an exhausted iterator again
         digest, position = digest or self._digest, 0
         while True:

@@ -1,8 +1,9 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
-Role: each `on_error` skips exceptions of the pipes after the previous `on_error` of the pipeline, which it *claims*
-when an iteration begins. If a pipe's iterator raises an exception and can continue, the exception is counted, and the
-next item is requested. A new iteration counts from zero. A resumed iteration continues the saved counts.
+Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` of the pipeline and
+itself, so that exceptions of these pipes are skipped. If a pipe's iterator raises an exception and can continue, the
+exception is counted, and the next item is requested. In a new iteration, the counts of skipped exceptions begin at
+zero. In a resumed iteration, they begin at the saved counts.
 
 The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
 an exception. A generator cannot continue, because it ends when it raises an exception.
@@ -152,9 +153,15 @@ def too_many(
 
 
 def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_the_end: bool = False) -> bool:
-    """Returns whether the counts exceed the limit. `counts` contains, for each pipe or dataset, the number of skipped
-    items and the number of items read. A fractional limit applies to each pipe separately, and to a pipe with fewer
-    than `FEWEST` items only if `at_the_end` is True."""
+    """Returns whether more items were skipped than `limit` permits.
+
+    Args:
+        counts: for each pipe or dataset, the number of skipped items and the number of items read.
+        limit: the permitted number of skipped items of all pipes (an int), or the permitted fraction of the items of
+            each pipe (a float).
+        at_the_end: whether the iteration has ended. Before the end, a fraction is not checked for a pipe that has read
+            fewer than `FEWEST` items.
+    """
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit
     return any(skipped > limit * seen and (at_the_end or seen >= FEWEST) for skipped, seen in counts)

@@ -40,7 +40,7 @@ def _detached(stream: Any) -> Any:
 
 
 def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
-    """Replaces the streams in an item. Containers without streams are not copied."""
+    """Replaces each stream in an item by the result of `exchange`. Containers without streams are not copied."""
     kind = type(item)
     if kind in PLAIN_TYPES:
         return item

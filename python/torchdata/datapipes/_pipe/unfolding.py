@@ -44,9 +44,9 @@ def _iterator_over(parts: Any, pipe: Any) -> Iterator[Any]:
 
 
 class Unfolding:
-    """A pipe that yields the parts of items, and saves the remaining parts of the current item. If the parts are
-    generated on demand, the state instead contains the item and the number of yielded parts, and a resumed pipe
-    regenerates the parts."""
+    """A pipe that yields the parts of items. If the parts of an item are in memory, a state contains the parts that
+    were not yielded. If a generator creates the parts on demand, a state contains the item and the number of yielded
+    parts, and a resumed pipe creates the parts again."""
 
     #: The remaining parts of the current item; None before the first item.
     _left: Iterator[Any] | None = state(items=True, saved=False)

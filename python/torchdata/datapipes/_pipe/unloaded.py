@@ -1,8 +1,8 @@
 """Lets a `sharding_filter` distribute the indices of items, so that each process loads only the items of its share.
 
-Role: if the source is read by index, the pipes before the filter can yield indices instead of items. A pipe can yield
-indices if only the function that it calls for one item, as with `map`, inspects items. For each index of its share, the
-`sharding_filter` loads the item and then calls the functions of earlier pipes.
+Role: if the source is read by index, the pipes before the filter can yield indices instead of items. Only pipes that
+reorder items without inspecting them, such as `shuffle`, or that call a function for each item, such as `map`, can
+yield indices. For each index of its share, the `sharding_filter` loads the item and calls the functions of these pipes.
 
 The indices have the order of the items, so positions, seeds and states are as if the pipes yielded items. Each
 iteration of a filter decides whether the pipes before it yield indices.
@@ -24,7 +24,7 @@ Load = Callable[[Any], Any]
 
 # A pipe that can yield indices defines `_can_wait` (whether its next iteration can yield indices), `_iter_unloaded`
 # (replaces `__iter__`, and returns an iterator over indices and the function that loads an item), and `_loads` (returns
-# this function without a new iteration). If a subclass overrides `__iter__`, it must override these methods, too.
+# this function without a new iteration). A subclass that overrides `__iter__` must also override these three methods.
 
 
 def can_wait(datapipe: Any) -> bool:
@@ -40,7 +40,7 @@ def _supports_indices(kind: type) -> bool:
 
 def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
     """Starts an iteration over indices; returns the iterator and the function that loads an item. Raises ValueError if
-    a loaded state requires indices, but the pipe cannot yield indices."""
+    the pipe cannot yield indices, as after loading a state of another pipeline, in which the pipe yielded indices."""
     if not _supports_indices(type(datapipe)):
         raise ValueError(
             f"the loaded state is damaged, or belongs to another pipeline: it counts indices that "
@@ -87,7 +87,8 @@ class PipeStep:
     """Calls the function of one pipe, and adds a note with the pipe's name to an exception.
 
     Args:
-        before: a function that loads an item from the pipe's source. With None, the pipe's function receives the index.
+        before: a function that loads the item with a given index from the pipe's source. If `before` is None, the
+            pipe's function is called with the index instead of an item.
     """
 
     __slots__ = ("_before", "_datapipe", "_function", "_made")

@@ -1,8 +1,8 @@
 """Samples the items that a `sharding_filter` reads, to check that all workers read the items in one order.
 
-Role: each worker reads the whole source and keeps the items at the positions of its share. If two workers read the
-items in different orders, the workers keep some items twice or never. To detect different orders, each worker records
-positions and checksums of some items, and the loader compares the checksums.
+Role: each worker reads the whole source and yields the items at the positions of its share. If two workers read the
+source in different orders, some items are yielded twice and others never. This module detects different orders: each
+worker records the positions and checksums of some items, and the loader compares the checksums.
 
 All workers sample items at equal positions, with gaps that grow as the square root of the position. If two workers read
 in different orders, both sample about 36 of the same items.
@@ -143,7 +143,7 @@ class SampleDigest:
         self.checksum, self.next = checksum, following  # in one step, which Ctrl-C cannot interrupt
 
     def add_missing(self) -> None:
-        """Skips the next sample, because the source ended before its position."""
+        """Skips the next sample, because the source ended before the position of this sample."""
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:
@@ -153,7 +153,8 @@ class SampleDigest:
 
     @staticmethod
     def differ_in_numbers_alone(one: int, other: int) -> bool:
-        """Returns whether the upper 32 bits of two checksums are equal, so only floats or arrays differ."""
+        """Returns whether the upper 32 bits of two checksums are equal. Because these bits do not cover floats and
+        arrays, the items can then differ only in floats and arrays."""
         return one >> 32 == other >> 32
 
 

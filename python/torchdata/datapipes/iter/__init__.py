@@ -140,7 +140,7 @@ __all__ = sorted(["IterDataPipe", *(name for names in _PIPES.values() for name i
 publish_late(globals(), _LATE, partial(pair_with_torch, "torch.utils.data.datapipes.iter"))
 IterDataPipe.register_all_late(__name__, _LATE)
 wrap_data_by(IterDataPipe, f"{__name__}.mapping.wrapping", "IterableWrapper")
-# Functional forms that `_LATE` lacks: functions, and forms that return map-style pipes.
+# `_LATE` lacks the following functional forms, because they are functions or create map-style pipes.
 IterDataPipe.register_late("sample_multiplex", f"{__name__}.branching.combining", "_sample_multiplex")
 IterDataPipe.register_late("to_map_datapipe", "torchdata.datapipes.map.wrapping", "IterToMapConverter")
 IterDataPipe.register_late("to_node", f"{__name__}.mapping.converting", "to_node")

@@ -8,7 +8,8 @@ package's pipes when torch is imported.
 This module patches four parts of PyTorch:
 
 - `ABC.register` makes the classes of this package virtual subclasses of PyTorch's classes;
-- the registries of PyTorch's functional forms receive the forms of this package;
+- PyTorch's registries of functional forms receive the functional forms of this package, so that PyTorch's pipes have
+  these methods, too;
 - PyTorch's decorator `functional_datapipe` accepts classes of this package, although they have another metaclass;
 - PyTorch's function that begins an iteration of a pipe first calls this package, which records the state of the graph.
 """

@@ -73,7 +73,7 @@ def _is_pipe_class(kind: type) -> bool:
 
 @lru_cache(maxsize=1024)  # snapshots search graphs often, and the attributes of a pipe usually keep their types
 def _places(kinds: tuple[type, ...]) -> list[int]:
-    """Returns the indices of the types whose objects are pipes or containers."""
+    """Returns the indices in `kinds` of the types whose objects are pipes or containers."""
     return [place for place, kind in enumerate(kinds) if _role(kind)]
 
 
@@ -111,7 +111,8 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # A heap of groups of sibling containers, ordered by the number of containers in a group and its ancestor groups.
+    # A heap of groups of sibling containers. The first number of a group is the number of its containers plus the first
+    # number of its parent group. The group with the smallest number is searched next.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)
@@ -134,8 +135,8 @@ def pipes_in(value: Any) -> list[Any]:
 
 
 def _is_small_data(container: Any, levels: int = 2) -> bool:
-    """Returns whether a container has few members, all of which are data or small containers of data. Such a container
-    needs no complete search."""
+    """Returns whether a container has few members, all of which are data or small containers of data. If the result
+    is True, the container contains no pipes and need not be searched."""
     if levels == 0 or len(container) > OPENING:
         return False
     roles = [(member, role) for member in _members(container) if (role := _role_of(member)) is not None]

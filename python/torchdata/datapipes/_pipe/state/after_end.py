@@ -1,4 +1,4 @@
-"""Begins the next iteration of a pipe without `reset` into which a state from the end of an iteration was loaded."""
+"""Begins a new iteration of a pipe without `reset`, after a state from the end of an iteration was loaded."""
 
 from __future__ import annotations
 

@@ -71,8 +71,8 @@ def random_state(*, lasts: bool = False) -> Any:
     """Declares that an attribute that the constructor sets to a `random.Random` is part of the iteration state.
 
     Args:
-        lasts: whether the random generator continues from one iteration to the next. If `lasts` is False (the default),
-            `reset` must seed the random generator.
+        lasts: whether the random generator keeps its state from one iteration to the next. If `lasts` is False (the
+            default), the pipe's `reset` must seed the random generator for each iteration.
 
     Example:
         >>> import random
@@ -126,8 +126,9 @@ class DeclaredState:
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
     def check(self, value: Any) -> None:
-        """Raises TypeError or LookupError if a loaded value has another type than the initial value, or is an invalid
-        number of items. A value is not checked if the initial value is None, a tuple, or the result of a function."""
+        """Raises TypeError or LookupError if a loaded value has another type than the value at the beginning of an
+        iteration (`begins`), or is an invalid number of items. The value is checked only if `begins` is a bool, an int,
+        or one of the classes list, dict, set and deque."""
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
         kind = list if kind in (deque, set) else kind
         if kind in (bool, int, list, dict) and not isinstance(value, kind):

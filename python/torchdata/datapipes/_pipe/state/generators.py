@@ -4,8 +4,9 @@ Role: a saved state of a graph includes the states of these generators, because 
 them.
 
 When an epoch begins, a worker process seeds the generators of the imported libraries. If a user function imports NumPy
-or torch during the epoch, its generator is seeded before the importing code continues. Without this seed, the system's
-entropy would seed the generator, and the run could not be reproduced. States contain the seeds of libraries that are
+or torch during the epoch, this module seeds the library's generator before the importing code continues. If it did not,
+the library would seed the generator from the system's entropy, and the run could not be reproduced. States contain the
+seeds of libraries that are
 not imported yet.
 """
 
@@ -111,7 +112,8 @@ _SEED: Mapping[str, Callable[[Any, int], object]] = {
     "numpy.random": lambda numpy_random, seed: numpy_random.seed(seed),
 }
 
-#: The running shard's seeds of modules that are not imported yet, by full module name.
+#: For each module that is not imported yet, by full module name: the seed for its generator. If several shards take
+#: turns in this process, these are the seeds of the running shard.
 awaited: dict[str, int] = {}
 
 
@@ -134,7 +136,8 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Sets `awaited` to the seeds of the shard that runs next, and seeds modules that another shard has imported."""
+    """Sets `awaited` to the seeds of the shard that runs next. If another shard has imported a module since this shard
+    last ran, the module's generator is seeded now."""
     global awaited
     awaited = seeds
     if seeds and not sys.modules.keys().isdisjoint(seeds):

@@ -1,10 +1,9 @@
 """Pauses threads that read ahead in a replayed iteration, once they have read as many items as in the original
 iteration.
 
-Role: user functions may draw numbers from the global random generators. If a pipe reads ahead in a thread, the
-functions of earlier pipes have already drawn numbers for the items in the thread's buffer. A replay must draw the
-numbers that the original iteration drew, so each thread must read exactly as many items as it had read when the state
-was saved.
+Role: in a replay, user functions must draw the same numbers from the global random generators as in the original
+iteration. If a pipe reads ahead in a thread, the functions of earlier pipes have already drawn numbers for the items in
+the thread's buffer. Therefore, each thread must read exactly as many items as it had read when the state was saved.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Halt:
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
-        # The replaying thread must repeat all requests, including the request that found the end of the source.
+        # If the source had ended, the thread also repeats the request that found the end, which counts as one item.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_continue = Latch(), Latch()
         self._queue: ReadAheadQueue | None = None
@@ -80,14 +79,17 @@ class Halt:
         return self._may_continue.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Enlarges the queue until `release`, so that it can contain all items that the thread must read. The queue may
-        have been larger when the state was saved."""
+        """Enlarges the queue until `release`, so that it can contain all items that the thread must read. Without this,
+        the queue may be too small, because the pipe may have had a larger queue when the state was saved."""
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def stand(self) -> None:
-        """Pauses the calling thread if it has read as many items as `ahead` specifies, until `release` is called, or
-        the consumer waits for an item because the replayed items differ."""
+        """Pauses the calling thread until `release` is called, if it has read as many items as `ahead` specifies.
+
+        If the replayed items differ from the original items, the consumer may need further items before the replay
+        ends. The thread therefore also continues when the consumer waits for an item.
+        """
         if self._taken >= self._items:
             self._reached.set()
             while not self._may_continue.wait(_LOOK) and self._queue is not None and not self._queue.is_awaited:

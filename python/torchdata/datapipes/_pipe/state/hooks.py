@@ -45,12 +45,15 @@ class PipeHooks:
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
-        """Returns whether the running iteration of this pipe reads the running iteration of `source`, or None if the
-        caller must compare the beginnings of both iterations."""
+        """Returns whether the running iteration of this pipe reads the running iteration of `source`.
+
+        The default is None. The caller then checks whether the iteration of `source` began after that of this pipe.
+        """
         return None
 
     def _goes_on_alone(self) -> bool:
-        """Returns whether a reader of this pipe that has not begun can join the running iteration."""
+        """Returns whether further pipes can begin to read the running iteration of this pipe, as with the children of a
+        `fork`."""
         return False
 
     def _entries_of_sources(self) -> dict[int, PipeEntry]:
@@ -58,7 +61,8 @@ class PipeHooks:
         sources for several shards; an empty dict by default."""
         return {}
 
-    #: Whether a new call of `__iter__` after a skipped exception resumes from the pipe's declared state.
+    #: Whether `on_error` may call the pipe's `__iter__` again after a skipped exception, because the new iterator
+    #: resumes from the pipe's declared state.
     _renews: ClassVar[bool] = True
 
     def _number_of_shares(self) -> int:
@@ -82,13 +86,13 @@ class PipeHooks:
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """If the pipe has begun more than `passes` iterations, returns how far its thread has read ahead in the latest
-        iteration. Returns None otherwise, and if there is no thread."""
+        """Returns how far the pipe's thread has read ahead in the latest iteration. Returns None if the pipe has no
+        such thread, or has begun no iteration after the first `passes` iterations."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
-        """Makes the thread pause in the iteration that `ahead` specifies, once it has read as far as `ahead`. Called
-        only for pipes that read ahead in a thread."""
+        """Makes the pipe's thread pause in a replay, once the pipe has begun `ahead.passes` further iterations and the
+        thread has read `ahead.items` items of the last one. Called only for pipes that read ahead in a thread."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 

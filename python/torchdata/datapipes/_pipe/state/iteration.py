@@ -1,10 +1,10 @@
 """Begins the iterations of pipes, and records the state of the graph at the beginning of an iteration.
 
-Role: a *pass* is one iteration of one pipe. This module updates the `PassRecord` of each pipe. If resuming requires a
-replay of the pass, the record contains the states of the pipe and of all its sources at the beginning of the pass.
+Role: this module updates the `PassRecord` of a pipe when the pipe begins an iteration. If a resumed run would have to
+replay this iteration, the `PassRecord` contains the states that the pipe and all its sources had at its beginning.
 
-A counter increases whenever a pass begins, to show whether a source began before or after its reader. The running
-iteration of a pipe reads only iterations of its sources that began later.
+A counter increases whenever a pipe begins an iteration. The running iteration of a pipe reads the running iteration of
+a source only if the source's iteration began later than the pipe's own iteration.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the entry of a pipe that is not being iterated, and the state that the entry lacks, or None."""
+    """Returns the entry of a pipe that is not being iterated, and a state that the caller must convert to plain data
+    and add to the entry. The state is None if the entry is complete."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None:
         return with_pending(pipe, record, record.loaded), None
@@ -91,8 +92,8 @@ def counters_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the attributes of `counters_of` that have changed since the pipe was first used. A replay must begin with
-    these values."""
+    """Returns the attributes of `counters_of` whose values have changed since the pipe was first used. A new pipe that
+    replays the iteration must receive these values."""
     now = counters_of(pipe)
     if now is None:
         return {}
@@ -208,7 +209,8 @@ def unnoticed(datapipe: Any) -> TypeError:
 
 
 def is_unnoticed(datapipe: Any) -> bool:
-    """Returns whether an iteration of the PyTorch pipe at the end of a graph has begun without `iterate`."""
+    """Returns whether the iteration of a PyTorch pipe at the end of a graph was begun by `iter` instead of `iterate`,
+    so that the state of the graph at its beginning is not known."""
     record = record_of(reader_of(datapipe))
     if record.loaded is not None or not has_begun(datapipe):
         return False
@@ -219,7 +221,8 @@ def is_unnoticed(datapipe: Any) -> bool:
 
 
 def load_last_entry(datapipe: Any, entry: PipeEntry) -> None:
-    """Loads the entry of the PyTorch pipe at the end of a graph. The next iteration resumes even without `iterate`."""
+    """Loads the entry of the PyTorch pipe at the end of a graph. The next iteration resumes, even if it is begun by
+    `iter` instead of `iterate`."""
 
     def once_asked() -> Iterator[Any]:  # called at the first request, when the sources have been restored
         if not inspect.isgeneratorfunction(inspect.unwrap(type(datapipe).__iter__)):
@@ -389,7 +392,7 @@ def _covers(kind: type) -> bool:
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # A state that a mixin declares counts as declared by the first class that directly derives from the mixin.
+        # The state is declared by a mixin, so the search continues with the first class that names the mixin as a base.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
@@ -447,7 +450,7 @@ def _forget(pipe: Any) -> None:
             _forget(record.reader)
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # Replaces the loaded state, which requires a replay, by its entry for the next iteration (`left`).
+        # The loaded entry would begin a replay. The pipe begins a new iteration instead, for which `left` is the entry.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)

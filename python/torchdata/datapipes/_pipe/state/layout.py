@@ -47,7 +47,7 @@ class PipeEntry(NamedTuple):
         generators: the states that the global random generators receive for the replay. After the replay, the
             generators are set back to the states that they had before.
         ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
-        left: the entry to load if a new iteration begins instead of the resumed iteration.
+        left: the entry to load instead of this entry if the saved iteration is not resumed, and a new iteration begins.
         given: a 1-tuple with the pipe's seed at the time when the state was loaded, to detect seeds that are set later.
     """
 

@@ -24,8 +24,9 @@ class Beginning:
     """The state of a graph at the beginning of an iteration, from which a replay starts."""
 
     moved: dict[str, Any]
-    #: The states of the global random generators for a replay: those at the beginning (`moved`), unless the iteration
-    #: itself began with a replay.
+    #: The states of the global random generators with which a replay of this iteration begins: the states at the
+    #: beginning of the iteration (`moved`) or, if this iteration itself began with a replay, the states for that
+    #: replay.
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
@@ -58,8 +59,9 @@ class PassRecord:
     loaded: PipeEntry | None = None
     #: Whether the running iteration yields no items, because the loaded state was saved after the last item.
     ended: bool = False
-    #: For a pipe without `reset`: the number of items that it had yielded when a state was loaded, and this state. The
-    #: pipe's own `state_dict` may return an earlier state until the pipe yields an item.
+    #: For a pipe without `reset`: how many items the pipe had yielded when a state was loaded, and the loaded state.
+    #: Until the pipe yields another item, saved states contain this loaded state, because the pipe's own `state_dict`
+    #: may return an earlier state.
     base: tuple[int, dict[str, Any]] | None = None
     #: For a pipe without `reset`: whether the running iteration follows an iteration that has ended.
     follows_end: bool = False

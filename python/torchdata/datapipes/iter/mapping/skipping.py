@@ -1,6 +1,7 @@
 """The pipe that skips items for which other pipes raise exceptions: OnError.
 
-Role: the pipe yields the items of its source. The module `_pipe/skipping.py` skips exceptions of the pipes before it.
+Role: `OnError` only yields the items of its source. The module `_pipe/skipping.py` skips the exceptions of earlier
+pipes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ __all__ = ["OnError"]
 
 @functional_datapipe("on_error")
 class OnError(IterDataPipe[T_co]):
-    """Skips items for which an earlier pipe raises an exception. Pipes before a previous `on_error` are not included.
+    """Skips items for which an earlier pipe raises an exception.
+
+    If a pipeline contains several `on_error` pipes, each skips only exceptions of the pipes between the previous
+    `on_error` and itself.
 
     An item that causes an exception is left out, and counted by exception type and pipe. `on_error` skips exceptions of
     functions that are passed to pipes such as `map` and `filter`, of pipes that read streams and archives (the rest of
@@ -62,7 +66,7 @@ class OnError(IterDataPipe[T_co]):
     """
 
     iteration_state = ()
-    #: `log` may change when a state is loaded.
+    #: A run that resumes from a state may use another `log`, because `log` does not affect the items.
     tuning = frozenset({"log"})
     #: `skipper_of` finds this pipe by this attribute.
     _skips = True
