@@ -105,8 +105,9 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     """Returns the state of the graph that ends in `datapipe`, after the last item that it yielded.
 
     A random pipe that is read several times in one epoch (`cycle`) has a new seed each time. In loaders, and in a graph
-    that `set_graph_random_seed` has seeded, each seed is derived from the seed before it. In any other graph, the seeds
-    are drawn from the global random generators, so also save the result of `save_generators()`.
+    that `set_graph_random_seed` has seeded, each seed is derived from the seed before it. If you iterate any other
+    graph without a loader, the seeds are drawn from the global random generators, so also save the result of
+    `save_generators()`.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.

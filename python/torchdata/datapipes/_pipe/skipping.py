@@ -158,7 +158,7 @@ def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_
     Args:
         counts: for each pipe or dataset, the number of skipped items and the number of items read.
         limit: the permitted number of skipped items of all pipes (an int), or the permitted fraction of the items of
-            each pipe (a float).
+            each pipe (a float); None for no limit.
         at_the_end: whether the iteration has ended. Before the end, a fraction is not checked for a pipe that has read
             fewer than `FEWEST` items.
     """

@@ -90,9 +90,10 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
     Functional form of MapDataPipe: `sample_by`.
 
     If a sampler draws numbers from the global generators of Python, NumPy or torch, these numbers depend only on the
-    pipe's seed, so all workers and ranks read the same order before a `sharding_filter`. The states of the global
-    generators do not change. A sampler may also have its own random generator. A sampler with `set_epoch`, such as
-    torch's `DistributedSampler`, receives the number of each epoch, beginning with its attribute `epoch`.
+    pipe's seed, so all workers and ranks read the same order before a `sharding_filter`. The sampler does not change
+    the states of the global generators for other code. A sampler may also have its own random generator. A sampler with
+    `set_epoch`, such as torch's `DistributedSampler`, receives the number of each epoch, beginning with its attribute
+    `epoch`.
 
     Args:
         datapipe: the map pipe to read.
@@ -150,8 +151,8 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         return f"the sampler {type(self.sampler).__name__}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the epoch and the order of the sampler. If the sampler has no length, a checksum of some indices
-        replaces the order."""
+        """Returns the number of the epoch and the sampler's indices in order. If the sampler has no length, the state
+        contains a checksum of some indices instead of all indices."""
         return self._declared_state() | ({} if self._stream is None else {"stream": self._stream.state()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

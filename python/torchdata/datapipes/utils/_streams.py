@@ -91,8 +91,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     session_streams: ClassVar[dict[Any, int]] = {}
     debug_unclosed_streams: ClassVar[bool] = False
 
-    # The usual values are class attributes, to save memory and time, because an archive creates a wrapper for each
-    # member.
+    # The default values are class attributes. A wrapper sets only attributes with other values, to save memory and
+    # time, because an archive creates a wrapper for each member.
     file_obj: Any
     child_counter: int = 0
     parent_stream: StreamWrapper | None = None
@@ -149,8 +149,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         elif isinstance(v, StreamWrapper):
             v.close()
 
-    # Unlike a method of the file object, which `__getattr__` would return, a bound method of the wrapper keeps the
-    # wrapper and its file alive during a call such as `next(items)[1].read()`.
+    # During a call such as `next(items)[1].read()`, only the bound method refers to the wrapper. Without the following
+    # methods, `__getattr__` would return a method of the file object, and the wrapper would be deleted during the call.
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
         return self.file_obj.read(*args, **kwargs)

@@ -4,10 +4,9 @@ Role: a saved state of a graph includes the states of these generators, because 
 them.
 
 When an epoch begins, a worker process seeds the generators of the imported libraries. If a user function imports NumPy
-or torch during the epoch, this module seeds the library's generator before the importing code continues. If it did not,
-the library would seed the generator from the system's entropy, and the run could not be reproduced. States contain the
-seeds of libraries that are
-not imported yet.
+or torch during the epoch, this module seeds the library's generator before the importing code continues.
+Without this seed, the generator would start from the system's entropy, and the run could not be reproduced. States
+contain the seeds of libraries that are not imported yet.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class Halt:
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
-        # If the source had ended, the thread also repeats the request that found the end, which counts as one item.
+        # If the source had ended when the state was saved, the thread must also repeat the request that found the end.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_continue = Latch(), Latch()
         self._queue: ReadAheadQueue | None = None

@@ -306,7 +306,8 @@ class ArchiveLoader(LimitedFiles, HoldsStream[tuple[str, StreamWrapper]]):
     def _release(self, stream: Any) -> None:
         if self._archive is not None and self._archive.source is stream:
             self._archive = None
-        # Streams without a wrapper stay open, because their open members are not counted.
+        # A wrapper counts its open members, and closes the stream after the last one. A stream without a wrapper stays
+        # open, because its open members are not counted.
         if isinstance(stream, StreamWrapper):
             stream.autoclose()
 

@@ -2,8 +2,8 @@
 
 Role: uncompressed members are read from the archive's stream. Compressed members are decompressed by a program
 (`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is first read, and is stopped when the member's stream
-is closed. The program reads a temporary copy of the member, or of a whole solid archive, which the library `rarfile`
-creates.
+is closed. The decompressing program reads a temporary file, into which the library `rarfile` copies the member or, if
+the archive is solid, the whole archive.
 """
 
 from __future__ import annotations
@@ -176,8 +176,9 @@ class RarArchiveLoader(IndexedLoader):
     Args:
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. The
-            ratio is checked for each member over 1 GiB, and for all members together once their sum exceeds 1 GiB.
+        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. This
+            limit applies to each member with a decompressed size over 1 GiB, and to all members so far together, if
+            their decompressed sizes add up to more than 1 GiB.
 
     Raises:
         ModuleNotFoundError: `rarfile` is not installed.

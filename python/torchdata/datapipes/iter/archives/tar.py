@@ -78,7 +78,8 @@ def _pieces_of(reader: Callable[[Any], Any]) -> Callable[[Any], Pieces]:
 _pieces_of_plain = _pieces_of(lambda source: source)
 
 
-#: For each compression in a mode: the first bytes of compressed files, and the function that decompresses the files.
+#: For each compression, by its name in the argument `mode`: the first bytes of files with this compression, and the
+#: function that decompresses the files.
 _COMPRESSIONS: dict[str, tuple[tuple[bytes, ...], Callable[[Any], Pieces]]] = {
     "gz": ((b"\x1f\x8b",), lambda source: _native.GzipReader(source.read).read),
     "bz2": ((b"BZh",), _pieces_of(bzip2_reader)),
@@ -189,8 +190,8 @@ class OpenTar(tarfile.TarFile):
     _global_records = _global_bytes = 0
 
     def count_global(self, records: int, size: int) -> None:
-        """Counts a global header. The limit is for the whole archive, because a global header applies to all members
-        after it."""
+        """Counts a global header. All global headers of an archive share one limit, because each global header applies
+        to all members after it."""
         self._global_records += records
         self._global_bytes += size
         if self._global_records > MOST_GLOBAL_RECORDS or self._global_bytes > LARGEST_HEADERS:
@@ -210,8 +211,9 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     Reading a compressed archive raises Refused once its decompressed size exceeds `max_ratio` times the bytes read.
 
     Args:
-        header: the offset of a header in an uncompressed archive. The stream must be `BEFORE` bytes before this header,
-            or at its start if `header` is 0.
+        header: the offset of the member header at which to resume reading an uncompressed archive; None (the default)
+            to read any archive from its start. The stream must be `BEFORE` bytes before the offset `header`, or at its
+            start if `header` is 0.
     """
     tar: Any
     source: Any
@@ -358,8 +360,8 @@ class _TarArchive(Archive):
         while True:
             if at_hand and tar.firstmember is None and not tar.pax_headers:
                 fileobj.seek(tar.offset)
-                # `tarfile` spends most of its time on parsing headers. This native function parses only the two
-                # necessary fields.
+                # `tarfile` spends most of its time on parsing headers. This native function parses only the name and
+                # the size of a regular file.
                 found = _native.tar_file_header(fileobj.read(tarfile.BLOCKSIZE))
                 if found is not None:
                     (name, size), data = found, tar.offset + tarfile.BLOCKSIZE
@@ -439,7 +441,7 @@ class _SparseMember(LibraryMember):
 
     def readall(self) -> bytes:
         try:
-            # `max_ratio` limits only `readall`. Reading a large sparse file in pieces needs little memory.
+            # Only `readall` refuses a large sparse file, because reading the file in pieces needs little memory.
             refuse_bomb(self._size, self._stored, self._archive.max_ratio)
         except Exception as error:
             raise self._archive.explained(self._name, error)

@@ -1,8 +1,8 @@
 """Writes, reads and checks the list of files that were created for one item, if their paths differ from the item's
 path.
 
-Role: because other users, archives and servers may choose file names, a list must be a regular file, is read through
-its descriptor, and may refer only to regular files under the cache's folder.
+Role: other users, archives and servers may choose file names, so a list of files may be forged. Therefore, a list must
+be a regular file and is read through its descriptor. Its paths may refer only to regular files in the cache's folder.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.

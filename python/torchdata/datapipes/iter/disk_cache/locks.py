@@ -96,10 +96,15 @@ def release_all_of(thread: int | None) -> None:
 
 
 def pause(section: int, release: Callable[[], None]) -> None:
-    """Makes a thread call `release` after `PAUSE` seconds, and repeatedly afterwards, until `resume` is called.
+    """Makes a thread call `release` repeatedly, from `PAUSE` seconds after this call until `resume` is called.
 
-    A consumer may wait for another process while a section holds locks of items that its pipes have read ahead. If the
-    other process waited for one of the section's locks, both processes would wait for each other forever.
+    While the consumer uses a path, the `Section` holds the locks of items that the pipes between `on_disk_cache` and
+    `end_caching` have read ahead. The consumer may wait for another process, which may itself wait for such a lock, so
+    both processes would wait forever. Therefore, `release` releases these locks. The calls are repeated, because the
+    pipes may lock further items.
+
+    Args:
+        section: the id of the `Section`.
     """
     global _watcher
     with _mutex:

@@ -22,7 +22,7 @@ class Record:
     Attributes:
         paths: the paths of the item's files that `filepath_fn` returned.
         targets: the absolute forms of `paths`; set once a file is missing.
-        written: the targets that were written.
+        written: the members of `targets` whose files were written.
         ready: paths of complete files, to be yielded after the paths of all earlier items.
         members: paths of files that were written for the item and are not in `paths`, for example because the item is
             an archive with several members.

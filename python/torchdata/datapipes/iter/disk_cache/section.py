@@ -3,8 +3,8 @@ and in which order.
 
 Role: each iteration of the pipe `end_caching` has one `Section`, which reads the source and determines for each item
 whether its files exist (*ready*), must be created by this process (*missing*, with locks on the paths), or are being
-created by another process (*pending*). The section runs in the thread that iterates `end_caching`, except that `items`
-runs in the thread of a pipe between `on_disk_cache` and `end_caching` that reads ahead.
+created by another process (*pending*). The methods of `Section` run in the thread that iterates `end_caching`. Only the
+generator `items`, which the pipes after `on_disk_cache` read, runs in another thread if one of these pipes reads ahead.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ class Section:
                 record.kind = "ready" if self._ended_early else "missing"  # ended pipes create no file
             if record.kind == "missing":
                 self._missing.append(record)
-            # The locks are released if another thread has closed the section since the locks were acquired.
+            # Another thread may have called `close` since this thread acquired the locks, which are then released here.
             if record.kind != "missing" or self._closed or len(self._in_pipes) + len(self._missing) > _LOCKED:
                 record.release()
         return None

@@ -1,4 +1,4 @@
-"""Conversions of pipes: MapToIterConverter, and the form `to_node`."""
+"""Converts map pipes to iterable pipes (MapToIterConverter), and pipes to nodes of `torchdata.nodes` (`to_node`)."""
 
 from __future__ import annotations
 

@@ -99,8 +99,8 @@ class IterableWrapper(IterDataPipe[T_co]):
     Any other iterable is reread up to the position, with the states that the global random generators had in the
     original run. Some reread items are compared with the original items. If the items differ, for example because of an
     unseeded random order, resuming raises `RuntimeError` unless the loader's state is loaded with `strict=False`. If
-    the iterable draws from the global generators for each item, different items cause only a `RuntimeWarning`, because
-    other code that draws between two items changes the items.
+    the iterable draws from the global generators for each item, the difference causes only a `RuntimeWarning`, because
+    the items then also depend on numbers that other code draws between two items.
 
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that
@@ -125,8 +125,8 @@ class IterableWrapper(IterDataPipe[T_co]):
     data_attributes = frozenset({"iterable"})
     #: The object that reads an iterable that can neither seek nor save its state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: The object that reads an iterable if it or its iterators have `state_dict`. `_loaded` is the state from which the
-    #: next iteration resumes.
+    #: The object that reads `iterable`, if `iterable` or its iterators have a `state_dict`. `_loaded` is the state from
+    #: which the next iteration resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
     #: Whether the current epoch, or (`_is_used_up`) an earlier epoch, reads the user's one-shot iterator itself, not a

@@ -111,7 +111,7 @@ def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> l
 class _Measured(tuple[Any]):
     """A tuple whose only member is the length of an item. The attribute `item` contains the item.
 
-    The heap compares tuples without running Python code.
+    A heap of these tuples sorts items by length. Comparing tuples does not run Python code.
     """
 
     item: Any
@@ -224,7 +224,8 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
                 yield DataChunk(rest)
 
     def _park(self, heap: list[_Measured]) -> None:
-        """Closes the files of buffered items, which the state still contains, unless a newer iteration has begun."""
+        """Closes the files in buffered items, unless a newer iteration has begun. A state still contains these items,
+        with placeholders that reopen the files."""
         if self._heap is heap:
             for measured in heap:
                 measured.item = with_detached_streams(measured.item)

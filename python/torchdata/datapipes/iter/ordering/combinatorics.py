@@ -76,7 +76,8 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self._shuffled(source) if self._shuffling else source
 
     def _can_wait(self) -> bool:
-        # This iteration cannot yield indices if the buffer of a loaded state contains items.
+        # If the buffer of a loaded state contains items, this iteration must yield items, because one iteration cannot
+        # yield both items and indices.
         restored = token_of(self).armed and bool(self._buffer)
         return can_wait(self.datapipe) and (self._unloaded or not restored)
 

@@ -57,7 +57,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     #: The buffered results, each with its remaining members. If shuffling is turned off, the list contains only the
     #: current result.
     _buffer: list[Any] = state(list, items=True, saved=False)
-    #: The index of the result, in the full buffer, whose next member will be yielded.
+    #: While the buffer is full: the index in `_buffer` of the result that will yield its next member.
     _next: int | None = state()
     _asked: Parts | None = state(items=True, saved=False)
     #: A list with the item that was read, but whose result is not in the buffer yet.
@@ -163,7 +163,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     def state_dict(self) -> dict[str, Any]:
         left = self._restored
         if left is None:
-            # Results without remaining members are also saved, because random indices refer to the whole buffer.
+            # Results whose members were all yielded are also saved, because `_next` is an index in the whole buffer.
             left = [parts.state_dict() for parts in self._buffer]
         return {"parts": left, **self._declared_state()}
 

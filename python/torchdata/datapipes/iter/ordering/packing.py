@@ -54,8 +54,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
       `buffer_size` incomplete rows, the row with the most tokens is yielded. `"first_fit"` changes the order of the
       sequences, but rows need little padding.
     - `"in_order"`: the last row. If the sequence does not fit, the last row is yielded and a new row is begun.
-    - `"cut"`: the tokens fill the last row and then new rows. Sequences are cut at the end of a row, so all rows except
-      the last are full.
+    - `"cut"`: the last row. If the sequence does not fit, it is cut at the end of the row, and its remaining tokens
+      begin a new row. All rows except the last are full.
 
     A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one row.
 
@@ -209,7 +209,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return piece
 
     def _placed(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Adds a piece to a row. Returns a row to yield, or None."""
+        """Adds a piece to a row. Returns the row to yield next, because it is full or there are too many incomplete
+        rows; None if there is no such row."""
         for row in self._rows:
             if row[0] >= size:
                 row[0] -= size
@@ -223,7 +224,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return 0, row[1]
 
     def _begun(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Begins a new row with the piece. Returns a row to yield, or None."""
+        """Begins a new row with the piece. Returns the new row if the piece fills it, or the row with the most tokens
+        if there are too many incomplete rows. Returns None if no row is to be yielded."""
         rows, any_row = self._rows, self.method == "first_fit"
         if size == self.max_tokens and (any_row or not rows):
             return 0, [piece]

@@ -49,10 +49,10 @@ class ShardingFilter(IterDataPipe[T_co]):
     Every process reads the whole source, in an order that must be the same in all processes. A loader compares the
     orders of its workers and raises an error if they differ.
 
-    If only `shuffle`, `map` and `sharding_filter` follow a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`),
-    or an `IterableWrapper` of a dataset without `__iter__`, each item is loaded and mapped only in the process to which
-    the item is assigned. If the source is an `IterableWrapper` of a range, list, tuple or array, the filter does not
-    read items of other processes.
+    Each item is loaded and mapped only in the process to which the item is assigned, if two conditions hold. First, the
+    source is a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`) or an `IterableWrapper` of a dataset without
+    `__iter__`. Second, all pipes between the source and the filter are `shuffle`, `map` or `sharding_filter`. If the
+    source is an `IterableWrapper` of a range, list, tuple or array, the filter does not read items of other processes.
 
     Some sources, such as Hugging Face's `IterableDataset`, divide their items among workers, according to
     `torch.utils.data.get_worker_info()`. If a `sharding_filter` follows a source that divides its items itself, the
@@ -83,8 +83,9 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     _taken: int = state(0)  # items read from the source before the current iterator was created
     _yielded_before: int = state(0, saved=False)  # items yielded before the current iterator was created
-    #: If one process reads the source (the *common part*, see `common_parts`) for several shards: the number of items
-    #: that the common part must recompute to reach this filter's position. `_generators`: its random generators.
+    #: The number of items between the saved states of the source and this filter's position, which a resumed run must
+    #: recompute. The number is 0 unless one process reads the source for several shards (see `common_parts`).
+    #: `_generators` contains the random generators at the position of the source's saved states.
     _behind: int = state(0)
     _generators: Any = state()
 
@@ -111,7 +112,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         """Makes the next iterations yield share `instance_id` of `num_of_instances`.
 
         Calls with different groups divide the items at several levels: among ranks (DISTRIBUTED) first, then among
-        workers (MULTIPROCESSING). Any other integer as `sharding_group` is a level of your own.
+        workers (MULTIPROCESSING). Any other integer as `sharding_group` adds a level of division.
 
         Raises:
             TypeError: the group is not an integer.

@@ -42,9 +42,9 @@ class FSSpecFileLister(ListsFolders):
     """Yields the URLs of the files and directories in one or several directories of any file system of fsspec.
 
     The URLs are in the order in which the file system lists them; local files are sorted by name. If a root is a file,
-    its URL is yielded. A yielded URL has the protocol of the root, and the further links if the root is a chain. For
-    example, the root `zip://images::archive.zip` yields `zip://images/1.png::archive.zip`, which `open_files_by_fsspec`
-    opens.
+    its URL is yielded. A yielded URL has the protocol of the root. If the root is a chain of URLs (joined by `::`), the
+    yielded URL also contains the further URLs of the chain. For example, the root `zip://images::archive.zip` yields
+    `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
 
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them: URLs or local paths.
@@ -163,7 +163,7 @@ class FSSpecFileOpener(OpensFiles):
         mode: the mode of `open`, "r" by default.
         kwargs_for_open: options of the file system's `open`, such as `{"encoding": "utf-8", "compression": "infer"}`.
         max_retries: maximum number of times that a file is opened again after a temporary OSError, such as a broken
-            connection. A warning and a pause precede each attempt. Reading is not repeated.
+            connection. Before each retry, the pipe issues a warning and waits. Reading is not repeated.
         kwargs: options of the file system, such as host and user.
 
     Raises:
@@ -202,7 +202,8 @@ class FSSpecFileOpener(OpensFiles):
 class FSSpecSaver(SavesItems):
     """Writes each pair of metadata and data to a file with fsspec, and yields the URL of the written file.
 
-    A local file has a temporary name until it is complete. All other file systems upload the data while it is written.
+    A local file has a temporary name until it is complete. On any other file system, data is uploaded while it is
+    written.
     If writing fails, the upload is canceled, provided that the file system supports this.
 
     Args:

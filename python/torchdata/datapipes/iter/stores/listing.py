@@ -59,11 +59,14 @@ class ListsRoots(IterDataPipe[str]):
 
 
 def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, root: str) -> Iterator[tuple[Any, str]]:
-    """Yields the names after `last`, each with its position. If names were added or removed, the name in `last`
-    determines the position.
+    """Yields the names after `last`, each with its position. If names were added or removed since the state was saved,
+    the name in `last` determines where to continue.
+
+    Args:
+        last: the position and the name that were yielded last before the state was saved; None to yield all names.
 
     Raises:
-        RuntimeError: the name in `last` no longer exists.
+        RuntimeError: `names` no longer contains the name in `last`.
     """
     start = 0
     if last is not None:

@@ -1,8 +1,9 @@
 """Manages obstore for the S3 pipes: the stores of each process, picklable settings, and error messages.
 
-Role: obstore works in its own threads, which do not exist in a forked child. Because each call to an inherited obstore
-would wait forever, the child loads a second copy of obstore's extension, with its own threads (16 ms, 15 MB). The
-inherited copy of the extension is neither used nor freed.
+Role: this module also makes obstore work in a forked child. The extension module of obstore starts threads, which do
+not exist in a forked child, so each call to the inherited extension module would wait forever. Therefore, the child
+loads a second copy of the extension module, which starts its own threads (16 ms, 15 MB). The child neither uses nor
+frees the copy that it inherited from its parent.
 """
 
 from __future__ import annotations
@@ -200,8 +201,9 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _own_copy() -> Any:
-    """Loads a second copy of the extension. The dynamic loader does not load the same file or the same path twice, so
-    the extension is copied to an anonymous file whose path contains the process id."""
+    """Loads a second copy of obstore's extension module for this forked child. The dynamic loader does not load the
+    same file or the same path twice, so the module is copied to an anonymous file whose path contains the process
+    id."""
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
 

@@ -70,8 +70,8 @@ class ArrowReader(IterDataPipe[Any]):
     #: A state contains the number of a row, not of a frame, so a resumed run may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
-    #: The number of the part that is being read, or a list of numbers. `_row` is the number of yielded rows of this
-    #: part.
+    #: The number of the part that is being read. If the source yields a list of numbers, `_part` is this list, and its
+    #: parts are read together. `_row` is the number of rows of `_part` that were yielded.
     _part: int | list[int] | None = state()
     _row: int = state(0)
     #: The name of the part. An error is raised if the part with the number `_part` has another name when a state is
@@ -205,7 +205,7 @@ class LanceReader(ArrowReader):
 
     If the order of the rows is arbitrary, reading ranges of rows is faster: `ArrowParts("….lance",
     format="lance").shuffle().read_arrow()`. The pipe reads the version of the dataset that is current when the pipe is
-    built. Loading a state that was saved with another version raises an error.
+    built. Loading a state that was saved with another version of the dataset raises an error.
 
     Args:
         source_datapipe: yields indices of rows, or lists of indices (as after `batch`) to read together.

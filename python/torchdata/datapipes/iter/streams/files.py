@@ -95,8 +95,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # The source begins before the first item is requested, because a state that is saved before would belong to the
-        # last epoch.
+        # `iter` is called here, so that the source begins its iteration before the first item is requested. If a state
+        # is saved before the first request, it must belong to this epoch, not to the previous one.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -107,7 +107,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     - Dates, timestamps (in UTC, if they have a zone) and durations become datetime64 and timedelta64. A null becomes
       NaT.
     - Lists become arrays of objects with one converted array per row. A null becomes None.
-    - Strings, bytes, decimals, structs (dicts) and types not in this list become arrays of Python objects. A null
+    - Strings, bytes, decimals, structs (as dicts) and all remaining types become arrays of Python objects. A null
       becomes None.
 
     Args:

@@ -85,9 +85,9 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # The source begins before the first item is requested, because a state that is saved before would belong to the
-        # last epoch. Each pair is read by a separate generator, so that an exception in one pair does not end the
-        # iteration.
+        # `iter` is called here, so that the source begins its iteration before the first item is requested. If a state
+        # is saved before the first request, it must belong to this epoch, not to the previous one.
+        # Each pair is read by a separate generator, so that an exception in one pair does not end the iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)

@@ -27,7 +27,7 @@ class ShardExpander(Unfolding, IterDataPipe[str]):
     fastest. Names without a range are yielded unchanged.
 
     Args:
-        source_datapipe: the pipe to read, of names.
+        source_datapipe: the pipe to read, which yields the names to expand.
 
     Raises:
         TypeError: while iterating, an item is not a string.

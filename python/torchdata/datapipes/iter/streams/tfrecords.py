@@ -29,7 +29,8 @@ TFRecordExample: TypeAlias = dict[str, Any]
 #: The argument `spec` of the loader: a dict from the name of a feature to a pair of shape and dtype.
 TFRecordExampleSpec: TypeAlias = Mapping[str, tuple[tuple[int, ...] | None, Any] | None]
 
-#: The default size limit of a record in bytes. As Python objects, small values need sixty times as much memory.
+#: The default size limit of a record in bytes. If a record contains small values, the resulting Python objects need
+#: sixty times as much memory as the record.
 MAX_LENGTH = 128 << 20
 
 _LONGEST = (1 << 31) - 1

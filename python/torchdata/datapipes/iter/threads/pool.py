@@ -160,8 +160,10 @@ class Pool:
 
 
 def _entry(kind: str, content: Any, kept: tuple[Any] | None) -> tuple[str, Any]:
-    """Returns an entry of a state. If a call has failed and its item was kept, the entry contains the item, because the
-    error may not be picklable."""
+    """Returns the entry of a saved state for one submitted item: its kind and its content.
+
+    If a call has failed and its item was kept, the entry contains the item, because the error may not be picklable.
+    """
     if kind == "error" and kept is not None:
         return "item", kept[0]
     return kind if kind in ("result", "error") else "item", content

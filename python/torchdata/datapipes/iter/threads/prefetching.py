@@ -1,8 +1,8 @@
 """Pipes that read their source in a separate thread: Prefetcher, and the base class of such pipes.
 
-Role: the source's iteration begins in the thread that iterates the pipe. A daemon thread reads items and puts them into
-a bounded native queue, until the source ends or fails, or the pipe's iterator is closed. The thread does not refer to
-the pipe's iterator, so the thread ends when the iterator is dropped.
+Role: the thread that iterates the pipe calls `iter` of the source, and starts a daemon thread. The daemon thread reads
+the source's items and puts them into a bounded native queue, until the source ends or fails, or the pipe's iterator is
+closed. The daemon thread does not refer to the pipe's iterator, so it ends when the iterator is dropped.
 
 A forked child has no daemon thread, and does not use the inherited queue.
 """
@@ -40,8 +40,8 @@ class _PrefetchData(ReadAhead):
         self.abandoned = False
         self._left = False
         self.is_over = False
-        #: The source's item count when this iteration began. If the source does not count its items, the value is None,
-        #: and the thread counts the items in `taken`.
+        #: The number of items that the source had yielded before this iteration of the pipe. If the source does not
+        #: count its items, the value is None, and the thread counts the items in `taken`.
         self.before: int | None = None
         self.taken = 0
         #: The position at which the thread pauses during a replay; None if the thread does not pause.
@@ -158,7 +158,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1, words=POSITIVE.format("buffer_size"))
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
-        """Returns the function that the thread runs. The function must not refer to the pipe."""
+        """Returns the function that the read-ahead thread runs. The function must not refer to the pipe, because the
+        thread would keep the pipe alive."""
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
@@ -325,7 +326,8 @@ def end_threads(datapipe: Any) -> None:
 def stop_reading(datapipe: Any) -> None:
     """Stops the read-ahead threads of an abandoned iteration, before the seeds of the next iteration are set.
 
-    A running thread could begin another iteration of a `cycle` in the graph with the new seeds.
+    If a thread continued to read, a `cycle` in the graph could begin a further repetition, which would use seeds of the
+    next iteration.
     """
     for pipe in pipes_with_threads(datapipe) if are_there_any() else ():
         pipe._stop_reading()

@@ -55,9 +55,13 @@ _SHUTDOWN_WAIT = 5.0
 
 
 class _StepData(_PrefetchData):
-    """If `again` is positive, this rank rereads the first `again` items without a vote, because the ranks have already
-    voted on these items. If `again` is negative, this rank votes `-again` times before it reads, because other ranks
-    lag."""
+    """One iteration of a rank. In a *vote*, an all-reduce, the ranks determine whether every rank has an item to yield.
+
+    Args:
+        again: if positive, the number of items that this rank rereads without a vote, because the votes on these items
+            took place before the state was saved. If negative, this rank takes part in `-again` votes before it reads
+            an item, because later pipes already contain these items, which other ranks may still have to read.
+    """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
@@ -65,8 +69,8 @@ class _StepData(_PrefetchData):
         #: A thread holds this lock while it moves an item from `voted_on` to the queue, or reads both.
         self.lock = threading.Lock()
         self.slot: int | None = None
-        #: The item of the current vote, which is not in the queue yet. If another rank ends or fails, the item stays
-        #: here, so that a state contains it.
+        #: The item that this rank has read. The item enters the queue once a vote shows that every rank has an item. If
+        #: another rank ends or fails, the item stays here, so that a saved state contains the item.
         self.voted_on: Any = _END
         self.failure: BaseException | None = None
         #: The error of a failed vote, such as a lost rank, until it is raised to the consumer.
@@ -76,8 +80,8 @@ class _StepData(_PrefetchData):
         self.rest = (0, True)  # the number of remaining items, and whether the number is exact
 
     def read(self, source: Iterator[Any]) -> bool:
-        """Reads the next item, unless the queue is closed. Returns True for a reread item, on which the ranks have
-        already voted."""
+        """Reads the next item, unless the queue is closed. Returns True if a resumed run rereads
+        the item, so that the item enters the queue without a vote."""
         item: Any = _END
         failure: BaseException | None = None
         self.slot = self.queue.reserve()
@@ -135,8 +139,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be computing an item
             data.released.set()
         failure = data.failure
-        # A closed rank reports the end of its run, not of its source, because stopping the workers also ends the
-        # source.
+        # If the pipe was shut down, the source also ends, because its workers have stopped. This rank then reports the
+        # end of its run to the other ranks, not the end of its source.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if goes:
@@ -262,7 +266,7 @@ class FullSync(_PrefetchBase[T_co]):
             an error or left in the middle of the epoch.
         RanksLostError: while iterating, another rank has exited. `RanksLostError` is a `ConnectionError` and a
             `RuntimeError`.
-        PrefetchTimeoutError: while iterating, another rank did not vote within `timeout` seconds.
+        PrefetchTimeoutError: while iterating, another rank did not request an item within `timeout` seconds.
             `PrefetchTimeoutError` is a `TimeoutError` and a `RuntimeError`.
 
     Example:
@@ -291,7 +295,7 @@ class FullSync(_PrefetchBase[T_co]):
         self.set_process_group(process_group)
 
     def set_process_group(self, process_group: RankGroup | TorchRanks | None) -> None:
-        """Replaces the group of ranks that vote, from the next iteration on."""
+        """Replaces the group of ranks that end together, from the next iteration on."""
         self._members = members_of(process_group, "FullSync")
         given: Any = None if self._members is not None else process_group
         if given is not None:
@@ -314,7 +318,7 @@ class FullSync(_PrefetchBase[T_co]):
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
-        # Like items from the source, an item in a loaded state is yielded only after a vote of all ranks.
+        # Like an item from the source, an item in a loaded state is yielded only once every rank has an item.
         source = chain(items, _begun(self.source_datapipe) if error is None else _failing(error))
         again, self._again = self._again, 0
         if group.world_size == 1 and not items:
@@ -341,21 +345,23 @@ class FullSync(_PrefetchBase[T_co]):
         )
 
     def make_again(self, count: int) -> None:
-        """Makes the next iteration either reread items without voting on them, or repeat votes without reading items.
+        """Makes the next iteration reread items without votes of the ranks, or vote without reading items.
 
-        The number of reread items differs between ranks, because each rank resumes from its own latest snapshot.
-        No rank votes on reread items, so after rereading, all ranks take part in the same vote.
+        The number of reread items differs between ranks, because each rank resumes from its own latest snapshot. If the
+        ranks voted on reread items, one vote would concern different items on different ranks. Without these votes, the
+        first vote of every rank concerns the first item after the position at which the state was saved.
 
         Args:
-            count: the number of items to reread; a negative count is minus the number of votes before an item is read.
+            count: if positive, the number of items to reread without a vote; if negative, `-count` is the number of
+                votes in which this rank takes part before it reads an item.
         """
         self._again = count
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the buffered item, the item that is being voted on, and the exception of this rank's source.
+        """Returns the items that this rank has read but not yielded, and the exception of this rank's source.
 
-        The state does not contain errors of other ranks. If another rank ended or failed during a vote, the state
-        includes the local rank's item, because the item was not yielded.
+        The state does not contain errors that other ranks have caused. If another rank has ended or failed, the last
+        item that this rank has read was not yielded, so the state contains this item.
         """
         items, error = self._restored
         data = self._data
@@ -374,7 +380,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends the iteration, and notifies the other ranks by this rank's next vote."""
+        """Ends the iteration. The next all-reduce in which this rank takes part reports the end to the other ranks."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:
@@ -405,20 +411,20 @@ class FullSync(_PrefetchBase[T_co]):
         """Ends the thread of the last iteration and drops the items that it had read ahead.
 
         Raises:
-            RanksLostError: another rank has exited, which the vote to leave the epoch has detected.
-            PrefetchTimeoutError: another rank did not vote within the timeout.
+            RanksLostError: another rank has exited, which this rank detected when it left the epoch.
+            PrefetchTimeoutError: another rank did not answer within the timeout when this rank left the epoch.
         """
         super().reset()
         self._raise_pending_error()
 
     def leave(self, for_good: bool) -> None:
-        """Ends the iteration. Every other rank detects this when it requests an item for which this rank does not vote.
+        """Ends the iteration. Every other rank detects the end when it requests another item.
 
         This method does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
-            for_good: whether to end the run of this rank, so that all other ranks raise an error, instead of only the
-                current epoch.
+            for_good: with True, this rank takes part in no further epoch, so all other ranks raise an error; with
+                False, only the current epoch ends, on all ranks.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)

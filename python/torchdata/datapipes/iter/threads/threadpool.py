@@ -81,7 +81,8 @@ class _Results(Iterator[Any]):
         return take()
 
     def _generators(self) -> Sequence[bytes]:
-        """Returns the global generators, if only the threads of this pool may draw during a wait."""
+        """Returns the memory of the global random generators, which shows whether the pool's threads draw numbers. The
+        result is empty if this check is not necessary, or if threads outside the pool may also draw numbers."""
         exchanging = loaded(_EXCHANGING) if self._is_watched else None
         return () if exchanging is None or current_thread() is not main_thread() else exchanging.exchanged_generators()
 
@@ -241,7 +242,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         """Returns the finished results, the items without a result, and the source's error, or None.
 
         Raises:
-            TimeoutError: the function took more than `patience` seconds for one item.
+            TimeoutError: the running calls of `fn` have not ended after `patience` seconds.
         """
         if self._restored is not None:
             return self._restored

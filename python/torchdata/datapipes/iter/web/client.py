@@ -19,7 +19,8 @@ from torchdata.datapipes._pipe.checks import check_int, on_failure
 #: The default time limits in seconds: for connecting, and for a server that sends nothing.
 DEFAULT_TIMEOUT = (30.0, 120.0)
 DEFAULT_RETRIES = 3
-#: The delay before the second retry in seconds. The first retry has no delay. Each further delay is twice as long.
+#: The delay in seconds before the second retry. There is no delay before the first retry. Each later delay is twice as
+#: long as the previous delay.
 BACKOFF = 1.0
 #: Maximum delay in seconds that a server may request by `Retry-After`.
 LONGEST_WAIT = 60.0
@@ -48,7 +49,8 @@ def checked_timeout(pipe: str, timeout: Any) -> tuple[float | None, float | None
 
 
 class Retrying:
-    """The settings of retries. The callback that counts retries is not pickled."""
+    """The settings of retries. The callback `count`, which counts retries, is not pickled, so retries after unpickling
+    are not counted."""
 
     def __init__(self, pipe: str, max_retries: int) -> None:
         self.max_retries = check_int(pipe, "max_retries", max_retries, least=0)
@@ -107,7 +109,7 @@ class Connections:
         session.mount("https://", self._adapter)
 
     def close(self) -> None:
-        """Closes idle connections. A response that is being read closes its connection itself."""
+        """Closes idle connections. A connection whose response is still being read is closed when the response ends."""
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
                 for key in manager.pools.keys():  # noqa: SIM118  # the container is not iterable
@@ -124,7 +126,7 @@ class Connections:
 
 
 class Client:
-    """Sends requests. A client is pickled with the recipes of its streams."""
+    """Sends requests. A client can be pickled, because each pickled stream contains its client to reopen the URL."""
 
     def __init__(self, pipe: str, timeout: Any, retrying: Retrying, options: Mapping[str, Any]) -> None:
         requests = optional_import("requests", extra="http", needed_by=pipe)

@@ -14,7 +14,7 @@ from torchdata.datapipes.utils.names import file_name
 
 HOSTS = frozenset({"drive.google.com", "docs.google.com"})
 
-#: The maximum number of bytes to read of a page: forty times the usual size.
+#: The maximum number of bytes to read of the web page that may precede a download: forty times its usual size.
 _LARGEST_PAGE = 1 << 17
 
 _FILE_PATH = re.compile(r"(?:/a/[^/]+)?/file/(?:u/\d+/)?d/([^/]+)")
