@@ -1,7 +1,7 @@
-"""Limits the memory of pickles: if the pickles of a context exceed a limit together, only their size is measured.
+"""Limits the memory of pickles: once all pickles of a `with` block exceed a limit, only their size is counted.
 
-Role: all pickling functions of this package write to the file from `pickle_file`. A `bounded` context limits the files
-of its own thread.
+Role: all pickling functions of this package write to a file from `pickle_file`, because this file enforces the limit of
+`bounded`. The limit applies only to the thread that has entered the `bounded` context.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
 
-#: For each class, the sets of attributes that survive pickling, or None if its objects need no check.
+#: For each class, the sets of attributes that objects keep when they are pickled, or None if pickling loses no
+#: attributes of this class.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 

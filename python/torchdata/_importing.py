@@ -24,7 +24,8 @@ Calls = Mapping[str, Callable[[Any], object]]
 
 class _WaitingFinder:
     def __init__(self) -> None:
-        #: The functions to call, by the name of the caller and the name of the module.
+        #: The functions that are called after an import, by the name of the caller that has registered them, and then
+        #: by the name of the imported module.
         self.calls: dict[str, dict[str, Callable[[Any], object]]] = {}
 
     def find_spec(
@@ -49,7 +50,8 @@ class _WaitingFinder:
             call(module)
 
     def install_or_leave(self) -> None:
-        """Adds this finder to `sys.meta_path` or removes it. The list is replaced, because an import in another thread
+        """Adds this finder to `sys.meta_path` if functions are registered, and removes
+        it if none are left. The list is replaced, because an import in another thread
         could skip a finder if the list were modified."""
         others = [finder for finder in sys.meta_path if finder is not self]
         awaited = any(self.calls.values())

@@ -156,10 +156,12 @@ class BellBoard:
 
 @final
 class Carrier:
-    """Carries messages and control numbers between two links (one per direction) and their remote copies."""
+    """Reads one link and writes the other link (one per direction), so that their contents can be sent to another
+    machine."""
     def __new__(cls, inbound: Link, outbound: Link, board: BellBoard, own: int, peer: int) -> Self: ...
     def take(self, most: int) -> tuple[list[int] | None, list[bytes | LeasedBuffer]]:
-        """Returns the link's control numbers (None if unchanged), and its messages as a header and large buffers."""
+        """Returns the integers that the peer keeps in the link's shared memory (None if unchanged), and the new
+        messages: a header, followed by the large buffers of the messages."""
     def put(self, frame: Sequence[Any]) -> bool: ...
     def put_words(self, words: Sequence[int]) -> None: ...
     def wait(self, seconds: float, units: bool, lacks: bool) -> None: ...
@@ -213,7 +215,7 @@ class ArenaBuffer:
 
 def drop_inherited(links: Sequence[Link], bells: BellBoard, stats: StatsBoard | None = None) -> None: ...
 def order_of(kind: str, number: int) -> int | None:
-    """Returns the order that the main process sends before a command; None if the command does not end an epoch."""
+    """Returns the number that announces a command in shared memory; None if the command does not end an epoch."""
 
 @final
 class Obedience:
@@ -234,7 +236,8 @@ class Replacing:
     def judge(
         self, child: int, process: int, epoch: int, received: Sequence[int], halted: bool
     ) -> tuple[int, bool, bool]:
-        """Counts an exit. Returns the count at this item, whether this exit is new, and whether to stop replacing."""
+        """Counts an exit. Returns the number of exits at the same item, whether this exit was not counted before, and
+        whether the loader must give up."""
     def item_of(self, child: int, received: Sequence[int]) -> int: ...
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
 
@@ -462,7 +465,8 @@ class ReadAheadHold:
 
 @final
 class SourceReader:
-    """Reads a source. A thread must reserve the source before it uses members other than `index` and `ended`."""
+    """Reads the source of a `ReadAheadQueue`. Only the thread that has reserved the source may use attributes and
+    methods other than `index` and `ended`."""
     def __new__(
         cls,
         advance: Callable[[], Any],

@@ -16,7 +16,8 @@ _GAP_X, _GAP_Y, _GROUP_GAP, _MARGIN = 26, 40, 44, 10
 _LONGEST = 44
 _HOT, _HOTTEST = "#ef6548", 0.8
 _TINTS = {"source": ("#4a90d9", 0.25), "end": ("#6aa84f", 0.25), "waits": ("#888888", 0.2), "": ("#888888", 0.0)}
-#: A standalone picture has a background and follows the reader's color mode. A picture in a page has the page's colors.
+#: A standalone picture has a background and follows the reader's color mode. A picture that is embedded in a page uses
+#: the colors of the page.
 _STYLE = (
     "<style>svg:root{color:#222}svg:root>.ground{fill:#fff}"
     "@media(prefers-color-scheme:dark){svg:root{color:#ddd}svg:root>.ground{fill:#1a1c1e}}</style>"
@@ -73,8 +74,8 @@ class _Curve:
 
 
 def _rightmost(curve: _Curve) -> float:
-    """Returns the x-coordinate of a curve's right edge: at most three quarters of the way from the ends to the control
-    points."""
+    """Returns an upper bound for the x-coordinate of a curve's right edge. A cubic Bézier curve covers at most three
+    quarters of the distance from its ends to its control points."""
     ends, middles = (max(point[0] for point in curve.points[place::step]) for place, step in ((0, 3), (1, 1)))
     return ends + 0.75 * max(0.0, middles - ends)
 
@@ -139,7 +140,7 @@ class Picture:
         return bottom
 
     def _centre(self) -> float:
-        """Moves all nodes to the right of the left margin. Returns the largest x-coordinate."""
+        """Shifts the graph horizontally so that it begins at the left margin. Returns the largest x-coordinate."""
         placed = [*self._boxes.values(), *self._frames]
         shift = _MARGIN - min((box.x for box in placed), default=0.0)
         for box in placed:
@@ -162,7 +163,7 @@ class Picture:
         self._beside += 1
         aside = self._right + 12 * self._beside - 4
         start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x + head.width, head.y + head.height / 2)
-        # Control points to the right of all processes bend the curve around the processes between its ends.
+        # The control points lie to the right of all boxes, so that the curve passes beside the boxes between its ends.
         points = (start, *((x + (aside - x) / 0.5, y) for x, y in (start, end)), end)
         label_at = (tail.x, tail.y + tail.height + 10 + 16)
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=True)
@@ -215,7 +216,8 @@ def _svg_box(box: _Box, line: float) -> str:
 
 
 def _as_wide_as_reckoned(text: str) -> str:
-    """Makes a text as wide as in the layout, with any font."""
+    """Returns the SVG attributes that stretch a text to the width that the layout reserves for it, whatever font is
+    used."""
     return f' textLength="{_cells(text) * _CHAR:.1f}" lengthAdjust="spacingAndGlyphs"' if text else ""
 
 

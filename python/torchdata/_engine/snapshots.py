@@ -19,11 +19,13 @@ from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
 #: After a snapshot that took c seconds, a process waits max(SECONDS, FACTOR * n * c) seconds until the next snapshot.
-#: The time of c beyond a millisecond counts five times (`Cadence`). Thus, snapshots take at most 1 % of the time.
-#: Recomputing the items of a pause takes about as long as starting a worker if snapshots are small.
+#: Each millisecond of c after the first counts as five milliseconds (`Cadence`). Since FACTOR * n is at least 100,
+#: snapshots take at most 1 % of the time. After an exit, recomputing the items since the last snapshot takes about as
+#: long as starting a worker, if snapshots are small.
 SECONDS, FACTOR = 0.005, 50.0
-#: n is the number of processes, within these limits: a consumer that takes items in strict order may wait for the
-#: snapshot of each process, and a snapshot also delays other processes, because it evicts their cached data.
+#: n is the number of processes, but at least FEWEST and at most MOST. The pause grows with n, because a consumer that
+#: takes items in strict order may wait for the snapshots of all processes. A snapshot also slows down other processes,
+#: because it evicts their data from the processor's caches.
 FEWEST, MOST = 2, 4
 
 #: `BUDGET` is the default for the total size in bytes of all snapshots in the main process. `COPIES` is the approximate
@@ -67,8 +69,10 @@ class Resumption:
 
     Args:
         content: the sealed snapshot; None for the epoch's beginning.
-        starts: for each of the child's links, a tuple: the items that were sent before the snapshot, the number of
-            later items to skip, and the checksum after the skipped items (None if checksums are not compared).
+        starts: a tuple for each link over which the child sends items. The first entry is the account of the items that
+            were sent before the snapshot. The second entry is the number of items after the snapshot that the child
+            recomputes but does not send again. The third entry is the checksum after these items; None if checksums are
+            not compared.
         turn: for the dispatching process, the index of the link for the next item; for a worker, the index of the shard
             that sends the next item.
         passed: for a worker, the number of completed iterations over the dispatched items.

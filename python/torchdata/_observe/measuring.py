@@ -42,8 +42,8 @@ class Measuring:
     """Measures a loader repeatedly.
 
     Gauges cover the time since the last measurement. Counters never decrease, because readers of metrics interpret a
-    decrease as a restart. The loader's own values may decrease, because times are estimates, and the times of a
-    replaced worker start at zero.
+    decrease as a restart. The values from `loader.stats()` may decrease, because times are estimates, and the times of
+    a replaced worker start at zero.
 
     Args:
         rank: the label `rank` of all measurements; None for the rank of the loader.
@@ -78,7 +78,8 @@ class Measuring:
         return [self._grown(one, replaced) if one.family.kind == "counter" else one for one in found]
 
     def _grown(self, one: Measurement, replaced: set[str]) -> Measurement:
-        """Returns the measurement with a value that never decreases, even if the process was replaced."""
+        """Replaces the value of a counter by the sum of all its increases so far, which never decreases, even if a
+        process was replaced."""
         key = one.family.name, one.labels
         number, told = self._told.get(key, (0.0, 0.0))
         of_system = one.family is _OF_PROCESS["cpu_seconds"]

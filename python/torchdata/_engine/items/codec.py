@@ -24,8 +24,8 @@ UNSENT = "_torchdata_unsent"
 #: The first byte of each pickle that refers to tensors.
 _WITH_TENSORS = b"T"
 
-#: `_TABLE` sets the `dispatch_table` that a pickler uses. An ordinary assignment has no effect if the pickler's class
-#: defines an attribute `dispatch_table`.
+#: `_TABLE` sets the `dispatch_table` that a pickler uses. The assignment `pickler.dispatch_table = …` would have no
+#: effect if the pickler's class defines this attribute.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()
@@ -62,9 +62,10 @@ _LEAST_BYTES = 64 << 10
 class _ProgramFile:
     """A file for a pickler that moves large `bytes` objects out of the pickle into the list `buffers`.
 
-    Pickle protocol 5 never moves `bytes` objects out of the pickle, and ignores reducers for `bytes`. However, a
-    pickler calls `write` separately for a large `bytes` object. This class replaces the opcode and the length, which
-    the preceding call of `write` has written, by the opcode for the next buffer.
+    Pickle protocol 5 never moves `bytes` objects out of the pickle, and ignores reducers for `bytes`. This class can
+    still move them, because a pickler passes each large `bytes` object to `write` in a separate call. The preceding
+    call of `write` ends with the opcode and the length of the object, which this class replaces by the opcode
+    `NEXT_BUFFER`.
     """
 
     def __init__(self, buffers: list[Any]) -> None:

@@ -47,8 +47,9 @@ def _formatted(error: BaseException) -> str:
         lines.__notes__ = None
         return "".join(lines.format())
     except Exception:
-        # A property of the user's class has raised an error, or warnings are errors: Python 3.15 warns about modules
-        # without a loader, such as `__main__` in a spawned process. The filter also affects other threads for a moment.
+        # Formatting fails if a property of the user's class raises an error. Formatting also fails if warnings are
+        # errors, because Python 3.15 warns about modules without a loader, such as `__main__` in a spawned process. The
+        # filter also affects other threads for a moment.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             head = "Traceback (most recent call last):\n" if error.__traceback__ else ""

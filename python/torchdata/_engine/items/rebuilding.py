@@ -2,14 +2,14 @@
 
 Role: a child sends several forms of an exception, best form first (`forms_of`), and the main process uses the first
 form that it can rebuild (`rebuilt`). Pickle alone is not sufficient, because it calls the exception's class with the
-stored arguments, which fails or creates a wrong message if the constructor has other parameters. Before sending a form,
-a child checks that the exception rebuilt from it has the original type, `str`, `repr` and attributes. The forms are
+stored arguments, which fails or creates a wrong message if the constructor has other parameters. The child sends a form
+only if the exception that it rebuilds from this form has the original type, `str`, `repr` and attributes. The forms are
 
 - "pickle": the exception's own pickle;
 - "parts": the exception's class, arguments and attributes, rebuilt without the constructor. Attributes that cannot be
   pickled, or are large, are omitted, and a note reports this;
-- "group": the parts of an exception group, with a list of forms for each of its members;
-- "text": only the exception's text, and either its class or one of its base classes.
+- "group": an exception group, with a list of forms for each member exception;
+- "text": the exception's text, and its class or, if its class cannot be used, one of its base classes.
 """
 
 from __future__ import annotations

@@ -74,17 +74,19 @@ class Reducers(dict[type, Reducer]):
 class Tables:
     """Reducer tables that are reused for several items, each by one pickler at a time.
 
-    Tables of reducers are rebuilt after a registration with `copyreg`, and after an import. A new reducer that is
-    registered with `ForkingPickler` for a type in a table takes effect at the next import, because a check for each
-    item would copy all registrations.
+    Tables of reducers are rebuilt after a registration with `copyreg`, and after an import. A registration with
+    `ForkingPickler` does not rebuild the tables, because detecting it would copy all registrations for each item. If a
+    table already contains the type, the new reducer therefore takes effect only after the next import.
     """
 
-    #: Larger tables are not reused, because a table keeps its types alive, and users may create types repeatedly.
+    #: Tables with more types than this are not reused. A table keeps its types alive, so the memory of a program that
+    #: repeatedly creates types would grow.
     _MOST_TYPES = 500
 
     def __init__(self) -> None:
         self._free: list[Reducers] = []
-        #: The reducers in `copyreg` and the number of imported modules when the tables were created.
+        #: The reducers in `copyreg` and the number of imported modules at the time when the tables in `_free` were
+        #: created.
         self._seen: tuple[dict[type, Any], int] = ({}, 0)
 
     def take(self, pickling: Any) -> Reducers:

@@ -35,8 +35,8 @@ class DepartingTensors:
     """The tensors and storages of an item that is being pickled; the pickle refers to each of them by number.
 
     Tensors are assigned to memory blocks after all tensors of the item were collected. Tensors with overlapping memory
-    are placed in one block, so that the received tensors also share their elements. The memory outside of these blocks
-    is not sent.
+    are placed in one block, so that the received tensors also share their elements. The rest of a storage's memory is
+    not sent.
     """
 
     def __init__(self) -> None:
@@ -278,8 +278,8 @@ def _is_memory(storage: Any) -> bool:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Returns whether the elements in memory are the only state of the tensor. Raises ValueError if the storage does
-    not contain the elements.
+    """Returns whether the elements in memory are the only state of the tensor. Raises ValueError if the tensor's
+    storage is too small for the elements of the tensor.
     """
     torch = sys.modules["torch"]
     if not (
@@ -321,10 +321,10 @@ def _without_gaps(tensor: Any) -> Any:
 
 
 def dlpack_ways() -> tuple[Any, Any, Any, Any]:
-    """Returns torch's functions for DLPack: (table, to, from, layout).
+    """Returns what torch provides for DLPack: (table, to_dlpack, from_dlpack, layout).
 
     `table` is the capsule with DLPack's C functions, or None if this version of torch lacks the capsule. `layout` is
-    the only tensor layout that the functions `to` and `from` support.
+    the only tensor layout that DLPack supports.
     """
     torch = import_whole("torch")
     ways = torch.utils.dlpack
@@ -375,8 +375,9 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 @functools.cache
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
     """Returns the reference counts that a tensor has if no other object can access its memory. Reference counts of
-    tensors depend on the version of torch, so they are measured on a new tensor. An array with a tensor's memory is
-    referenced by the storage, a variable and (before Python 3.14) the call of `getrefcount`, and weakly by `_rooms`.
+    tensors depend on the version of torch, so they are measured on a new tensor. The array that owns a tensor's memory
+    has references from the storage, a variable and (before Python 3.14) the call of `getrefcount`, and one weak
+    reference from the dict `_rooms`.
     """
     import torch
 

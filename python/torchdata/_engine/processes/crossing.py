@@ -3,8 +3,9 @@
 With "spawn" and "forkserver", multiprocessing passes file descriptors, and all children load one pickle of the graph
 from shared memory.
 
-A spawned child imports the program's main module before any code of this package runs. Since multiprocessing sends the
-process name first, unpickling the name (`ChildName`) delays garbage collection before this import.
+A spawned child imports the program's main module before any code of this package runs. To run code before this import,
+the package replaces the process name, which multiprocessing sends first, by a `ChildName`, whose unpickling runs the
+code.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ class ChildName(str):
 
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
-        # The startup code is only in the first pickle of a new child's name.
+        # Only the first pickle of a name, which starts the child, contains the code.
         if start is None or getattr(start, "_was_told", False):
             return str, (str(self),)
         start._was_told = True

@@ -4,16 +4,17 @@ Role: a fork copies all locks in their current state, but copies only the thread
 thread holds stays locked in the child forever. Python and the C library handle their own locks, but not the locks of
 PyTorch's and NumPy's global generators, the locks that `torch.manual_seed` takes for devices, or the lock of a module
 that is being imported. Before a fork, the forking thread waits until the locks of PyTorch, NumPy and modules are free.
-This thread holds NumPy's and the devices' locks during the fork. The extension waits for the lock of PyTorch's
+The forking thread also holds the locks of NumPy and of torch's devices during the fork,
+so that no other thread can acquire them. The extension waits for the lock of PyTorch's
 generator last (`forking.rs`). The buffers of standard output and error are created anew in the child, because a thread
 that prints continuously holds their locks most of the time.
 
-Another thread may still acquire a lock between the wait and the fork, so a child first acquires each lock once. The
-kernel kills a child that cannot acquire a lock, and the main process forks another child. A killed child has not run
-any user code.
+Another thread may still acquire another lock between this wait and the fork, so each new child first acquires and
+releases every lock. If the child does not succeed in time, a timer of the kernel kills the child, and the main process
+forks another child. The child that was killed has not run any user code yet.
 
-The engine ignores the warning of `os.fork` that the process has threads (Python 3.12). If warnings are errors, Python
-3.15 raises this warning after the child was created, so the main process never learns the child's process id.
+Since Python 3.12, `os.fork` warns if the process has threads. The engine suppresses this warning. If warnings are
+errors, Python 3.15 would raise it after the fork, and the main process would never learn the child's process id.
 """
 
 from __future__ import annotations
@@ -43,11 +44,11 @@ from torchdata._native import fork_waits_for
 #: The maximum number of seconds to wait for each lock; afterwards, the thread forks anyway, and the child detects the
 #: held lock.
 KEPT = 1.0
-#: For each attempt, the seconds that a child may take to acquire all locks. Later attempts have higher limits, because
-#: a child may be slow on a busy machine.
+#: The time limit in seconds for a new child to acquire all locks, for each attempt to fork this child. The limits grow,
+#: because a child may be slow on a busy machine.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
-#: The number of seconds to wait for a child that is suspended, for example by SIGSTOP; other checks detect it
-#: afterwards.
+#: The maximum number of seconds to wait for the children's messages. A child that sends no message, for example because
+#: SIGSTOP has suspended it, is left to the checks during the epoch.
 PATIENCE = 10.0
 
 
@@ -113,7 +114,7 @@ _own = _OfThisThread()
 
 @contextmanager
 def with_free_locks() -> Iterator[None]:
-    # this is not done in the hook before the fork, because waiting may take seconds, and a hook would lose Ctrl-C
+    # `_before_fork` does not wait for the imports, because waiting may take seconds, and Ctrl-C would be lost in a hook
     _take_imports()
     torch = _torch_generator()
     _own.forks = True
@@ -266,7 +267,8 @@ class ForkedChild(ChildProcess):
 def fork_all(children: Sequence[ForkedChild], started: Callable[[int], object], deliver: Callable[[], object]) -> None:
     """Forks all children, replaces children that a held lock has blocked, and returns when all have begun or exited.
 
-    Calls `started` with the index of each child after its first start, and `deliver` between two steps. Raises OSError
+    Calls `started` with the index of each child after its first start. Calls
+    `deliver` regularly, so that pending signals are delivered. Raises OSError
     if no process can be started, or if a lock never becomes free.
     """
     try:
@@ -296,8 +298,9 @@ def _await_all(children: Sequence[ForkedChild], reader: int, deliver: Callable[[
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], LOOK)
-        # Exits are checked before messages are read, so that no message of an exited child is missed. Other code
-        # handles children that exited for a reason other than a held lock.
+        # Exits are checked before messages are read, so that no message of an exited child is missed. A child that
+        # exited for a reason other than a held lock is not forked again; its exit is detected when the main process
+        # waits for its items.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):

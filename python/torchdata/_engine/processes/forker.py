@@ -1,8 +1,9 @@
 """Delegates forking to a separate process, because the main process may use CUDA, threads and locks.
 
-Role: with start method "fork", the main process forks the forking process right after forking a loader's children. If
-the main process forked a replacement later, when it has threads or uses CUDA, the replacement might hang at a held lock
-and could not use CUDA. The forking process has one thread, runs no user code, and exits with the loader.
+Role: with start method "fork", the main process forks the forking process right after forking a loader's children. The
+forking process later forks the replacements of children that have exited. By then, the main process may have threads or
+use CUDA, so a child that it forks might hang at a held lock, and could not use CUDA. The forking process has one
+thread, runs no user code, and exits with the loader.
 
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
 the children of all loaders. The fork server of multiprocessing is not suitable, because it also forks user processes,
@@ -96,8 +97,9 @@ class ForkingProcess:
 
     @classmethod
     def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> ForkingProcess:
-        """The caller must defer signals during this call. `deliver` delivers pending signals; if it raises an
-        exception, no process remains. `inherited` contains the objects that children receive through `Inherited`.
+        """The caller must defer signals during this call. `deliver` delivers pending signals. If `deliver` raises an
+        exception, the new forking process is killed. `inherited` contains the objects that children receive through
+        `Inherited`.
         """
 
         def launch(theirs: socket.socket, ours: socket.socket) -> ChildProcess:

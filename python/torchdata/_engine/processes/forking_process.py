@@ -118,7 +118,8 @@ class _ForkingProcess:
         return bool(message)
 
     def reply(self, number: int | None, reply: Any) -> None:
-        """A reply without a number reports that this process is running."""
+        """`number` is the number of the request; None for the first message, which reports that this process is
+        running."""
         self._own.send(pickle.dumps((number, reply)))
 
     def _fork(self, descriptors: list[int], name: str) -> int:

@@ -228,9 +228,9 @@ _deaf: list[int] = []
 
 
 def _take_no_notice(number: int, _frame: FrameType | None) -> None:
-    """A native handler replaces this Python handler of an ignored signal, because only the native handler can determine
-    the sender of the signal. Python calls this function only after user code has replaced and restored the handler, so
-    the native handler is installed again.
+    """The handler of a signal that children ignore. A native handler normally runs instead, because only native code
+    can determine the sender of the signal. This Python function allows user code to replace and restore the handler. If
+    Python calls this function, user code has done so, and the native handler must be installed again.
     """
     take_no_notice(number)
 

@@ -1,12 +1,13 @@
 """Warns if forked children read a file through a file position that they share.
 
-Role: runs in the main process, for start method "fork". A file that is open during the fork has one position in all
+Role: with start method "fork", the main process runs this check in
+each epoch. A file that is open during the fork has one position in all
 processes. Each read in one process moves the shared file position, so other processes silently read wrong bytes.
 
 To avoid false warnings, a warning requires that a file's position has changed during an epoch, that at least two
 children have read data, and that no thread of the main process has read data. The kernel counts the reads of each
 process (`/proc/PID/io`). Once the main process has waited for an exited child, the kernel counts the child's reads as
-reads of the main process. If the kernel does not count reads, this module never warns.
+reads of the main process. On a kernel that does not count reads, no warning is issued.
 """
 
 from __future__ import annotations
@@ -77,7 +78,8 @@ class SharedPositions:
 
 
 def _open_for_reading() -> dict[int, tuple[int, int]]:
-    """Omits standard input, and files that are also open for writing."""
+    """Returns the device and inode number of each file that is open only for reading, by file descriptor, without
+    standard input."""
     found = {}
     with contextlib.suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
@@ -99,7 +101,8 @@ def _position(number: int, identity: tuple[int, int]) -> int:
 
 
 def _reads_of(pid: int) -> int | None:
-    """A call for the current process itself counts as one read."""
+    """Returns how often a process has called `read`, from `/proc`; None if the kernel does not count these calls. If
+    `pid` is the current process, the count includes the call of `read` in this function."""
     try:
         descriptor = os.open(f"/proc/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,8 @@
 """A child process as its parent sees it: the process id, a file descriptor for the process, and its exit code.
 
 Role: `Popen` of multiprocessing creates each process, so that it starts and exits like other processes of
-multiprocessing. The process is not in multiprocessing's list of children, because the exit handler of multiprocessing
-would send SIGTERM, which the engine's children ignore, to all processes in this list, and wait for them.
+multiprocessing. The process is not in multiprocessing's list of children. At exit, multiprocessing sends SIGTERM to all
+processes in this list and waits for them, but the engine's children ignore SIGTERM.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Closes(Protocol):
     def close(self) -> None: ...
 
 
-#: Resources that forked children of any loader must close, by `id()`. A weak reference would be unsuitable, because an
-#: exception of a signal handler would be lost in its callback.
+#: Resources that forked children of any loader must close, by `id()`. The dict has no weak references, because a signal
+#: handler may run during the callback of a weak reference, and Python drops exceptions in such a callback.
 _mains: dict[int, Closes] = {}
 
 
@@ -181,7 +181,8 @@ class ChildProcess(ABC):
 
     @property
     def sign(self) -> int | OwnedDescriptor:
-        """Returns the process id, or a file descriptor that becomes readable when the process exits."""
+        """Returns the process id or, for a process on another machine, a file descriptor that becomes readable when the
+        process exits."""
         return self.pid or 0
 
     @property

@@ -53,7 +53,8 @@ class Shutdown:
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Replaces an exited child by a child that is not started yet.
 
-        If `has_begun` is True after the new child's start, the caller must stop the new child.
+        After the start of the new child, the caller must check `has_begun`. If `has_begun` is True, the shutdown does
+        not stop this child, so the caller must stop it.
         """
         if self.has_begun:
             return
@@ -142,7 +143,8 @@ def _end_all() -> None:
 
 
 def end_before_others() -> None:
-    """Makes the exit handler stop children before libraries that were imported after this module are finalized."""
+    """Registers the exit handler again. Python calls exit handlers in reverse order, so the children are stopped before
+    libraries that were imported in the meantime run their own exit handlers."""
     atexit.unregister(_end_all)
     atexit.register(_end_all)
 

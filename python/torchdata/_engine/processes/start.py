@@ -1,7 +1,8 @@
 """Starts the children of a loader, although signals may arrive at any moment.
 
 Role: the start of a child is never interrupted, because signals that the main process handles are delivered only
-between two starts. If a handler raises an exception, the caller must stop the children that were started.
+between two starts. If a signal handler raises an exception, the caller must stop the children that have already
+started.
 """
 
 from __future__ import annotations

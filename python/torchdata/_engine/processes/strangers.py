@@ -1,7 +1,8 @@
 """Ends processes that user code forks inside a child process of the engine.
 
-Role: a forked process must not use the links and other resources of the engine, because they belong to the child.
-Without `leave`, a forked process would continue the child's loop after the user's function has returned.
+Role: if user code in a child calls `os.fork`, the new process must not use the child's links and other resources of the
+engine. When the user's function returns in the new process, `leave` ends this process, which would otherwise continue
+the child's loop.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ class Cluster:
     def __init__(self, needed_by: str, options: dict[str, Any], num_workers: int, memory_budget: int | None) -> None:
         self._ray = ray = optional_import("ray", extra="ray", needed_by=needed_by)
         end_before_others()
-        #: Ray acquires this lock whenever the program enters or leaves a cluster.
+        #: Ray's own lock, which Ray acquires whenever the program joins or leaves a cluster.
         self.door: threading.RLock = _door(ray, needed_by)
         if not ray.is_initialized():
             _join(ray)
@@ -121,14 +121,15 @@ class Cluster:
 
 
 class _Actor:
-    """Calls the methods of a host. Each call returns immediately, and its future may raise Ray's error."""
+    """A handle on a `Host` in the cluster, which calls the methods of the host. Each call returns immediately, and its
+    future may raise Ray's error."""
 
     def __init__(self, cluster: Cluster, ray: Any, handle: Any) -> None:
         self._cluster, self._ray, self._handle = cluster, ray, handle
         self.identity: str = handle._actor_id.hex()
 
     def check(self) -> None:
-        """Raises an error if hosts can no longer be called."""
+        """Raises ConnectionError if the program has left the cluster."""
         self._cluster.check()
 
     def _call(self, name: str, *args: Any, group: str | None = None) -> Any:
@@ -165,7 +166,8 @@ class _Actor:
 
 
 def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:
-    """Moves `reference` to `spent` once `answer` is done, so that it is dropped only within `stay`."""
+    """Moves Ray's `reference` to `spent` once `answer` is done, so that only the next request, which runs in the
+    context `stay`, drops the reference."""
     held = [reference]
     answer.add_done_callback(lambda _: spent.append(held.pop()))
 

@@ -4,9 +4,10 @@ Role: the host spawns the worker as a separate process, because user code needs 
 lock, and a crash of user code must end only the worker. The host forwards the contents of the worker's links without
 decoding them.
 
-Each pair of links (one per direction) is called a lane, and has two threads of the actor. The method `tell` receives
-messages from the main process, and the method `pull` returns messages of the worker, each in its own thread. The main
-process always has some calls of `pull` waiting. All calls are numbered, because they may arrive out of order. The first
+A lane is a pair of links, one per direction. Each lane has two threads in the host. The method `tell` receives
+messages from the main process, and the method `pull` returns messages of the worker, each in its
+own thread. Several calls of `pull` are always waiting at the host, so that the host can return
+messages immediately. All calls are numbered, because they may arrive out of order. The first
 lane transmits commands and the worker's items, and the second lane transmits items from the dispatching process, which
 runs on the main process's machine.
 """
@@ -51,7 +52,8 @@ SEEN = 0.5
 APART = 32 << 10
 #: Once this many bytes wait for the worker, the main process must stop sending.
 FULL = 8 << 20
-#: The worker's and the dispatching process's indices on this machine, which select their bells and their counters.
+#: The indices of the worker and of the dispatching process on this machine. The index of a process selects its entry in
+#: the `BellBoard` and in the `StatsBoard`.
 WORKER, DISPATCHER = 1, 2
 
 
@@ -60,7 +62,7 @@ class RemoteSetup:
     """The setup of a host.
 
     Args:
-        child: the setup that the worker would have on the main process's machine, without `_HERE`.
+        child: the setup that the worker would have on the main process's machine; the fields in `_HERE` are None.
         budget: bytes of shared memory for the items that the worker sends.
         counts: the counters of earlier processes of this worker.
     """
@@ -109,8 +111,9 @@ class Told:
     """A message from the main process to a host.
 
     Args:
-        number: the number of earlier calls of `tell` on this lane.
-        words: the control words of the lane, which are integers in shared memory; None if they have not changed.
+        number: the number of earlier calls of `tell` for the same pair of links.
+        words: integers that the main process keeps in the shared memory of its links, such as the current epoch's
+            number; None if they have not changed.
         holds: whether the host must stop returning items, because the main process lacks space for them.
     """
 
@@ -125,7 +128,7 @@ class Pulled:
     """The result of a call of `pull`.
 
     Args:
-        number: the number of earlier calls of `pull` on this lane.
+        number: the number of earlier calls of `pull` for the same pair of links.
         has_ended: whether the worker has exited, and all its messages were returned.
         seen: the state of the worker; None if an earlier call returned it less than `SEEN` seconds ago.
         is_full: whether the main process must stop sending, because earlier messages do not fit into the link yet.
@@ -146,7 +149,8 @@ def apart(frame: list[Any]) -> list[Any]:
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions of software that must be equal on both machines."""
+    """Returns the versions of the software that must be equal on the main process's machine and on the host's
+    machine."""
     found = {"Python": platform.python_version(), "torchdata-rs": torchdata.__version__}
     for name in ("numpy", "torch"):
         module = sys.modules.get(name)
@@ -207,7 +211,8 @@ class _WorkerLane:
 
         Args:
             most: no message is added once the messages have this many bytes.
-            look: returns the worker's state, or None if no report is due; its argument is True for the last report.
+            look: called with True after the worker has exited, otherwise with False; returns the worker's state, or
+                None if the last state was returned less than `SEEN` seconds ago.
         """
         with self._pulling:
             if not self._has_ended:
@@ -239,7 +244,8 @@ class Host:
         bells = BellBoard(1 + DISPATCHER)
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
-        #: On the lane of dispatched items, the worker sends only control words.
+        #: For each lane, the link from the worker and the link to the worker. In the second lane, the link from the
+        #: worker stays empty, because a worker sends no items to the dispatching process.
         self._links = [(data, control)]
         dispatched = None
         if setup.is_dispatched:
@@ -314,8 +320,8 @@ class Host:
         self._child.kill()
 
     def _watch(self) -> None:
-        """If Ray's daemon (the parent of this process) has exited, Ray has killed the worker, whose exit code is not
-        reported, because only Ray knows the reason.
+        """If Ray's daemon (the parent of this process) has exited, Ray has killed the worker. In this case, the exit
+        code is not reported, because only Ray knows the reason.
         """
         child = self._child
         while not child.ended:
@@ -336,7 +342,8 @@ class Host:
 
 
 def _look_away(is_last: bool) -> None:
-    """Replaces `Host._look` on the lane of dispatched items, which sends no reports on the worker."""
+    """Replaces `Host._look` for the lane of dispatched items, because only the first lane reports the worker's
+    state."""
 
 
 def bytes_of(frame: list[Any]) -> int:

@@ -29,8 +29,8 @@ from torchdata._threads import Latch
 AHEAD = 2
 #: The maximum size in bytes of one message to a host.
 TOLD = 1 << 20
-#: This bit in the first control word of a link means that the worker must stop. The lower bits of the word contain the
-#: current epoch's number.
+#: A bit in the first integer that the main process sets in the shared memory of a link. The bit means that the worker
+#: must stop. The lower bits of this integer contain the current epoch's number.
 _END = 1 << 32
 #: Seconds between two checks during a wait, and the maximum seconds that `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
@@ -197,7 +197,7 @@ class RemoteWorker(ChildProcess):
                 if one.has_ended:
                     return
         except Exception as error:
-            # The thread that runs `_run` reports the exit of the host.
+            # If the host has exited, the thread that runs `_run` reports this exit.
             if not isinstance(error, ConnectionError) and not self._hosts.is_of_host(error):
                 self._fault = error
                 self.kill()
@@ -227,7 +227,7 @@ class RemoteWorker(ChildProcess):
 
 
 class _Lane:
-    """Transmits messages between a pair of the worker's links and its host (`torchdata._engine.remote.host`).
+    """Transmits messages between two links in the main process (one per direction) and the worker's host.
 
     Args:
         number: 0 for commands and items, 1 for dispatched items.
@@ -242,7 +242,8 @@ class _Lane:
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:
-        """Adds the messages in each result of the host to the link or to `_Arrived`, and yields the result."""
+        """Calls `pull` repeatedly, and yields each result. The messages of a result are written into the main process's
+        link, or wait in an `_Arrived` until the link has space for them."""
         actor, carrier, number = self._actor, self._carrier, self._number
         pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}

@@ -48,8 +48,8 @@ MAIN = 0
 #: The size in bytes of the largest block to which glibc's allocator adapts (`M_MMAP_THRESHOLD` in mallopt(3)), minus
 #: the block's header.
 _LARGEST_LEARNT = (32 << 20) - (64 << 10)
-#: The number of seconds without a command after which a child returns freed memory. If it returned the memory sooner,
-#: the page faults of the next epoch would take a noticeable part of the time.
+#: The number of seconds without a command after which a child returns freed memory to the system. If the child returned
+#: the memory sooner, it would spend a noticeable part of the next epoch on page faults.
 LONG_IDLE = 5
 
 
@@ -61,8 +61,8 @@ class CommonSetup:
     is_child_of_main: bool
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
-    #: The line of the user's program that started the children. None if the child's own stack contains the user's
-    #: program, or if this program runs on another machine.
+    #: The line of the user's program that started the children. None if a forked child has the user's program on its
+    #: own stack, or if the child runs on another machine than the user's program.
     begun_at: tuple[str, int, str] | None
 
     @classmethod
@@ -157,8 +157,8 @@ def run_child(setup: ChildSetup) -> None:
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.number}")
-    # Importing the program does not delay a shutdown, because a shutdown waits only for children with an open control
-    # link.
+    # The program is imported before `ChildLoop` opens the control link, because a shutdown immediately kills a child
+    # whose control link is not open.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner
     child = ChildLoop(setup, runner.is_interrupted)
@@ -239,10 +239,11 @@ def _refuse(_peer: int, description: Any) -> NoReturn:
 def _keep_freed_memory() -> None:
     """Makes glibc keep freed memory, which it otherwise returns to the system.
 
-    A child frees the objects of one batch, and allocates objects of the same sizes for the next batch, so each returned
-    page causes a page fault. Page faults of returned memory take a tenth of an image's decoding time. Freeing a large
-    block raises glibc's limit for kept memory. A child's large blocks are in shared memory, so this function allocates
-    and frees one large block, without touching its pages. Limits that the user has set (`MALLOC_TRIM_THRESHOLD_`)
+    A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. Each page that
+    glibc has returned to the system causes a page fault when the child uses it again. These page faults take a tenth of
+    the time for decoding an image. glibc raises its limit for kept memory when a large block is freed. A child may
+    never free such a block, because its large arrays are in shared memory. This function therefore allocates and frees
+    one large block, without touching its pages. Limits that the user has set (`MALLOC_TRIM_THRESHOLD_`)
     remain in effect.
     """
     bytes(_LARGEST_LEARNT)
@@ -263,11 +264,12 @@ def _keep_memory_of_tensors() -> None:
     """Makes torch request huge pages for large tensors, unless the user has disabled this.
 
     Without huge pages, older releases of glibc leave a gap next to each tensor, because torch aligns it to 64 bytes.
-    Because of the gap, the memory of a freed tensor cannot hold the next tensor of the same size, so the process grows
+    The memory of a freed tensor is then slightly too small for the next tensor of the same size, so the process grows
     with each tensor. With huge pages (glibc 2.36), filling a tensor of 20 MB causes 0 page faults instead of 4,864, and
-    filling a tensor of 38 MB causes 531 instead of 9,729. With huge pages, a worker that kept a small tensor next to
-    each tensor of 20 MB grew by 20 MB instead of 1.2 GB in 60 items. Torch reads the environment variable once, for its
-    first tensor, which may be older than a forked child.
+    filling a tensor of 38 MB causes 531 instead of 9,729. A worker that kept a small tensor
+    of each item, and freed a tensor of 20 MB, grew by 20 MB in 60 items with huge pages,
+    and by 1.2 GB without huge pages. Torch reads the environment variable when it creates its first tensor, so the
+    variable has no effect in a forked child if the main process has already created a tensor.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 

@@ -53,8 +53,8 @@ class EpochRunner:
         #: The running epoch, the position where its first shard began, and whether the graph has requested dispatched
         #: items since then.
         self.epoch, self.start, self.opened = 0, Resumption(), False
-        #: Whether the main process waits for the snapshot that is being taken, and whether the entered shard has raised
-        #: an exception in this epoch.
+        #: `_announces`: whether the main process waits for the snapshot that is being taken. `_has_failed`: whether the
+        #: shard that runs now has raised an exception in this epoch.
         self._announces = self._has_failed = False
         #: The exception that was raised while the graph was prepared, and that is sent in each epoch.
         self.failure: tuple[Any, ...] | None = None
@@ -130,8 +130,8 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The graph has started a new iteration over the dispatched items, so the remaining items of the resumed
-            # iteration are skipped.
+            # The epoch was resumed in the middle of an iteration over the dispatched items. The graph now starts its
+            # next iteration, so the remaining items of the earlier iteration are skipped.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True
@@ -203,7 +203,8 @@ class EpochRunner:
         with program.beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if unread:
-                # If a command is pending, `send_snapshot` returns early, and `pump` completes the snapshot later.
+                # If a command is pending, `send_snapshot` returns without a snapshot, and `pump` sends the snapshot
+                # later.
                 self._announces = True
                 try:
                     self.sender.send_snapshot(place)
@@ -254,8 +255,8 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Executes commands, up to the command that has interrupted the graph; returns False if a command does not
-        arrive in time.
+        """Executes commands up to the command that ends the running epoch and for which the main process has
+        interrupted the graph. Returns False if this command does not arrive in time.
         """
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":

@@ -38,7 +38,7 @@ class StopPosition:
         given: for each shard, the number and the checksum of the delivered items.
         turn: the shard that was to return the next item.
         resumptions: the positions of the shards, followed by the position of the dispatching process.
-        kept: the snapshots for `resumptions`, as arguments of `Collector.keep`.
+        kept: the arguments for `Collector.keep`: the snapshots from which `resumptions` resume.
     """
 
     given: list[snapshots.Account]
@@ -57,8 +57,9 @@ class Children(Group):
         snapshot_budget: bytes of the snapshots that the main process stores; larger snapshots are sent only after
             `want_large_snapshots`.
         survived: the kinds of exits after which a child is replaced.
-        listener: an object with `begin()`, which is called before each epoch, and `hear(worker, note)`, which receives
-            the results of `EpochProgram.note` and may raise an exception in the user's program; None for no object.
+        listener: an object whose method `begin()` is called before each epoch, and whose method `hear(worker, note)` is
+            called with each result of `EpochProgram.note`. An exception of `hear` is raised in the user's program. None
+            for no listener.
     """
 
     def __init__(
@@ -123,7 +124,8 @@ class Children(Group):
     ) -> None:
         """Starts an epoch, or resumes it at `position`; `RestartableEpoch` explains `commands` and `resume`.
 
-        If `announced` is true, each worker sends a snapshot first, and this method waits for these snapshots.
+        If `announced` is true, each worker sends a snapshot before its first item, and this method waits for all these
+        snapshots.
         """
         restarts, collector = self._restarts, self.collector
         if restarts is None:

@@ -128,7 +128,8 @@ class Hangs:
         self._marks: dict[int, _WorkMark] = {}
         self._seen: dict[int, _Seen] = {}
         self._hung: dict[int, Hung] = {}
-        #: Held during a report, because several threads of nodes may find the same child at the same time.
+        #: Held while a hanging child is reported, because several threads of a graph of nodes may detect the same child
+        #: at the same time.
         self._reporting = threading.Lock()
 
     def of(self, process: ChildProcess) -> Hung | None:
@@ -200,8 +201,8 @@ class Hangs:
         return self._members.processes[child].has_page(page)
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
-        """Returns a suspended child if there is one, the first child if the children wait in a circle, or else the last
-        child.
+        """Returns the child of `chain` that causes the wait: a suspended child if there is one, the first child if the
+        children wait in a circle, or else the last child.
         """
         stopped = next((child for child in chain if self._is_stopped(child)), None)
         if stopped is not None:

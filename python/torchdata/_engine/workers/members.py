@@ -91,8 +91,8 @@ class Members:
         return [seeds for seeds, _ in each], each[0][1]
 
     def announced(self, index: int, starts: Sequence[Resumption | None] | None = None) -> int:
-        """Returns which snapshots a child must send at the beginning of an epoch. A new child sends no snapshot if it
-        resumes from snapshots in `starts`.
+        """Returns which snapshots a child must send at the beginning of an epoch, as a code of `Announced`. A
+        replacement for an exited child sends no snapshot if its positions in `starts` contain snapshots.
         """
         if starts is None:
             return Announced.DEALT if index == 0 and self.dispatches else Announced.OWN

@@ -41,8 +41,8 @@ class Program(ABC):
     worker_name: ClassVar[str] = "worker process {}"
     #: What a worker was doing, for the error that reports its exit.
     stage: ClassVar[str] = "reading items"
-    #: Words for messages: `item` names a result, `counted` the scope of its number, and `mended` what the user should
-    #: correct if a result always ends the process.
+    #: Words in the messages about a worker that exits: `item` is the name of a result, `counted` says from where the
+    #: results are counted, and `mended` is what the user should correct if the same result ends the process each time.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"
@@ -123,8 +123,8 @@ class EpochProgram(Program):
         """Called after the last epoch, if the process continues."""
 
     def enter(self) -> None:
-        """Called when the process switches to this program from another shard's program. `enter` is not called if
-        saving and restoring `globals` suffices.
+        """Called when the process switches to this program from another shard's program. The engine saves and restores
+        `globals` itself, and does not call `enter` if the shards differ in nothing else.
         """
 
     def leave(self) -> None:
@@ -141,7 +141,8 @@ class EpochProgram(Program):
         """
 
     def note(self) -> object:
-        """Returns observations for the `listener` of `Children`, or None. Called whenever a snapshot is taken, and at
+        """Returns a message from this program to the `listener` of `Children` in
+        the main process, or None. Called whenever a snapshot is taken, and at
         the end of each iteration.
         """
         return None

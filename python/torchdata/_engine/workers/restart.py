@@ -2,8 +2,8 @@
 
 The Rust engine (`protocol::Replacing`) decides which children are replaced, and when to give up.
 
-If an exception interrupts this module (Ctrl-C, or a warning that is an error), each child is either replaced completely
-or not at all. The next call replaces the remaining children.
+If an exception (Ctrl-C, or a warning that is an error) interrupts the replacement of several children, each child has
+either been replaced completely or not at all. The next attempt replaces the children that were not replaced yet.
 """
 
 from __future__ import annotations
@@ -115,7 +115,8 @@ class Restarts:
         Args:
             received: for each shard, the number of received items.
             ended: for each shard, whether it sends no further items in this epoch.
-            paused: whether the workers are paused. The exit of a paused worker does not count as a failed attempt.
+            paused: whether the workers are paused. The exit of a paused worker is not counted as a further failure at
+                the same item, because no item has caused the exit.
         """
         if self._made is not None:
             return [index for index, *_ in self._made]

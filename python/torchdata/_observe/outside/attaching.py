@@ -1,10 +1,11 @@
 """Finds loaders in other processes, and reads their counters without affecting them.
 
-Role: the main process of a loader has an open file descriptor of the anonymous memory with its counters, which `/proc`
-shows to the same user and to root.
+Role: a loader's counters are in anonymous memory, for which the main process of the loader keeps a file descriptor
+open. Through `/proc`, other processes of the same user and of root can open this memory.
 
-Root may inspect processes of malicious users. Therefore, the memory must be sealed against shrinking, numbers are
-compared with its size, and control characters are removed from texts. Loaders with invalid counters are reported and
+Root may inspect a process of a malicious user, so the contents of this memory are not trusted.
+The memory must be sealed against shrinking, offsets in it are compared with its size, and
+control characters are removed from texts in it. Loaders with invalid counters are reported and
 omitted.
 """
 
@@ -104,9 +105,10 @@ def _command(pid: int) -> str:
 
 
 def _numbers(pid: int) -> dict[int, int] | None:
-    """Maps the process ids in the container of a process to process ids in this container.
+    """If process `pid` runs in another container than this process, returns a dict from process ids in its container to
+    process ids in this container.
 
-    Returns None if the process is in no other container.
+    Returns None if both processes run in the same container.
     """
     try:
         inside = os.readlink(f"{_PROC}/{pid}/ns/pid")
@@ -161,7 +163,8 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
     owner, _ = board.made()
     numbers = _numbers(candidate)
     here = owner if numbers is None else numbers.get(owner, candidate)
-    # The candidate may be a forked child that has inherited the file descriptor.
+    # The process `candidate` may be a forked child of the loader's main process, and has then inherited the file
+    # descriptor.
     if here != candidate and _holds(here, identity):
         return None
     inside = "" if numbers is None else f" (in a container, where it is {owner})"

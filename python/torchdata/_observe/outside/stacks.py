@@ -1,17 +1,18 @@
 """Requests the Python stacks of another process by a signal, and reads the process's state from the kernel.
 
 Role: on a real-time signal, each process of a loader writes the stack of its main thread to its own anonymous memory,
-which an observer reads through `/proc`. The counters contain the numbers of the signal and of the file descriptor.
+which an observer reads through `/proc`. The loader's counters (`StatsBoard`) contain the number of this signal and the
+file descriptor of this memory.
 
 `faulthandler` writes the stack in C and without the GIL, so that a process that hangs in native code also answers.
 `faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write.
 On a second signal, a Python handler in a worker writes the stacks of the other threads, once the main thread runs
 Python code.
 
-Without a handler, the signal would end the process. Therefore, the counters contain the signal's number only after a
-handler is installed, observers check for the handler, and the process ignores the signal later. If the first loader was
-created outside the main thread, the process keeps the handler until it exits, because only the main thread can ignore
-signals.
+The signal would end a process that has no handler for it. The process therefore installs a handler before it writes the
+signal's number into the counters, and an observer checks that the handler exists. After its last loader, the process
+ignores the signal, because a late observer may still send it. Only the main thread can make a process ignore a signal.
+If the first loader was created in another thread, the process keeps the handler until it exits.
 """
 
 from __future__ import annotations
@@ -30,14 +31,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-#: Answers that take more bytes are deleted at the beginning of an epoch.
+#: If the stacks that a process has written take more bytes than this, they are deleted at the beginning of an epoch.
 MOST = 1 << 20
 LOOK = 0.005
 
 _HEAD = "Stack (most recent call first):"
-#: The character that ends the stacks of other threads, and the maximum number of seconds to wait for these stacks.
+#: `_END` is written after the stacks of the threads other than the main thread. `OTHERS` is the maximum number of
+#: seconds to wait for these stacks.
 _END, OTHERS = "\0", 0.5
-#: The counters contain both signals in one number: the first signal in the lower 8 bits, and the second signal above.
+#: The counters contain two signals in one number. The lower 8 bits are the signal that requests the main thread's
+#: stack, and the higher bits are the signal that requests the stacks of the other threads.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
 #: Frames in this folder are removed from the stack of a worker.
@@ -60,8 +63,9 @@ class _Answering:
         #: The signal that requests the stacks of a worker's other threads; 0 without a handler for this signal.
         self.others: int = 0
         self.ignored: bool = inherited is not None and inherited.ignored
-        #: The file descriptor and the inode of the memory for answers. Both are assigned together, because another
-        #: thread may fork in between.
+        #: The file descriptor and the inode of the memory into which this process writes stacks. The two numbers are
+        #: assigned in one step, because a child that another thread forks must not inherit one number without the
+        #: other.
         self.opened: tuple[int, int] = (-1, 0)
         #: The file descriptor and the inode of the parent process's memory, until this process closes the descriptor.
         self.inherited: tuple[int, int] = (-1, 0)
@@ -97,7 +101,8 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        # Before `_open`, so that another loader that ends now does not close the memory.
+        # The page is added before `_open`, because otherwise, a loader that ends in another thread could close the
+        # memory.
         now.pages.add((id(board), page))
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
@@ -186,8 +191,8 @@ def answer_no_more(board: StatsBoard, page: int) -> None:
             return
         board.set_stack(page, 0, 0)
         now.pages.discard((id(board), page))
-        # Only the main thread removes the handler, because the handler runs in the main thread and may be answering a
-        # late signal.
+        # Only the main thread may remove the handler. The handler runs in the main thread, so it may still be writing a
+        # stack while another thread runs this function.
         if now.pages or not now.ignored or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(now.signal) != signal.SIG_IGN:
@@ -211,7 +216,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
     of a worker's other threads follow if the main thread can run Python code.
 
     Args:
-        number: the number in the process's counters that contains both signals.
+        number: the number from the process's counters that contains its two signals (see `_OTHERS_AT`).
         seconds: the time to wait for a process that is suspended or blocked.
         wakes: whether to resume a suspended process, so that it can answer.
     """
@@ -244,7 +249,8 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
-    """Returns the stacks of the other threads. `size` is the offset of the new answer in bytes."""
+    """Returns the stacks of the threads other than the main thread. The process writes them after the first `size`
+    bytes of the memory."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)
