@@ -60,7 +60,7 @@ class _NotPlainError(Exception):
 
 
 class _Pickler(pickle.Pickler):
-    # called for all types without their own pickle instructions
+    # pickle calls this method for all objects except those of built-in types such as `int`, `str` or `list`
     def reducer_override(self, obj: Any) -> Any:
         parts = _known.get(type(obj)) or _of_library(type(obj))
         made = None if parts is None else parts(obj)
@@ -183,7 +183,7 @@ def _taken(value: Any, copies: dict[int, Any]) -> Any:
 
 
 def _copied(value: Any) -> Any:
-    """Returns a copy of a value that need not be pickled, or `_OTHER`."""
+    """Returns a copy of a value, or `_OTHER` if the value can only be copied by pickling."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -247,8 +247,8 @@ def _pickles(value: Any) -> bool:
 
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
-    """Finds the function for a class of NumPy or PyTorch, which `_known` cannot contain, because these libraries may
-    not be imported."""
+    """Returns the function that takes objects of a NumPy or PyTorch class apart; None for other classes. The dict
+    `_known` cannot contain these classes, because NumPy and PyTorch may not be imported."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts

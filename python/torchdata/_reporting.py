@@ -109,7 +109,8 @@ def key_named(error: BaseException) -> str | None:
     return attributes_of(error).get(_KEY)
 
 
-#: The maximum number of columns that name a row, and the maximum length of a value in characters.
+#: In the text that names a row: the maximum number of columns, and the maximum length of a column's value in
+#: characters.
 _COLUMNS, _WIDTH = 8, 80
 
 
@@ -134,7 +135,8 @@ def key_of(item: Any) -> str | None:
 
 
 def make_printable(error: BaseException) -> None:
-    """Adds an empty list of notes, because printing an exception may fail if its class computes missing attributes."""
+    """Adds an empty list `__notes__` to exceptions whose class defines `__getattr__`. Printing an exception reads
+    `__notes__`, and would call `__getattr__`, which may fail."""
     for shown in _shown_with(error):
         if hasattr(type(shown), "__getattr__"):
             attributes_of(shown).setdefault("__notes__", [])
@@ -161,7 +163,8 @@ def fold(error: BaseException) -> None:
 
 
 def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
-    """Removes this package's frames. Unless `wholly` is True, the last frame is kept in any case."""
+    """Removes this package's frames. If `wholly` is False, the last frame is kept even if it belongs to this
+    package."""
     first: TracebackType | None = None
     last: TracebackType | None = None
     while frames is not None:

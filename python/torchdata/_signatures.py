@@ -1,6 +1,7 @@
 """Determines the signatures of functions with annotations that cannot be evaluated.
 
-Role: from Python 3.14 on, `inspect.signature` raises NameError for a name that is imported under `if TYPE_CHECKING:`.
+Role: `signature_of` replaces `inspect.signature`, which from Python 3.14 on raises NameError if an annotation uses a
+name that is imported under `if TYPE_CHECKING:`.
 """
 
 from __future__ import annotations

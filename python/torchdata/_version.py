@@ -1,7 +1,7 @@
 """Contains the version of this package, and warns if upstream's torchdata is installed in its folder.
 
-Role: pip silently overwrites files if `torchdata-rs` and upstream's `torchdata` are both installed, because they have
-the same folder.
+Role: `torchdata-rs` and upstream's `torchdata` install their files into the same folder. If a user installs both, pip
+silently overwrites files, so importing the package issues a warning.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def warn_of_upstream() -> None:
     site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with os.scandir(site) as entries:  # importlib.metadata would take longer than the remaining import of the package
         found = [e.name for e in entries if e.name.startswith("torchdata-") and e.name.endswith(".dist-info")]
-    # the distribution of tools/name_wheel.py contains no modules
+    # the distribution `torchdata` that tools/name_wheel.py builds has no files, so it overwrites nothing
     found = [name for name in found if "+rs." not in name]
     if not found:
         return

@@ -118,7 +118,8 @@ class Opening:
             time.sleep(_LONGEST_NAP)
 
     def _look_for_hub(self, store: Any) -> dict[str, Any] | list[int]:
-        """Waits for the addresses of rank 0. After the timeout, returns the ranks that have not begun to iterate."""
+        """Waits until rank 0, to which all ranks connect, has written its addresses into the store, and returns them.
+        After the timeout, returns the ranks that have not begun to iterate."""
         store.set(f"begun/{self._rank}", "")
         nap = _FIRST_NAP
         while not store.check(["hub"]):
@@ -247,8 +248,9 @@ def _own_addresses(store_host: str | None) -> list[str]:
 
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
-    """Returns the addresses of rank 0, most likely first. Rank 0 often runs on the machine of the store, whose
-    name is valid on all machines. Loopback addresses are last, for ranks on one machine without a network.
+    """Returns the addresses of rank 0, most likely first. The name of the store's machine is one of the addresses,
+    because rank 0 often runs on this machine, and all machines know this name. Loopback addresses are last, for ranks
+    on one machine without a network.
     """
     if not offer["is_anywhere"]:
         return list(offer["addresses"])

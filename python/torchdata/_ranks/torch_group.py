@@ -39,7 +39,8 @@ _EXCUSES = {
     "late": "it runs, but waits for data, is busy between two items, or has left the loop",
 }
 
-#: A forked child inherits the connections of these groups.
+#: The open groups. A forked child inherits their connections, and must replace the file descriptors of these
+#: connections.
 _open_groups: weakref.WeakSet[TorchGroup] = weakref.WeakSet()
 
 
@@ -107,7 +108,8 @@ class TorchGroup(UncopyableGroup):
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Rank 0 of each group of the same size gets the value of the group that calls this method first.
+        """Makes all groups of the same size use one value. Rank 0 of each group gets the value of the group that was
+        first to call this method, and all other ranks get their own value.
 
         With tensor parallelism, ranks of different data-parallel groups must read the same data, so these groups need
         equal seeds.
@@ -189,7 +191,8 @@ class TorchGroup(UncopyableGroup):
         """Replaces file descriptors that a forked child has inherited, because they would keep the connections open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
-            # The descriptor is replaced, not closed, because its inherited owner will close it later.
+            # The descriptor is replaced instead of closed, because the object that owns it exists in the child, too,
+            # and will close it later.
             os.dup2(nowhere, descriptor, inheritable=False)
         os.close(nowhere)
 

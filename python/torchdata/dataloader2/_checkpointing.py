@@ -41,7 +41,8 @@ class StateKeeper:
     Attributes:
         loaded: the state that was loaded last; None if no state was loaded.
         left: the position, seeds and ranks to save after a shutdown, or the reason why none can be saved.
-        is_rereading: whether `read_again` has begun, and was interrupted if it is not running.
+        is_rereading: whether `read_again` has begun but not completed. If `read_again` is not running, it was
+            interrupted.
     """
 
     def __init__(self, run: EpochRun) -> None:
@@ -198,7 +199,8 @@ class StateKeeper:
             delivery.begun = True
 
     def _snapshot_for(self, state: LoaderState, strict: bool, allow_pickle: bool) -> GraphTemplate | None:
-        """Returns a template for copies of the saved pipe; None if the loader keeps its own pipe."""
+        """Returns None if the loader has a pipe of its own. For a loader without a pipe, returns a template from which
+        copies of the saved pipe are made."""
         pipeline = self._pipeline
         if state.is_of_0_9:
             warn_of_0_9(stacklevel=4)
@@ -233,8 +235,8 @@ def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPo
 
     Args:
         state: one state, or a dict of the states of all ranks by rank.
-        allow_pickle: whether the states may contain pickled values. The pickled pipe of a state is always accepted,
-            because the loader need not unpickle the pipe.
+        allow_pickle: whether the states may contain pickled values. This argument does not concern the pickled pipe in
+            a state, because a loader that has its own pipe does not unpickle the saved pipe.
 
     Raises:
         TypeError, ValueError: a state is invalid, of another version, or damaged; or the states do not belong together.

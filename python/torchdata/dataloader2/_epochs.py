@@ -1,7 +1,8 @@
 """Begins, resumes and ends the epochs of a loader.
 
 Role: owned by the loader. `EpochRun` owns the `Delivery`, which counts the items, and the `Tracker` of the position.
-The code runs in the thread that uses the loader. If another thread is computing an item of the loader, the thread that
+An `EpochRun` runs in the thread that uses the loader. If another
+thread is computing an item of the loader, the thread that
 begins or ends an epoch waits.
 
 The service is notified of the end of each epoch exactly once: at the last item, at an error, when the next epoch begins

@@ -1,7 +1,7 @@
 """The pipeline of a loader: the pipe graph, and the service that runs it.
 
-Role: the graph and the service are copies of the user's objects, can be recreated from unchanged copies, and may be
-changed only by the thread that begins an epoch or loads a state.
+Role: a loader runs copies of the user's graph and service. It also keeps unchanged copies of both, from which it can
+recreate the running copies. Only the thread that begins an epoch or loads a state may change the graph or the service.
 """
 
 from __future__ import annotations
@@ -155,13 +155,15 @@ class Pipeline:
         return self._length
 
     def works(self) -> list[Work]:
-        """Each returned object ends the threads of one pipe in the main process."""
+        """Returns an object for each pipe in the main process that has running threads; `close` of this object ends the
+        threads."""
         pipes = Graph(self.datapipe) if is_pipe(self.datapipe) else ()
         works = (hooks_of(pipe)._threads_at_work() for pipe in pipes)
         return [work for work in works if work is not None]
 
     def leave_ranks(self, for_good: bool) -> None:
-        """Notifies the other ranks, which raise an error if `for_good`, that this rank has left the epoch."""
+        """Notifies the other ranks that this rank has left the epoch. If `for_good` is True, the other ranks raise an
+        error."""
         for pipe in Graph(self.datapipe):
             if isinstance(pipe, FullSync):
                 pipe.leave(for_good)

@@ -8,8 +8,8 @@ only refers to recorded positions.
 Pipes that run in the main process can be inspected only between two items. The loader records the states of the main
 process's pipes between items, such as at the beginning of the epoch, and each recorded state is called a *mark*. User
 code may request a state while an item is being computed, after Ctrl-C has interrupted an item, or for an earlier
-position. The requested state contains the newest recorded mark, and the number of items delivered since the mark was
-recorded.
+position. The state then contains the newest mark before the requested position, and the number of items that were
+delivered between the mark and this position.
 """
 
 from __future__ import annotations
@@ -104,7 +104,8 @@ class Tracker:
         alone.
 
         Args:
-            looks: whether to save the current state of the main process's pipes, instead of using an earlier mark.
+            looks: whether to record the current state of the main process's pipes first. If False, an earlier record of
+                their state is used.
 
         Raises:
             ValueError: `items_ago` exceeds the number of items delivered in this epoch, or since the epoch was resumed.
@@ -144,8 +145,8 @@ class Tracker:
         return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest recorded state before the last `items_ago` items, and the number of delivered items
-        without these items.
+        """Returns the newest recorded state that does not include the last `items_ago` items, and the number of items
+        that were delivered before these items.
         """
         given = self._delivery.given - items_ago
         if given < 0:
@@ -181,7 +182,8 @@ class Tracker:
         """Returns whether the pipes in this process lose items if an exception such as KeyboardInterrupt interrupts
         them.
 
-        Ctrl-C does not interrupt workers and threads, and a queue that the main thread reads keeps its items.
+        No items are lost if the main thread only takes items from workers or from a thread's queue, because Ctrl-C
+        interrupts neither the workers nor the thread, and the queue keeps its items.
         """
         last = self._pipeline.datapipe
         if isinstance(last, (Prefetcher, PinMemory)):
@@ -223,7 +225,8 @@ class Tracker:
         """Returns the number of the workers' items that the main process had read at the position `entry`.
 
         Returns:
-            None if the main process has read all items of the workers, or if one of its pipes must reread the epoch.
+            The number of items; None if the main process has read all items of the workers, or if one of its pipes must
+            reread the epoch.
         """
         if entry.restores:
             # In a resumed epoch, `entry.yielded` also counts items that were read before the loaded state was saved.
@@ -276,7 +279,8 @@ class Tracker:
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _only_counts(graph)
-        # If the main process runs the shards itself and a thread reads ahead, the positions of the shards are inexact.
+        # If the main process runs the shards itself and a thread reads ahead, the shards are ahead of the delivered
+        # items, so counting the delivered items is not sufficient.
         is_local = self.output is not None and self.output.is_local
         reads_ahead = is_local and any(isinstance(pipe, HOLDING) for pipe in graph.pipes)
         self._may_count = self.hands_on and not reads_ahead
@@ -299,7 +303,8 @@ class Tracker:
         unseeded = self._pipeline.service is None and self._run.seeds.seed is None
         self.own_seeds = unseeded and (resumed is None or resumed.own_seeds is not False)
         output = self.output
-        # Pipes that were restored from a state may contain items that have not been delivered.
+        # Pipes that were restored from a state may contain items that have not been delivered, so the number of
+        # delivered items does not determine their state.
         self._only_counts = self._may_count and (resumed is None or resumed.graph is None)
         if output is not None:
             output.resumes = resumed is not None
@@ -360,7 +365,8 @@ class Tracker:
         return iterator
 
     def _note_beginning(self, workers: WorkersPosition | None) -> None:
-        """If pipes keep state from the previous epoch, adds this state to the first mark of the epoch."""
+        """If pipes keep state from the previous epoch, adds this state to the mark that records the beginning of the
+        epoch."""
         output, (beginning, *_) = self.output, self._marks
         looked = self._look(0, workers) if self._has_lasting() else None
         if looked is not None:
@@ -402,8 +408,8 @@ class Tracker:
         self.end = None if position is None else position._replace(ended=True)
 
     def _with_output_read_out(self, graph: Sequence[PipeEntry], output: WorkerOutput) -> Sequence[PipeEntry]:
-        """Returns `graph`. If the main process has read all items of `output`, the entry of `output` is marked as
-        finished.
+        """Returns `graph`, the states of all pipes. If the main process has read all items of `output`, the state of
+        `output` is marked as finished.
         """
         token = token_of(output)
         if not token.finished or output.is_unread:  # a pipe with a cache may not have read the workers' items
@@ -452,7 +458,8 @@ def _only_counts(graph: Graph) -> bool:
 
 
 def _below_counting(graph: Graph, kind: type) -> Any:
-    """Returns the last pipe of the class `kind`; None if a later pipe may combine, add, drop or reorder items."""
+    """Returns the last pipe of the class `kind`, if all pipes between it and the end of the graph yield one item per
+    input item, in the same order. Returns None if one of these pipes may combine, add, drop or reorder items."""
     pipe = graph.end
     while not isinstance(pipe, kind):
         known = type(pipe) in HOLDING or is_one_to_one(pipe)
@@ -466,7 +473,8 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 def _spare_ranks(graph: Graph, drop: int) -> None:
     """Prevents `fullsync` at the end of a graph from synchronizing with other ranks for items that are recomputed.
 
-    Synchronizing for recomputed items would pair different items, because each rank may recompute a different number.
+    Each rank may recompute a different number of items, so synchronized ranks would wait for each other at different
+    items.
 
     Args:
         drop: the number of recomputed items to drop after the state was loaded.

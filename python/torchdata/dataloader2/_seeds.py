@@ -47,7 +47,8 @@ class Seeds:
         self.generator, self.is_restored = copy.copy(self.initial), is_restored
 
     def agree(self) -> None:
-        """Reseeds the generator from its own shared seed, as each rank does after the ranks have agreed on a seed."""
+        """Reseeds the generator with the next shared seed that it draws. Ranks do the same with the seed that they have
+        agreed on, so a loader without ranks then gets the same seeds."""
         self.generator.seed(self.generator.generate_shared_seed())
         self.initial = copy.copy(self.generator)
 

@@ -118,7 +118,8 @@ class ShardingPolicy(Adapter):
         splits: the number of shards of each epoch, independent of workers and ranks; None for one shard per worker.
             With `splits`, the items, their order and the batches are the same for any number of workers, and for any
             number of ranks up to `splits`. The numbers of workers and ranks may change when an epoch resumes. A worker
-            with several shards takes one item of each shard in turn. Each shard has its own buffers. The pipes before
+            with several shards takes one item of each shard in turn. The buffers of
+            pipes after the `sharding_filter` exist once for each shard. The pipes before
             the `sharding_filter` run once for all shards of a worker, and draw the same random numbers in all workers,
             with exceptions that the guide lists.
 
@@ -143,7 +144,8 @@ class ShardingPolicy(Adapter):
         self.block, self.enable, self.splits = block, enable, splits
 
     def __call__(self, datapipe: DataPipe) -> DataPipe:
-        """Sets the block length of every filter, and switches the filter on or off."""
+        """Sets the number of consecutive items per block in every `sharding_filter` of the graph, and enables or
+        disables these filters."""
         tell_all(datapipe, "set_sharding_block", self.block)
         tell_all(datapipe, "set_sharding_enabled", self.enable)
         return datapipe

@@ -95,7 +95,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             wait for each other; 60 by default, None for no warning.
         wait_warning: fraction of an epoch's time that the program may wait for the loader, 0.3 by default. A
             `RuntimeWarning` with the result of `diagnose()` is issued for the first epoch of at least 10 seconds in
-            which the program waits longer. None, or the environment's `TORCHDATA_WAIT_WARNING=0`, disables the warning.
+            which the program waits for a larger fraction. `wait_warning=None`, or `TORCHDATA_WAIT_WARNING=0` in the
+            environment, disables the warning.
         of_torchs_loader: not accepted. For arguments of torch's `DataLoader`, the error message names a replacement.
 
     Raises:
@@ -176,7 +177,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         self._ending = Ending(self, self._run, self._keeper.note_left)
         self._ended = False  # `Finalized` shuts the loader down only if this attribute is False
 
-    # -- attributes under their names of torchdata 0.9 ----------------------------------------------
+    # -- attributes of torchdata 0.9 ----------------------------------------------------------------
 
     datapipe = _part("_pipeline.datapipe", "The last pipe of the graph that is read: after adapters and the service.")
     datapipe_adapter_fns = _part("_pipeline.adapters", "The adapters; None without any.")
@@ -259,8 +260,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             reading_service: the service that runs the pipeline, as an alternative to `num_workers`.
             splits_itself: whether an iterable divides its items among workers; if not, the loader divides the items.
                 With None, the loader assumes that an iterable divides its items if its library does so, or if its code
-                uses `get_worker_info` and `num_workers`. If the loader relies on the code, an error is raised if
-                workers read the same items.
+                uses `get_worker_info` and `num_workers`. The code may use these names for another purpose, so an error
+                is raised if workers then read the same items.
 
         Returns:
             The loader.
@@ -371,7 +372,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         Args:
             items_ago: the number of items that you requested and have not used yet; 0 by default. A loader that resumes
-                from the state yields these items again.
+                from the state yields these unused items again.
             with_pipe: whether the state contains the pipe, which only `from_state` needs. By default (None), the pipe
                 is included if its pickle has at most 1 MiB.
 

@@ -60,8 +60,8 @@ class Finding:
         kind: the name of the mistake.
         message: one sentence with the mistake, the pipe and the remedy; `str(finding)` returns it.
         datapipe: the pipe that the finding is about.
-        silent: whether data is certainly duplicated or lost without an error. With your own pipes or iterables,
-            `silent` is False, because their code may already divide the items among workers.
+        silent: whether the mistake certainly duplicates or loses data without an error. If your own pipes or iterables
+            are involved, `silent` is False, because their code may already divide the items among workers.
 
     Example:
         >>> from torchdata.dataloader2.linter import lint
@@ -154,7 +154,7 @@ class _Linter:
             found += [*self._own_order(), *self._work_before_sharding(), *self._mix_before_sharding()]
         yield from sorted(found, key=lambda finding: self.numbers[id(finding.datapipe)])
 
-    # -- one check for each kind of mistake ---------------------------------------------------------
+    # -- the checks, one for each kind of mistake ---------------------------------------------------
 
     def _unshuffled(self) -> Iterator[Finding]:
         for pipe in self.pipes:
@@ -385,11 +385,12 @@ class _Linter:
         return f"{_name(pipe)} ({self.numbers[id(pipe)]} of {len(self.pipes)} pipes)"
 
 
-#: Pipes that join inputs one after another, and pipes that yield tuples with one item of each input.
+#: `_ONE_BY_ONE`: pipes that join inputs one after another. `_SIDE_BY_SIDE`: pipes that yield tuples with one item of
+#: each input.
 _ONE_BY_ONE = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplexer"}
 _SIDE_BY_SIDE = {"Zipper", "ZipperLongest"}
-#: Pipes that take an item of each input in turn, pipes that yield the members of each item, and pipes that join items
-#: with the same key.
+#: `_IN_TURN`: pipes that take an item of each input in turn. `_UNFOLDING`: pipes that yield the members of each item.
+#: `_LOOKING_UP`: pipes that join items with the same key.
 _IN_TURN = {"Multiplexer", "MultiplexerLongest"}
 _UNFOLDING = {"FlatMapper", "UnBatcher"}
 _LOOKING_UP = {"IterKeyZipper", "MapKeyZipper"}

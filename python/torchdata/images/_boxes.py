@@ -95,8 +95,8 @@ def center_crop(width: int, height: int, share: float = 0.875, ratio: float = 1.
     With `size=224` and the share 0.875, the result corresponds to torchvision's `Resize(256)` and `CenterCrop(224)`.
 
     Args:
-        width: the width of the image in pixels.
-        height: the height of the image in pixels.
+        width: the width of the uncropped image in pixels.
+        height: the height of the uncropped image in pixels.
         share: the size of the crop along each axis, as a fraction of the largest box with the given ratio.
         ratio: the ratio of width to height.
 

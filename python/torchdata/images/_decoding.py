@@ -314,7 +314,8 @@ def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, nam
     left, top, right, bottom = box
     by, whole = 1, (0, 0, picture.width, picture.height)
     if request.scale == "fast":
-        # The minimum size of the reduced image. In a smaller image, the crop would be smaller than the result.
+        # The minimum size of the reduced image. If the image were reduced further, the crop would have fewer pixels
+        # than the result, and would have to be enlarged.
         least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
         by = picture.reduce(*least)
     plain = box == whole and not flip and (rows, columns) == (picture.height, picture.width)

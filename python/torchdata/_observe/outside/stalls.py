@@ -1,8 +1,8 @@
 """Warns if no item arrives for a long time, and shows what the responsible process is doing.
 
-Role: the collector calls this module in the thread of the main process that waits for workers. If the main process
-itself hangs, a thread of the extension calls this module. This thread monitors calls of `next`. Before each fork, the
-extension stops the thread, because Python warns about forks with threads.
+Role: while a thread of the main process waits for workers, the collector calls this module in the waiting thread. A
+thread of the Rust extension monitors calls of `next`, and calls this module if the main process itself hangs. The
+extension stops its thread before each fork, because Python warns if a process with several threads forks.
 """
 
 from __future__ import annotations
@@ -174,8 +174,8 @@ def _is_ours(frame: Any) -> bool:
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
-    """Returns the text of a warning, or None if the main process waits for another process, because the collector then
-    warns."""
+    """Returns the text of a warning that the main process hangs. Returns None if the main process waits for another
+    process, because the collector then issues a warning."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise

@@ -160,7 +160,7 @@ def _loader(view: _View, stacks: bool, width: int) -> list[Any]:
 
 
 def _table(rows: list[list[str]], columns: str, width: int) -> Any:
-    """Returns a table without the columns that do not fit."""
+    """Returns a table without the columns that do not fit into `width` characters."""
     from rich.table import Table
 
     kept: list[int] = []

@@ -16,11 +16,11 @@ class Advice:
     workers: str
     full: str
     memory: str
-    #: What helps if items are too small.
+    #: The advice for a loader whose items are too small.
     larger: str
-    #: What helps if one worker has much more work than the others.
+    #: The advice for a loader in which one worker has much more work than the other workers.
     shares: str
-    #: What helps if workers start slowly.
+    #: The advice for a loader whose workers start slowly.
     start: str
 
 

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 #: Batches that take at least this many nanoseconds are all timed, which costs less than 0.3 % of their time.
 _EACH = 500_000
 _MOST = 256
-#: The maximum number of counted pipes in a dataset. The dataset, `collate_fn` and the loader need three of the `PIPES`
-#: rows.
+#: The maximum number of counted pipes in a dataset. Of the `PIPES` rows of counters, the dataset, `collate_fn` and the
+#: loader need three.
 _ROOM = PIPES - 3
 
 
@@ -47,8 +47,8 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: Each timed batch represents `_gap` batches, because the other batches were not timed. `_longest` limits the
-        #: mean of `_gap`.
+        #: Each timed batch represents `_gap` batches, because the other batches were not timed. `_gap` is a random
+        #: number whose mean is at most `_longest`.
         self._gap = self._longest = 1
         self._random = random.Random()
 

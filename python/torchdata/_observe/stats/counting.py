@@ -20,7 +20,8 @@ MAIN, WORKER, DISPATCHER = 1, 2, 3
 
 
 class Pages(NamedTuple):
-    """The counters of one group of processes. The memory with a loader's counters may serve several groups."""
+    """The counters of one `Group` of child processes. Several groups of a loader may share the memory for the
+    counters."""
 
     counting: Counting
     first: int
@@ -43,7 +44,8 @@ class Counting:
         self._epoch = 0
 
     def adopt_child(self, setup: Any, sender: Sender, dispatched: Collector | None, commands: Collector) -> None:
-        """Begins to count in a child process. In a worker, `dispatched` receives the items of the dispatching
+        """Makes this child process count the items that it sends and receives.
+        In a worker, `dispatched` receives the items of the dispatching
         process."""
         self.board.adopt(self.page, DISPATCHER if setup.dispatches else WORKER, setup.number)
         sender.count_into(self.board, self.page, 0, setup.output_peers)
@@ -57,7 +59,8 @@ class Counting:
         answer_for_stacks(self.board, self.page)
 
     def receive(self, collector: Collector, pages: Sequence[int], first: int = 0) -> None:
-        """Counts received items. The worker with page `pages[i]` sends over link `first + i`."""
+        """Counts the items that `collector` receives. The counters of the worker that sends over link `first + i` are
+        in page `pages[i]` of the `StatsBoard`."""
         collector.count_into(self.board, self.page, first, pages, True)
 
     def bind(self, datapipe: Any, shard: int = 0) -> None:

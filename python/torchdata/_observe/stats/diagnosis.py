@@ -37,7 +37,7 @@ WITHIN_REACH = 0.1
 #: Workers are suggested only for items that take at least this many seconds, because receiving an item takes half a
 #: microsecond.
 WORTH_A_WORKER = 2e-6
-#: Sending limits a loader only if an item takes at least this many seconds.
+#: Pickling and copying limit a loader only if they take at least this many seconds of an item.
 WORTH_PACKING = 1e-3
 
 
@@ -287,8 +287,8 @@ def sending(stats: LoaderStats) -> Verdict | None:
         return None
     items = max(1, sum(worker.items for worker in workers))
     # A busy worker may also wait for a core, which may take longer than the work on a tiny item, so this wait is
-    # subtracted. Virtual machines do not report some of these waits. Therefore, the sum of the pipes' own times is used
-    # if it is smaller.
+    # subtracted. Virtual machines do not report all waits for a core, so the difference may be too large. If the sum of
+    # the pipes' own times is smaller than the difference, the sum is used.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -428,7 +428,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process may wait for any worker, but a slow worker rarely waits for free space.
+    # On a busy machine, the main process may wait for any worker, so its waiting time may not reveal the slow worker.
+    # However, the slow worker waits much less than the others for free space in its link to the main process.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
@@ -445,7 +446,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    # With nodes, threads other than the main thread may wait for workers.
+    # `waited_for` also contains the waits of threads other than the main thread, which may read from workers in a graph
+    # of nodes.
     return _loading_in_workers(stats) if stats.waited_for else _loading_in_main(stats)
 
 
@@ -498,7 +500,8 @@ def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
 
 
 def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
-    """Suggests a number of workers, or a speed of the pipe, with which the training step would be the limit."""
+    """Suggests a number of workers, or a maximum time of the pipe, with which the loader would be as fast as the
+    training step."""
     step = stats.step_seconds
     busy = sum(one.busy_seconds for one in stats.workers)
     items = sum(one.items for one in stats.workers)

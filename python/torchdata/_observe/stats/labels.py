@@ -30,7 +30,7 @@ class Flag(enum.IntFlag):
     PUT_OFF = 32
 
 
-#: The flags of pipe classes and their subclasses, by class name.
+#: The `Flag` of the pipes of a class and its subclasses, by the name of the class.
 _HOLDERS = {
     "_PrefetchBase": Flag.HOLDS | Flag.THREAD,
     "Shuffler": Flag.HOLDS,
@@ -65,9 +65,11 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """Returns the user's functions that read the dataset, or none if the pipe does more.
+    """Returns the user's functions with which a pipe reads a dataset; an empty list for a pipe that also does other
+    work.
 
-    If a map-style pipe is not timed, the pipe that reads it is named after its code.
+    If map-style pipes are not timed, the pipe that reads a map-style pipe is named after the function of the map-style
+    pipe.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)
@@ -77,7 +79,8 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
 
 
 def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
-    """Returns True for iterable pipes, and for map-style pipes with user code that another pipe times."""
+    """Returns True for iterable pipes. Returns True for a map-style pipe with user code if the pipe that reads it can
+    measure the time of this code."""
     if isinstance(pipe, IterDataPipe):
         return True
     return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe, full)) and _is_timed(pipe, graph)

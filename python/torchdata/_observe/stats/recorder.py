@@ -136,7 +136,7 @@ class Recorder:
         self._processes = None
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
-            # The counters are stored unprocessed, because nothing can be imported at interpreter exit. They are stored
+            # The counters are stored unprocessed, because nothing can be imported at interpreter exit. `_last` is set
             # before `_counting` is cleared, because another thread may request statistics.
             board = counting.board
             self._warn_of_damage(board)

@@ -1,6 +1,6 @@
 """Copies pipe graphs and reading services, and pickles them for the state of a loader.
 
-Role: a pipeline is pickled only if a state must contain it.
+Role: a loader copies its graph without pickling it, and pickles the graph only if a saved state must contain it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class GraphTemplate:
             return _cloudpickled(self._kept)
 
     def fits(self, most: int) -> bool:
-        """Pickles up to `most` bytes, and returns whether they suffice."""
+        """Returns whether the pickle has at most `most` bytes. Pickling stops once it exceeds this size."""
         try:
             return _fits(pickle.Pickler, self._kept, most)
         except Exception as error:
@@ -158,7 +158,8 @@ def _cloudpickled(obj: Any) -> bytes:
 
 
 def why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
-    """Returns an error message with the attribute that `attempt` refuses."""
+    """Returns an error message with the name of the first attribute for which `attempt`, a function that pickles or
+    copies an object, raises an error."""
     reason = f"{type(error).__name__}: {error}"
     for owner in Graph(obj) if is_pipe(obj) else [obj]:
         own_sources = set(map(id, sources_of(owner))) if is_pipe(owner) else set()

@@ -76,7 +76,7 @@ def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenera
     """Seeds the random pipes of a graph so that sharding stays correct.
 
     Pipes before a `sharding_filter` get seeds that all workers and ranks share, because all of these processes must see
-    the same order before selecting their shares. Pipes after the filter get different seeds in each worker.
+    the same order before selecting their shares. Pipes after a `sharding_filter` get different seeds in each worker.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
@@ -134,7 +134,8 @@ def apply_sharding(
     told: set[int] = set()
 
     def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """`behind` is the first filter that receives the items of this part of the graph."""
+        """`behind` is the next filter of the same group that the items of the subgraph `graph` pass; None if there is
+        no such filter."""
         for pipe, sources in graph.values():
             if (id(pipe), id(behind)) in seen:
                 continue

@@ -80,7 +80,8 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        # All readers of a pipe share one dictionary, so that the size of a graph with forks grows linearly.
+        # If several pipes read one pipe, they share the dictionary of its sources, so that the size of a graph with
+        # forks grows linearly.
         if everywhere:
             finished[id(pipe)] = found
         return found, everywhere
@@ -210,7 +211,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
     """Returns the new last pipe of the graph."""
-    # Pipes that the new pipe reads, which in a cycle may read the old pipe, stay unchanged.
+    # Pipes that the new pipe reads are not changed, even if they read the old pipe, as in a cycle.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:

@@ -44,7 +44,8 @@ class PhiloxEngine:
         return copy.deepcopy(self)
 
     def spawn(self, index: int) -> PhiloxEngine:
-        """The engines of different workers are independent of this engine and of each other."""
+        """Returns a random engine for worker `index`. The engines of different workers are independent of this engine
+        and of each other."""
         if index < 0:
             raise AssertionError(f"Expected a non-negative value for spawn, but found {index}")
         spawned = copy.copy(self)

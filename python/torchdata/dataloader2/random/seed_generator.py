@@ -26,7 +26,8 @@ class SeedGenerator:
     """Draws seeds that are all derived from one number.
 
     The generator has two streams. *Shared* seeds are equal in all generators with the same seed: on every rank and in
-    every worker. In the second stream, `spawn` makes the seeds different in each worker. A shuffle before a
+    every worker. The seeds of the second stream differ between the
+    generators that `spawn` returns for different workers. A shuffle before a
     `sharding_filter` uses shared seeds, so it has the same order in a single process and in workers. ChaCha12 generates
     both streams.
 

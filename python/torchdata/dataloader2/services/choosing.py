@@ -33,7 +33,8 @@ def choose_workers() -> WorkerChoice:
 
 
 def refuse_ranks(graph: Graph) -> None:
-    """Raises ValueError if ranks share the items, because each rank might choose another number of workers."""
+    """Raises ValueError if ranks share the items. All ranks need the same number of workers, but each rank might choose
+    another number."""
     for pipe in graph:
         if isinstance(pipe, FullSync) or _is_shared_by_ranks(pipe):
             raise ValueError(

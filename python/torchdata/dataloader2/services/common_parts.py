@@ -1,14 +1,15 @@
 """Runs the pipes before a `sharding_filter` once for all shards of a process, if the number of shards is fixed.
 
-Role: with `splits`, a process may run dozens of shards. Each shard has a replica of the whole graph, but only one
+Role: with `splits`, a process may run dozens of shards, which would all compute the
+same items before the filter. Each shard has a replica of the whole graph, but only one
 replica reads the pipes before the filter, the *common part*. The common part gives each item to its shard, and queues
-the items that the shards have not requested yet. The code runs in the thread that runs the shards, in workers and in
-the main process. A `CommonPart` belongs to one filter, one epoch and one process.
+the items that the shards have not requested yet. A common part runs in the thread that runs the shards, either in a
+worker or in the main process. A `CommonPart` belongs to one filter, one epoch and one process.
 
 The pipes before the filter have their own random generators, which are seeded equally in all processes, and torch's
 worker info shows a single worker to these pipes, so that their items do not depend on the number of workers. The state
-of a shard contains an earlier state of the pipes before the filter, and the number of items that the pipes must
-recompute. Any process can load the state of a shard.
+of a shard contains a state of the common part from before the shard's position, and the number of items that must be
+recomputed from there. The state does not depend on other shards, so any process can load it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.state import beginning_entries, load_entries, load_generators, save_entries, save_generators
 
-#: The maximum number of items in the queue of a shard. A shard that falls further behind runs its own replica.
+#: The maximum number of items in the queue of a shard. A shard whose queue would exceed this length reads its own
+#: replica of the common part instead.
 MOST_WAITING = 1 << 14
 #: The maximum number of snapshots of the pipes before a filter.
 _MOST_SNAPSHOTS = 8
@@ -56,7 +58,7 @@ class _Start(NamedTuple):
 
 
 class CommonParts:
-    """The common parts of the shards of one process.
+    """Creates a `CommonPart` for each `sharding_filter` whose earlier pipes can run once for all shards of the process.
 
     Args:
         is_alone: whether the process runs a single shard, which needs a `CommonPart` only for pipes that may draw
@@ -72,7 +74,8 @@ class CommonParts:
 
         Args:
             datapipe: the last pipe of the shard's graph.
-            seed: a function that seeds the process's generators for the common part with a given number.
+            seed: a function that seeds the random generators of the process for the common part of a given filter. Its
+                argument is the number of the filter.
             tell: a function that sets torch's worker info for the shard.
             is_first: whether the shard is the first shard of the epoch.
         """
@@ -110,8 +113,8 @@ class Share:
         #: shard resumed.
         self.queue: deque[Any] = deque()
         self.skips = 0
-        #: A position, not after the shard's, from which the shard's own replica can resume; None before the filter is
-        #: read.
+        #: A position, at or before the position of the shard, from which the shard's own replica can resume; None until
+        #: the `sharding_filter` is read.
         self.start: _Start | None = None
         self._begun = 0
 
@@ -124,11 +127,11 @@ class Share:
         return self.datapipe._shard()
 
     def begin(self, position: int, generators: dict[str, Any] | None) -> Iterator[Any]:
-        """Returns an iterator over the items of the shard. The filter calls this method once in an epoch.
+        """Returns an iterator over the items of the shard. The `sharding_filter` calls this method once in an epoch.
 
         Args:
             position: the position of the shard's own replica.
-            generators: the states at `position` of the generators for the pipes before the filter; see `_Start`.
+            generators: the states that the random generators of the common part have at `position`; see `_Start`.
         """
         part, begun = self.part, token_of(self.datapipe).yielded
         if part is None or (self.start is not None and begun != self._begun):
@@ -139,7 +142,7 @@ class Share:
         return map(deque.popleft, iter(self._filled, None))
 
     def skip_from(self, position: int) -> None:
-        """Makes the shard drop its items from a position up to its own position."""
+        """Makes the shard drop those of its items that lie between `position` and the shard's present position."""
         self.skips = self.division.own_before(self.datapipe._position()) - self.division.own_before(position)
 
     def _filled(self) -> deque[Any] | None:
@@ -156,8 +159,8 @@ class Share:
                 return queue
 
     def saved(self) -> _Start | None:
-        """Returns a position before the shard's position, with the states of the shard's replica; None if the filter
-        was not read yet."""
+        """Returns a position, at or before the position of the shard, with the states of the common part; None if the
+        `sharding_filter` was not read yet."""
         return self.start if self.part is None else self.part.before(self) or self.start
 
     def entries(self) -> dict[int, PipeEntry]:
@@ -172,7 +175,7 @@ class CommonPart:
     """The pipes before a filter, which one replica runs for several shards of a process.
 
     Args:
-        seed: a function that seeds the process's generators for the pipes before the filter.
+        seed: a function that seeds the random generators of the process for these pipes.
     """
 
     def __init__(self, seed: Callable[[], None]) -> None:
@@ -190,7 +193,8 @@ class CommonPart:
         #: Snapshots in the order of their positions. No shard is at an earlier position than the first snapshot.
         self._snapshots: list[_Start] = []
         self._wants_snapshot = False
-        #: The number of shards, the number of consecutive items for each shard, and the shards by number.
+        #: `_dealing`: the number of shards, and the number of consecutive items for each shard. `_by_number`: the
+        #: shards by their numbers.
         self._dealing = 1, 1
         self._by_number: dict[int, Share] = {}
         self._reused = ReusedObjects(self._waits, self._oldest)
@@ -201,7 +205,8 @@ class CommonPart:
         #: The generators of the shard that requests an item, and the generators of the pipes before the filter.
         self._globals = ShardGlobals(), ShardGlobals()
         self._turns = ShardTurns(self._globals, self._exchange, 0)
-        #: `_turns.enter`, or `_stay` if the pipes before the filter contain no user code.
+        #: The function that switches between the random generators of the common part and of the shard. `_stay` does
+        #: nothing, and is sufficient if the common part contains no user code.
         self._enter: Callable[[int], object] = self._turns.enter
 
     @property
@@ -230,7 +235,8 @@ class CommonPart:
             self._deal()
 
     def _remove(self, share: Share, start: _Start | None) -> None:
-        """Makes a shard run its own replica when it requests its next item."""
+        """Removes a shard from this common part. The shard runs its own replica of the pipes when it requests its next
+        item."""
         part = CommonPart(self._seed)
         part._shares.append(share)
         part._attributes = self._attributes
@@ -272,7 +278,7 @@ class CommonPart:
         self._has_ended, self._iterator, self._dealt = True, iter(()), iter(())
 
     def _look_after(self, share: Share) -> None:
-        """Makes shards run their own replicas if their items must not be queued, or if their queues are too long."""
+        """Removes shards whose items must not be queued, or whose queues are too long; see `_remove`."""
         if self._reused.is_found:
             for each in [*self._shares]:
                 self._remove(each, each.start and self.before(each))

@@ -1,7 +1,7 @@
 """Decides which pipes of a graph run once for all shards of a process.
 
-Role: pure functions over graphs, for `common_parts`. The decisions depend only on the graph, because they must be the
-same for any number of workers.
+Role: pure functions for `common_parts`. Their results depend only on the graph, because the same pipes must run once
+for all shards with any number of workers.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ _BOOKKEEPING = frozenset({"_iteration_token", "_iteration_record"})
 
 
 def filters_with_common_part(graph: Graph) -> list[ShardingFilter[Any]]:
-    """Returns the filters of a graph whose earlier pipes run once for all shards.
+    """Returns each `sharding_filter` for which the pipes before it (the common part) run once for all shards.
 
-    Every pipe after a returned filter is known to read its source once in an epoch, and only the filter reads the pipes
-    before it. No filter is returned if a pipe keeps state beyond an epoch, or if a thread reads ahead, because the
-    thread would draw a shard's random numbers while shared pipes run. Filters that skip the items of other shards
+    Every pipe after such a filter reads its source only once in an epoch, and no other pipe reads
+    the common part. The result is empty if a pipe keeps state beyond an epoch. It is also empty if
+    a pipe reads ahead in a thread, because the thread would draw random numbers while the process
+    uses the random generators of the common part. Filters that skip the items of other shards
     without computing the items are not returned.
     """
     if lasts(graph):
@@ -59,7 +60,8 @@ def _is_suited(pipe: Any) -> bool:
 
 
 def _is_apart(graph: Graph, datapipe: ShardingFilter[Any]) -> bool:
-    """Returns whether only the filter reads its sources, and one replica of the sources can serve all shards."""
+    """Returns whether one replica of the filter's sources can compute the items of all shards, and no other pipe reads
+    these sources."""
     source = datapipe.source_datapipe
     if not datapipe._gives_each_item_to_one_worker() or not is_iter_pipe(source) or datapipe._skips_others():
         return False

@@ -23,8 +23,9 @@ class DatasetEpochs:
         return [epoch_of(holder) for holder in self._holders]
 
     def and_then(self, reset_fn: _ResetFn | None) -> _ResetFn | None:
-        """Makes `reset_fn` set the epochs in workers only after the user has called `set_epoch`, because datasets may
-        count epochs themselves.
+        """Returns a reset function for workers, which calls `set_epoch` of the datasets in the workers, and then
+        `reset_fn`. Until the user has called `set_epoch` in the main process, the result is `reset_fn` itself, because
+        a dataset may count its epochs itself.
         """
         before, self._last = self._last, self._now()
         self._has_changed = self._has_changed or self._last != before

@@ -90,8 +90,8 @@ class DistributedReadingService(ReadingServiceInterface):
         self._pg: RankGroup | None = None
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
-        #: Whether the next epoch (`_keeps_next`) and the running epoch use seeds that the ranks have not agreed on,
-        #: because a resumed epoch began in a run without ranks.
+        #: Whether the next epoch (`_keeps_next`) or the running epoch (`_keeps_seeds`) resumes an epoch that began
+        #: without ranks. The ranks use the seeds of such an epoch, and do not agree on new seeds.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
         #: Whether the next epoch contains shards that began on other ranks.

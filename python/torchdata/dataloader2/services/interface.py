@@ -159,12 +159,14 @@ class ReadingServiceInterface(ABC):
             datapipe: the graph that the loader reads; before `initialize`, the user's graph.
 
         Returns:
-            None if the loader should count the items of the graph and use `count_shares`.
+            The number of items; None if the loader should compute it from the length of the graph and the result of
+            `count_shares`.
         """
         return None
 
     def count_shares(self) -> Shares:
-        """Returns the numbers of processes among which `sharding_filter` divides the items. May be called at any time,
+        """Returns the number of workers and the number of ranks among which
+        `sharding_filter` divides the items. May be called at any time,
         and starts no processes.
 
         Raises:
@@ -277,8 +279,8 @@ class _Answers(ReadingServiceInterface):
 
 
 def contract_of(service: Any) -> ReadingServiceInterface:
-    """Returns an object with all methods of the interface. A service that lacks the base class is wrapped in an
-    adapter, and without a service, the loader reads the graph as it is.
+    """Returns an object through which the loader can call every method of `ReadingServiceInterface`. A service without
+    this base class is wrapped in an adapter. If `service` is None, the methods make the loader read the graph as it is.
     """
     if isinstance(service, ReadingServiceInterface):
         return service

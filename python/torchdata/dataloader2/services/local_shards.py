@@ -34,13 +34,14 @@ class _Delivered(NamedTuple):
 
 
 class LocalShards:
-    """Runs the shards of one epoch in this process, and yields one item of each shard in turn. `LocalShards` replaces
-    the objects for worker processes: `Children` and its collector.
+    """Runs the shards of one epoch in this process, and yields one item of each shard in turn. A loader without worker
+    processes uses a `LocalShards` instead of a `Children` and its `Collector`.
 
     Args:
         program: the program to run for each shard.
         num_shards: the number of shards.
-        listener: receives the notes of the shards.
+        listener: an object whose method `hear` receives the results of `EpochProgram.note` of the shards; see
+            `Children`.
     """
 
     num_workers = 0
@@ -59,8 +60,8 @@ class LocalShards:
         #: Pairs of a number of delivered items and the snapshots of all shards at this point. The first pair is for the
         #: beginning of this run, followed by at most the last two snapshots.
         self._snapshots: list[tuple[int, Sequence[Kept | None]]] = []
-        #: `_is_busy`: whether an item is being computed. `_is_stopped`: whether an item was interrupted. Both flags
-        #: prevent snapshots.
+        #: `_is_busy`: whether an item is being computed, or its computation was interrupted. `_is_stopped`: whether
+        #: `stop` was called. Both flags prevent snapshots.
         self._is_busy = self._is_stopped = False
         for shard, each in enumerate(self._programs):
             with self._as_shard(each, enters=False):

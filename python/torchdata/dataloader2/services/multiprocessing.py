@@ -80,7 +80,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
             number when the loader starts: one less than the cores that this process may use, but at least 2 and at most
-            16. The chosen number is logged, and `DataLoader2.diagnose` shows whether another number would be faster.
+            16. The chosen number of workers is logged, and
+            `DataLoader2.diagnose` shows whether another number would be faster.
             With ranks, `num_workers="auto"` raises a ValueError, because all ranks need the same number of workers.
         multiprocessing_context: start method, "fork", "spawn" or "forkserver"; None for the platform's default.
         worker_prefetch_cnt: number of items that each worker prepares before they are requested; 10 by default.
@@ -202,7 +203,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             refuse_ranks(Graph(datapipe))
             say(self._chosen().line)
         resumed, self._rank = self._resumed(), self._ask_rank() or (0, 1, False)
-        # both functions refer to the loader, so these references are dropped
+        # the two functions refer to the loader, so the service drops them, which allows the loader to be freed
         self._resumed, self._ask_rank = _none, _none
         if self.num_workers == 0 and resumed is None and self.splits is None:
             self._end_datapipe = function_in_use("process_init_fn")(datapipe, WorkerInfo(1, 0), self.worker_init_fn)
@@ -458,7 +459,7 @@ def _limit(limit_fn: Callable[[DataPipe, int | None], DataPipe], num_batches: in
 
 
 def _countable(items: int) -> int:
-    """The engine accepts at least one item, and at most `sys.maxsize` items."""
+    """Returns the nearest number of prefetched items that the engine accepts: from 1 to `sys.maxsize`."""
     return min(max(1, items), sys.maxsize)
 
 

@@ -2,8 +2,8 @@
 
 Role: receives the samples that each worker takes before its `sharding_filter`, and raises an exception if workers read
 the same items in different orders. Different items at one position do not prove different orders, because a source may
-augment its items at random. Two orders differ if the same items have different positions, and the same positions have
-different items.
+augment its items at random. The orders of two workers differ if some items have different positions in the two workers,
+and some positions have different items.
 
 Workers must not read the same items of a source that divides its items among the workers.
 """
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from torchdata.datapipes._pipe.witnessing import Note
 
 #: Two orders differ if at least this many items have different positions, and at least this many positions have
-#: different items. With random items from a small set, equal orders are mistaken for different orders only once in a
-#: million epochs.
+#: different items. If a source draws random items from a small set, the same item may have different positions by
+#: chance. This minimum limits false errors to one in a million epochs.
 _PROOF = 20
 
 
@@ -25,8 +25,8 @@ class _Order:
     def __init__(self) -> None:
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: For each pair of neighboring workers, by the smaller number: how many positions have different items, and how
-        #: many items have different positions.
+        #: Counters for each pair of neighboring workers; the key is the smaller worker number. `_differs` counts
+        #: positions with different items, and `_moved` counts items with different positions.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
         #: The checksums of each worker's samples: `_begun` while the worker reads the source, `_whole` afterwards.
@@ -94,8 +94,8 @@ class Orders:
         self._orders, self._shares = {}, {}
 
     def hear(self, worker: int, notes: Sequence[Note]) -> None:
-        """Raises RuntimeError if the orders differ, or if workers read the same items of a source that should divide
-        its items.
+        """Raises RuntimeError if workers read the same items in different orders, or if they read the same items of a
+        source that should divide its items among them.
         """
         for each in notes:
             note = Note(*each)

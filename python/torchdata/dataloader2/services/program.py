@@ -151,8 +151,9 @@ def process_reset_fn(
         datapipe: the last pipe of the graph.
         worker_info: the number of this worker, and the number of workers.
         seed_generator: the generator for drawing seeds; each worker has one (`SeedGenerator.spawn`).
-        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. In the
-            dispatching process, `distributed_shared_seed` is True, because no other process runs the same pipes.
+        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. True in the
+            dispatching process, whose pipes run in no other process, and therefore need no seeds of their own for each
+            worker.
         iter_reset_fn: the reset function of the reading services before this one, such as that of a
             `DistributedReadingService`.
         custom_reset_fn: the user's reset function, which is called last.
@@ -211,7 +212,8 @@ class _Share(NamedTuple):
     """The position in the items that are dispatched to a worker.
 
     Args:
-        number: the number of the iteration over the dispatched items, from 1; 0 if no items are dispatched.
+        number: the number of the worker's current iteration over the dispatched items, counted from 1; 0 if no items
+            are dispatched.
         is_read_out: whether the worker has read all dispatched items.
     """
 
@@ -349,9 +351,10 @@ class GraphProgram(EpochProgram):
             self._begin_common_part(seeds)
 
     def _begin_left_epoch(self) -> None:
-        """Computes the first item of the last epoch, if the epoch was left before this item.
+        """If the last epoch ended before this shard computed an item, computes the first item of that epoch.
 
-        A pipe of the user may count epochs, and draw its order from this number. All shards must count the same epochs.
+        A user's pipe may count its epochs when it computes its first item, and derive its order from this count.
+        Without the item, the counts of the shards would differ, and the shards would read different orders.
         """
         if self._running is not None and self._is_unread() and any(map(may_draw, Graph(self.datapipe))):
             with suppress(Exception):  # the error belongs to the epoch that was left
@@ -363,7 +366,8 @@ class GraphProgram(EpochProgram):
             self._running = None  # the iterator may have open files
 
     def _is_unread(self) -> bool:
-        """Returns whether this shard, without dispatched items, has not yielded an item since its iterator began."""
+        """Returns whether this shard has an iterator that has not yielded an item yet. With dispatched items, returns
+        False."""
         if self._running is None or self._child.dispatches or self._child.share is not None:
             return False
         return _yielded(self.datapipe) == self._running[1]
@@ -407,8 +411,9 @@ class GraphProgram(EpochProgram):
         return None if self._witness is None else self._witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Context in which the threads of pipes do not read. A thread could wait forever for a dispatched item, which
-        other workers delay until this worker has sent its snapshot.
+        """Context in which the threads of pipes do not read. A snapshot waits until these threads stop, but a thread
+        that reads a dispatched item may have to wait for other workers, which in turn wait until this worker has sent
+        its snapshot.
         """
         return beginning_unread()
 
@@ -442,12 +447,12 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # An earlier snapshot is more useful than the reason, so the reason is sent only if an earlier snapshot does
-            # not exist.
+            # If there is an earlier snapshot, the main process uses that snapshot. If there is none, the reason for the
+            # failure is sent instead of a snapshot.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
-        """Returns the position in the dispatched items at which the graph had the state `entries`; None if it is
+        """Returns how many dispatched items the graph had read when its pipes had the states `entries`; None if this is
         unknown.
         """
         if self._child.share is None:
@@ -457,7 +462,8 @@ class GraphProgram(EpochProgram):
             return None
         source = graph.first(_is_dispatched)
         if source is None or reached == 0:
-            # a pipe may first yield items that it has buffered, and request dispatched items later
+            # The graph has not requested a dispatched item yet, for example because a resumed pipe first yields the
+            # items in its buffer.
             return _Share(1, read)
         entry = entries[graph.index(source)]
         if entry.restores and not entry.finished:
@@ -518,7 +524,8 @@ class GraphProgram(EpochProgram):
 
     def _read_share_out(self) -> None:
         """Reads the dispatched items to their end, so that the dispatching process, whose pipes may keep state,
-        finishes the epoch. Raises RuntimeError if a further item arrives.
+        finishes the epoch. Raises RuntimeError if the dispatching process sends an item that was not read before the
+        state was saved.
         """
         source = Graph(self.datapipe).first(_is_dispatched)
         for _ in source.open_stream():
@@ -565,9 +572,9 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
 def _seed_torch(torch: Any, seed: int) -> None:
     """Does the same as `torch.manual_seed(seed)`, but does not format the caller's stack as text.
 
-    For each kind of device that was not used yet, torch formats the caller's stack for the message of a later error.
-    The formatting checks each source file on disk, and takes ten to fifty times as long as the seeding. A worker seeds
-    at the start of every epoch, while the main process waits for the first item.
+    For each kind of device that was not used yet, `torch.manual_seed` formats the caller's stack for the message of a
+    later error. Formatting the stack checks each source file on disk, and takes ten to fifty times as long as seeding
+    the generators. This time would delay the first item of every epoch.
     """
     missing = object()
     limit = getattr(sys, _LIMIT, missing)

@@ -1,7 +1,7 @@
 """Finds items that change, or become unusable, when the source reads later items.
 
 Role: some sources reuse one buffer or object for all items, so that an item cannot be queued (see `common_parts`).
-Items that cannot be examined completely are not queued, either.
+An item that cannot be examined completely is treated as if its source reused it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 _fixed: set[Any] = {NoneType, bool, int, float, complex, str, bytes, range, type, FunctionType, BuiltinFunctionType}
 #: The maximum number of examined objects per item, not counting values that never change.
 _MOST = 1 << 10
-#: The objects of this many recent items are always remembered.
+#: The ids and addresses found in at least this many recent items are kept, to compare them with later items.
 _RECENT = 1 << 10
 #: Libraries whose objects own their memory, or use memory that does not change.
 _LIBRARIES = frozenset({"PIL", "numpy", "pandas", "polars", "pyarrow", "torch", "torchdata"})
@@ -26,8 +26,9 @@ _KNOWN = _LIBRARIES | sys.stdlib_module_names
 #: The flag of classes that are not static in C (`Py_TPFLAGS_HEAPTYPE`).
 _ON_HEAP = 1 << 9
 
-#: Appends the ids of mutable objects to one list, and pairs for memory (the owner's id or address, and the address) to
-#: another list. Returns the objects that an object refers to; None if the object may use memory that cannot be found.
+#: A function that examines one object. It appends the ids of mutable objects to the first list. For memory that the
+#: object uses, it appends a pair to the second list: what identifies the owner of the memory, and the address. It
+#: returns the objects to which the object refers; None if the object may use memory that cannot be found.
 _Search = Callable[[Any, list[int], list[tuple[int, int]]], Sequence[Any] | None]
 
 
@@ -36,12 +37,14 @@ class ReusedObjects:
 
     Args:
         waits: returns whether the item at a position still waits for its shard.
-        oldest: returns a lower bound of the positions of all waiting items.
+        oldest: returns a position that is not after any item that still waits for its shard. Records of older items can
+            be removed.
     """
 
     def __init__(self, waits: Callable[[int], bool], oldest: Callable[[], int]) -> None:
         self._waits, self._oldest = waits, oldest
-        #: Whether an item contains a stream, shares memory with an item that `waits`, or cannot be examined.
+        #: Whether an examined item must not be queued: it contains a stream, it shares memory with an earlier item that
+        #: still waits for its shard, or it cannot be examined.
         self.is_found = False
         self._objects: dict[int, int] = {}
         self._views: dict[int, dict[int, int]] = {}
@@ -133,7 +136,8 @@ def _has_own_hash(kind: Any) -> bool:
 
 
 def _has_hidden_memory(kind: Any) -> bool:
-    """Returns whether an unknown class in C adds data to its instances that are not Python objects."""
+    """Returns whether the class is written in C, does not belong to a known library, and stores data in its instances
+    that `gc` cannot see."""
     module = kind.__module__
     if kind is object or (module == "builtins" and not kind.__flags__ & _ON_HEAP):
         return False
@@ -153,11 +157,12 @@ def _parts_of(item: Any) -> Sequence[Any]:
 
 
 def _refuse(*_: Any) -> None:
-    """Refuses a stream or an iterator."""
+    """Returns None, because the object is a stream or an iterator, whose items must not be queued."""
 
 
 def _refuse_hidden(*_: Any) -> None:
-    """Refuses an object that may use a buffer of its source, unless the object belongs to a known library."""
+    """Returns None, because the object may use a buffer that its source overwrites. Objects of known libraries are an
+    exception; see `_search_library`."""
 
 
 def _search_nothing(*_: Any) -> Sequence[Any]:
@@ -192,7 +197,8 @@ def _search_tensor(item: Any, _ids: list[int], views: list[tuple[int, int]]) -> 
 
 
 def _search_frame(item: Any, ids: list[int], _views: list[tuple[int, int]]) -> Sequence[Any]:
-    """The indexes of pandas never change, and several frames may share them."""
+    """Examines the data of a pandas object, but not its index. An index never changes, so several frames may share an
+    index."""
     ids.append(id(item))
     return [*item._mgr.arrays, item.attrs]
 
@@ -209,7 +215,8 @@ def _search_library(item: Any, ids: list[int], views: list[tuple[int, int]]) -> 
 
 
 def _search_object(item: Any, ids: list[int], _views: list[tuple[int, int]]) -> Sequence[Any]:
-    # Objects of types with their own hash do not change, but the members of a tuple may change.
+    # A type that defines `__hash__` is assumed to be immutable, so its objects are not recorded. Their members are
+    # examined, because a tuple may contain mutable objects.
     if not _has_own_hash(type(item)):
         ids.append(id(item))
     return _parts_of(item)

@@ -185,12 +185,12 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return next(filter(None, (service.rank_in_epoch() for service in self._contracts)), None)
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
-        """Forwards the agreement on seeds to all services."""
+        """Calls `agree_on_seeds` of each service."""
         for service in self._contracts:
             service.agree_on_seeds(seed_generator)
 
     def keep_seeds(self) -> None:
-        """Makes the next epoch use seeds on which the ranks have not agreed, in all services."""
+        """Calls `keep_seeds` of each service."""
         for service in self._contracts:
             service.keep_seeds()
 

@@ -27,10 +27,11 @@ _KEEP_ORDER = (MapMapper, MapShuffler, ShardingFilter, Shuffler)
 def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
     """Returns the filters that may read different orders in the workers, and the names of each filter's sources.
 
-    `is_seeded`: whether all shuffles have the seed that workers share, because no user function has prepared the graph.
+    `is_seeded`: whether each `shuffle` before a filter certainly has the seed that all workers share. A user function
+    that changes the graph in the worker might set another seed.
     """
-    # `isinstance` would also find torch's filter, a virtual subclass of `ShardingFilter` that does not sample its
-    # items.
+    # `isinstance` would also return True for torch's `sharding_filter`, which is a virtual subclass of
+    # `ShardingFilter`. That filter takes no samples of its items, which could be compared between workers.
     filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
     # With `on_error`, exceptions of user functions may skip different items in each worker.
     is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)

@@ -29,9 +29,9 @@ class WorkerOutput(IterDataPipe[Any]):
     """Replaces, in the main process's graph, the pipes that run in the workers, and yields their items.
 
     Args:
-        lasts: whether a pipe in the children keeps state from one epoch to the next.
-        may_count: whether later epochs may depend on attributes of pipes, so that the workers begin these epochs with
-            snapshots.
+        lasts: whether a pipe that runs in the child processes keeps state from one epoch to the next.
+        may_count: whether pipes may change their attributes in an epoch, so that later epochs depend on these
+            attributes. The workers then send a snapshot at the beginning of each later epoch.
         lasts_in_workers: the names of pipes in the workers that keep state between epochs.
         lasts_dealt: the names of pipes in the dispatching process that keep state between epochs.
         shards: the shards of the running epoch, if it began with another number of workers.
@@ -86,7 +86,7 @@ class WorkerOutput(IterDataPipe[Any]):
         return self.in_order or min(self._children.num_workers, self.num_shards) <= 1
 
     def adopt(self, children: Children | LocalShards, shards: Sequence[Shard] | None) -> None:
-        """The new processes run the given shards from the next epoch on."""
+        """Replaces the processes by `children`, which run the given shards from the next epoch on."""
         self.shards_begun, self.divides_anew = shards, False
         self.run = WorkersEpoch(children, iter(()))
         children.collector.follow(self._delivery)
@@ -105,7 +105,8 @@ class WorkerOutput(IterDataPipe[Any]):
     def go_on_at(self, position: WorkersPosition, strict: bool) -> None:
         """If `strict`, recomputed items are compared with the original items.
 
-        Raises ValueError if the position belongs to other processes.
+        Raises ValueError if the position was saved with another number of shards, or if only one of the two epochs has
+        a dispatching process.
         """
         resumptions(position, self._children.num_shards, self._children.dispatches, strict)
         self._resume_at = position if strict else unverified(position), strict
@@ -139,7 +140,8 @@ class WorkerOutput(IterDataPipe[Any]):
             self._children.collector.follow(delivery)
 
     def want_large_snapshots(self) -> int:
-        """Does the same as `Children.want_large_snapshots`; returns 0 without workers."""
+        """Calls `Children.want_large_snapshots`, which returns the size in bytes of the largest snapshot that was not
+        sent. Returns 0 without workers."""
         children = self._children
         return 0 if isinstance(children, LocalShards) else children.want_large_snapshots()
 
@@ -161,8 +163,8 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def shares(self) -> list[int] | None:
-        """The number of items of each shard; None if the order of items does not show that shards without items have
-        ended.
+        """The number of items of each shard. None if the main process does not take the items of the shards in turn,
+        because a shard without items may then still be running.
         """
         run = self.run
         if not self.in_order or self.dispatches:
@@ -197,7 +199,8 @@ class WorkerOutput(IterDataPipe[Any]):
         )
 
     def read_out(self) -> None:
-        """Waits for the end of the workers' items, which no pipe requests if the epoch resumed after its last item.
+        """Reads the end of the workers' items. If an epoch is resumed after its last item, no pipe in the main process
+        reads this end.
 
         Raises RuntimeError if the workers yield a further item.
         """

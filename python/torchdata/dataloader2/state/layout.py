@@ -181,8 +181,8 @@ def _checksum(parts: Iterable[Any]) -> int:
 
 
 def parse(state: Any, *, allow_pickle: bool = True) -> LoaderState:
-    """If `allow_pickle` is False, the state may not contain pickled values except the pipe, which the loader need not
-    unpickle.
+    """If `allow_pickle` is False, pickled values in the state raise an error. The pickled pipe in the state is
+    accepted, because `parse` does not unpickle it.
 
     Raises TypeError or ValueError for damaged states and for other objects.
     """

@@ -24,9 +24,10 @@ class Shard:
 
     Args:
         worker: the worker that began the shard, on its rank.
-        of_main: whether the main process began the shard, with the loader's own seeds.
-        moved: whether the shard may run on any rank. A moved shard yields the items of rank `rank`, and derives its
-            seeds from the seeds of the whole job.
+        of_main: whether the epoch began in the main process, where the pipes get the loader's seeds instead of a
+            worker's seeds.
+        moved: whether the shard may run on another rank than the rank that began it. Such a shard yields the items of
+            rank `rank`, and derives its seeds from the seeds of the whole job.
         splits: whether the user has set the number of shards (`splits`).
     """
 
@@ -119,8 +120,8 @@ class Filled(NamedTuple):
     """The epoch that a resuming process must repeat to refill its caches.
 
     Args:
-        start: the sealed snapshot from the beginning of the epoch, with an empty `start` in its own `Filled`; None for
-            the first epoch of a graph.
+        start: the sealed snapshot from the beginning of the epoch; None for the first epoch of a graph. Inside this
+            snapshot, `start` is empty, because a snapshot cannot contain itself.
         checksum: the checksum of the items that a snapshot omits; None if the snapshot contains all items.
     """
 

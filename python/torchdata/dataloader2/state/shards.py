@@ -78,8 +78,9 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
 
     Args:
         pipes: the number of pipes that the worker runs, if known; later pipes stay in the main process.
-        alone: whether to omit the state of pipes that stay in the main process; if there is such state, the shard
-            recomputes the delivered items.
+        alone: whether the result describes only the shard, without the state of pipes that stay in the main process. If
+            there is such state, the result has no snapshot, so the shard recomputes all items from the beginning of the
+            epoch.
 
     Raises:
         ValueError: the pipes drew their own seeds, which workers cannot repeat.

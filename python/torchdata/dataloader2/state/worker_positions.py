@@ -40,7 +40,8 @@ def resumptions(position: WorkersPosition, num_shards: int, dispatches: bool, st
 
     If `strict`, recomputed items must equal the original items.
 
-    Raises ValueError if the number of shards differs, or if only one of the epochs has a dispatching process.
+    Raises ValueError if the saved epoch had another number of shards than `num_shards`, or if only one of the saved
+    epoch and the new epoch has a dispatching process.
     """
     if len(position.shards) != num_shards:
         raise ValueError(
