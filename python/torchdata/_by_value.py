@@ -30,8 +30,8 @@ import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
 
-#: For each class, the sets of attributes that objects keep when they are pickled, or None if pickling loses no
-#: attributes of this class.
+#: For each class whose objects may lose attributes in a pickle, the sets of attributes that were found to be kept. None
+#: for any other class, whose objects are not checked.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 

@@ -64,8 +64,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, conversion: Any = ..., collate_fn: Callable[..., Any] | None = None, *,
         to: Literal["numpy", "torch"] | None = None,
     ) -> IterDataPipe[Any]:
-        """Converts every batch to arrays, or to tensors if PyTorch is imported, whose first dimension is
-        the batch's items.
+        """Converts each batch to arrays, or to tensors if PyTorch is imported, with the items along the
+        first dimension.
         """
 
     def concat(self, *datapipes: Any) -> IterDataPipe[Any]:
@@ -389,8 +389,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, dataset: Any, columns: list[str] | None = None, *, rows: bool = True, frame_size: int | None = None,
         library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy", dtype: Any = None, writable: bool = False,
     ) -> IterDataPipe[Any]:
-        """Reads rows of a Lance dataset by their indices: yields rows, or frames of the rows of one
-        request.
+        """Reads rows of a Lance dataset by their indices, and yields single rows, or frames that contain
+        several rows.
         """
 
     def readlines(

@@ -153,7 +153,8 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """The number of items that the pipe's running iteration has yielded, which PyTorch may also set."""
+    """The number of items that the pipe's running iteration has yielded. PyTorch may assign its own number to the
+    attribute."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded

@@ -249,9 +249,10 @@ class _Saving:
         return [pipe for pipe in replayed if id(pipe) not in below]
 
     def _must_replay_all(self, replayed: list[Any]) -> bool:
-        """Returns whether the last pipe of the graph must be replayed, because a replayed pipe and another pipe read
-        the same source (as with children of a `fork`), or because user functions, which any pipe may have called, have
-        drawn random numbers."""
+        """Returns whether the last pipe of the graph must be replayed instead of the pipes `replayed`. This is
+        necessary if another pipe reads the same source as one of these pipes, as with the children of a `fork`. It is
+        also necessary if the states of the global random generators have changed, because a user function of any pipe
+        may have drawn the numbers."""
         beginning = record_of(self.end).beginning
         if beginning is None:
             return False

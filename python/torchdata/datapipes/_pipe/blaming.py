@@ -31,7 +31,7 @@ def counted_at(datapipe: Any) -> IterationToken:
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
     """Returns the name of the dataset whose code has raised `error`, or the name of the only dataset that the pipe
-    reads if `error` is None. If no dataset matches, returns the name of the pipe."""
+    reads if `error` is None. If there is no such dataset, returns the name of the pipe."""
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):
         codes = codes_of_dataset(datapipe, ITERATED)

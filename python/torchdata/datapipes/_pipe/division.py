@@ -33,7 +33,7 @@ class Division:
         """Returns the shard's items of an iterator.
 
         Args:
-            taken: the number of items of the sequence that precede the iterator's next item.
+            taken: the index of the iterator's next item, counted over the items of all shards.
             watch: the object that samples items of the source; None disables sampling.
             has_ended: a function that returns whether the source is exhausted; used only with `watch`.
         """
@@ -73,7 +73,7 @@ def _own_of(source: Iterator[Any], own: list[bool], block: int, place: int, coun
     Args:
         own: for the items of one block per shard, whether they belong to this shard.
         block: the number of consecutive items that a shard receives at once.
-        place: the index of the source's next item in the sequence.
+        place: the index of the source's next item, counted over the items of all shards.
     """
     offset = place % len(own)
     if block == 1:

@@ -59,7 +59,8 @@ class _Way(NamedTuple):
 
     Args:
         memory: the memory in which the generators store their states. Copying these bytes saves or loads the states.
-        variables: variables of the generators outside `memory`, each as a dict and a key in the dict.
+        variables: further variables of the generators, which are not in `memory`. Each is given as a dict and the key
+            of the variable in this dict.
         others: for each generator whose memory is not copied, the functions that save and load its state.
     """
 

@@ -1,7 +1,8 @@
 """Manages functional forms: the methods of a pipe, such as `map`, that create another pipe on top of it.
 
-Role: IterDataPipe and MapDataPipe each have a registry of functional forms. `functional_datapipe` adds a form when the
-module of its pipe is imported. `register_late` adds a form before the module is imported.
+Role: IterDataPipe and MapDataPipe each have a registry of functional forms. When the module of a pipe class is
+imported, `functional_datapipe` adds the functional form of this class to the registry. `register_late` adds a
+functional form before the module of its pipe class is imported.
 """
 
 from __future__ import annotations

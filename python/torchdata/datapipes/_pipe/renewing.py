@@ -1,8 +1,9 @@
 """Replaces the iterator of a pipe of this package after `on_error` has skipped an exception that ended the iterator.
 
-Role: a generator cannot continue after it has raised an exception. However, a new call of the pipe's `__iter__` can
-resume from the declared state, as from a loaded state. Each new iterator resumes at the position of the exception, and
-continues to read the running iterators of the sources, which `Renewal` stores.
+Role: a generator cannot continue after it has raised an exception. A new call of the pipe's `__iter__` can resume the
+iteration, because the pipe's declared state contains the position at which the exception was raised. The new iterator
+must not restart the sources, so `Renewal` stores their running iterators, from which the new iterator continues to
+read.
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: The running iterators of the sources, by id of the source. `_again` contains the iterators that the pipe's
-        #: new iterator has not requested yet.
+        #: `_guards`: the running iterators of the sources, by id of the source. `_again`: those of these iterators that
+        #: the pipe's new iterator has not taken over yet.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The numbers of items that the pipe and each source had yielded at the previous exception.

@@ -1,6 +1,7 @@
 """Lets a `sharding_filter` distribute the indices of items, so that each process loads only the items of its share.
 
-Role: if the source is read by index, the pipes before the filter can yield indices instead of items. Only pipes that
+Role: if the source is read by index, the pipes before a
+`sharding_filter` can yield indices instead of items. Only pipes that
 reorder items without inspecting them, such as `shuffle`, or that call a function for each item, such as `map`, can
 yield indices. For each index of its share, the `sharding_filter` loads the item and calls the functions of these pipes.
 

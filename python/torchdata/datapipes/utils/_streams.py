@@ -43,7 +43,8 @@ class FileRecipe:
 
 
 def recipe_of(file_obj: Any) -> Recipe | None:
-    """Returns the recipe of a binary file that was opened by its path, if the path still leads to this file. A text
+    """Returns a `Recipe` that can reopen a binary file that was
+    opened by its path, if the path still leads to this file. A text
     file has no recipe, because its newline translation is unknown."""
     raw = file_obj.raw if type(file_obj) is io.BufferedReader else file_obj
     if type(raw) is io.FileIO:
@@ -243,7 +244,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the recipe and the offset, or the contents of an in-memory file.
+        """Pickles the stream's `Recipe`, which can reopen the file, and the offset in the file. The contents of an
+        in-memory file are pickled instead.
 
         Raises:
             TypeError: the stream cannot be reopened, or its position is unknown.

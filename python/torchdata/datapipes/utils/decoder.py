@@ -293,7 +293,8 @@ class Decoder:
         """Decodes one pair of path and contents (a tuple), or an iterable of such pairs. Returns a dict from path to
         result.
 
-        If a path begins with an underscore, its bytes are decoded as text.
+        If the path of a pair begins with an underscore, the contents of the pair are decoded as UTF-8 text if they are
+        bytes.
         """
         pairs = [data] if isinstance(data, tuple) else data or ()
         return {path: self._decode_pair(path, content) for path, content in pairs}

@@ -126,8 +126,8 @@ def derives_from_twin(ours: type, cls: type) -> Any:
 
 
 def _derive(ours: Any, dataset: Any) -> None:
-    """Makes `dataset` a base class of `ours`. Existing instances of `ours` stay valid, because the memory layout does
-    not change."""
+    """Makes `dataset` a base class of `ours`. Instances of `ours` that already exist stay valid, because another base
+    class does not change their memory layout."""
     if isinstance(dataset, type) and not issubclass(ours, dataset):
         try:
             ours.__bases__ = (*ours.__bases__[:-1], dataset, *ours.__bases__[-1:])  # the last base is Generic
@@ -178,7 +178,8 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
 
 
 def has_begun(datapipe: Any) -> bool:
-    """Returns whether a PyTorch pipe has ever been iterated. Raises TypeError if its state cannot be saved."""
+    """Returns whether a PyTorch pipe has ever been iterated. Raises TypeError for a PyTorch pipe that draws from a
+    seed, because this pipe does not keep its seed, so its state cannot be saved."""
     if hasattr(datapipe, "set_seed"):
         raise TypeError(
             f"the state of {datapipe!r} cannot be saved, because torch's pipe of that name does not keep its seed; "

@@ -54,7 +54,7 @@ def save_generators() -> dict[str, Any]:
 def load_generators(state: dict[str, Any]) -> None:
     """Sets the global random generators to the states that `save_generators` returned.
 
-    A library whose generator was saved is imported if necessary. If the library is not installed, a warning is issued.
+    A library whose generator was saved is imported if necessary. If this library is not installed, a warning is issued.
     The saved seed of a library that was not imported is set now, or right after the import of the library.
 
     Example:

@@ -2,8 +2,9 @@
 iteration.
 
 Role: in a replay, user functions must draw the same numbers from the global random generators as in the original
-iteration. If a pipe reads ahead in a thread, the functions of earlier pipes have already drawn numbers for the items in
-the thread's buffer. Therefore, each thread must read exactly as many items as it had read when the state was saved.
+iteration. If a pipe reads ahead in a thread, the functions of earlier pipes have already drawn numbers for items that
+are still in the thread's buffer. Therefore, each thread must read exactly as many items as it had read when the state
+was saved.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ class PipeEntry(NamedTuple):
             declared state. In a replay, the pipe and its sources begin with the states that they had at the beginning
             of the saved iteration. The pipe drops items up to the saved position, or all items if `finished` is True.
         seconds: the seconds from the beginning of the saved iteration until the state was saved.
-        generators: the states that the global random generators receive for the replay. After the replay, the
+        generators: the states that the global random generators have at
+            the beginning of a replay (see `drop`). After the replay, the
             generators are set back to the states that they had before.
         ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
         left: the entry to load instead of this entry if the saved iteration is not resumed, and a new iteration begins.

@@ -210,7 +210,7 @@ class Child(IterDataPipe[Any]):
         return self.instance_id in source._joined
 
     def reset(self) -> None:
-        """Makes the child join the current round, or begin a new round."""
+        """Makes the child join the current round of its main pipe (see the module), or begin a new round."""
         self.main_datapipe.join(self.instance_id)
 
     def __iter__(self) -> Iterator[Any]:

@@ -137,8 +137,8 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files of the record exist. A record whose files exist becomes ready, unless it has a list
-        of files and is not the first in the queue."""
+        """Returns whether all files of the record's item exist. If they exist, the record becomes ready. A record with
+        additional files (from a list of files) becomes ready only if it is the first record in the queue."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -331,7 +331,8 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Restores a saved state. For items that no pipe has begun to process, checks again whether the files exist."""
+        """Restores a saved state. Files may have been deleted since the state was saved, so the existence of the files
+        of each item is checked again, unless pipes have begun to process the item."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._in_pipes = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread = dumped["seen"]

@@ -95,7 +95,7 @@ class Mapper(ItemByItem[T_co]):
 
 @functional_datapipe("collate")
 class Collator(Mapper[T_co]):
-    """Converts every batch to arrays, or to tensors if PyTorch is imported, whose first dimension is the batch's items.
+    """Converts each batch to arrays, or to tensors if PyTorch is imported, with the items along the first dimension.
 
     Args:
         datapipe: a pipe of batches.

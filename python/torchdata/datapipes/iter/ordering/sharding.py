@@ -212,8 +212,9 @@ class ShardingFilter(IterDataPipe[T_co]):
         )
 
     def _share_of(self, source: Iterator[Any], is_unloaded: bool = False) -> Iterator[Any]:
-        """Returns this shard's items of `source`. If `is_unloaded` is True, `source` yields indices, and the source
-        pipe, which is not iterated itself, does not record the end of the iteration."""
+        """Returns this shard's items of `source`. If `is_unloaded` is True, `source` yields the indices of items (see
+        `unloaded`). The source pipe itself is then not iterated, so its token does not show whether the items have
+        ended."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
         if self._behind:  # the state was saved with a common part

@@ -40,8 +40,8 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # The source begins before the first item is requested, because a state that is saved before would belong to the
-        # last epoch.
+        # `iter` begins the source's epoch now, not when the first item is requested. Otherwise, a state that is saved
+        # before the first item would still belong to the last epoch.
         return self._names_of_all(iter(sources_of(self)[0]))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:

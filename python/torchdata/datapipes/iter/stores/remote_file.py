@@ -67,7 +67,7 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         self._recipe: R = recipe if recipe.version is not None else self._opened(recipe)
 
     def _opened(self, recipe: R) -> R:
-        """Requests the object. Returns a recipe with the object's current version."""
+        """Requests the object. Returns an `ObjectRecipe` that contains the object's current version."""
         raise NotImplementedError
 
     @property

@@ -1,6 +1,7 @@
 """The pipes that read a table part by part: ArrowReader, and LanceReader, whose parts are single rows.
 
-Role: the map pipe `ArrowParts` lists the numbers of the table's parts. One part is in memory at a time, such as a row
+Role: the source of these pipes yields the numbers of the parts to read, usually
+from the map pipe `ArrowParts`. One part is in memory at a time, such as a row
 group of a Parquet file.
 """
 
@@ -201,7 +202,7 @@ class ArrowReader(IterDataPipe[Any]):
 
 @functional_datapipe("read_lance")
 class LanceReader(ArrowReader):
-    """Reads rows of a Lance dataset by their indices: yields rows, or frames of the rows of one request.
+    """Reads rows of a Lance dataset by their indices, and yields single rows, or frames that contain several rows.
 
     If the order of the rows is arbitrary, reading ranges of rows is faster: `ArrowParts("….lance",
     format="lance").shuffle().read_arrow()`. The pipe reads the version of the dataset that is current when the pipe is

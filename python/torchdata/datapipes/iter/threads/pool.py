@@ -57,7 +57,8 @@ class _PoolWork(ReadAhead):
             if self.queue.closed:
                 result = with_detached_streams(result)
         except BaseException as error:
-            # A state contains an immutable item instead of the error, which may not be picklable.
+            # The error may not be picklable. If the item is immutable, a saved state contains the item instead of the
+            # error, and a resumed run calls the function for the item again.
             kept = (item,) if type(item) in PLAIN_TYPES else None
             self.queue.fail(slot, not_the_end("ThreadPoolMapper", without_own_frame(error)), None, kept)
         else:

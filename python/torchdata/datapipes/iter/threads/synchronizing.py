@@ -1,12 +1,12 @@
 """The pipe that makes all ranks of a distributed job end their epochs together: FullSync.
 
-Role: `fullsync` is the last pipe of the graph in the main process of every rank. A thread reads one item ahead and asks
-all ranks whether they also have an item.
+Role: `fullsync` is the last pipe of the graph in the main process of every rank. A thread reads one item ahead, and the
+ranks then *vote* on whether every rank has an item.
 
 Each vote is one all-reduce: every rank contributes a number, and all ranks receive the minimum of the numbers. With n
 ranks, the number `-(r + 1)` means that rank r ends its run, and `-(n + r + 1)` that rank r has raised an exception. As
-soon as one rank has no item in a vote, the votes end, so all ranks yield equally many items. When a loader resumes, the
-ranks do not vote on reread items, because the number of reread items may differ between ranks.
+soon as one rank has no item in a vote, the votes end, so all ranks yield equally many items. When a loader resumes, no
+vote takes place for items that a rank rereads, because the number of these items may differ between ranks.
 """
 
 from __future__ import annotations
@@ -73,7 +73,8 @@ class _StepData(_PrefetchData):
         #: another rank ends or fails, the item stays here, so that a saved state contains the item.
         self.voted_on: Any = _END
         self.failure: BaseException | None = None
-        #: The error of a failed vote, such as a lost rank, until it is raised to the consumer.
+        #: An error because of which the ranks could not vote, such as the exit of a rank, until the consumer has
+        #: received the error.
         self.untold: BaseException | None = None
         #: Whether to count the remaining items that this rank does not yield.
         self.counts_rest = False
@@ -279,7 +280,8 @@ class FullSync(_PrefetchBase[T_co]):
     _hold: _Hold | None = state(saved=False, lasts=True)
     _untold: BaseException | None = state(saved=False, lasts=True)
     _has_warned: bool = state(False, saved=False, lasts=True)
-    #: The argument `again` of `_StepData` for the next iteration.
+    #: The number of items that the next iteration rereads without votes, or minus the number of votes without reading;
+    #: see `make_again`.
     _again: int = state(0, saved=False, lasts=True)
 
     def __init__(
