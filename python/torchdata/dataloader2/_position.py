@@ -182,8 +182,8 @@ class Tracker:
         """Returns whether the pipes in this process lose items if an exception such as KeyboardInterrupt interrupts
         them.
 
-        No items are lost if the main thread only takes items from workers or from a thread's queue, because Ctrl-C
-        interrupts neither the workers nor the thread, and the queue keeps its items.
+        No items are lost if the last pipe takes items from workers or from a thread's queue. Ctrl-C interrupts neither
+        the workers nor the thread, and the queue keeps its items.
         """
         last = self._pipeline.datapipe
         if isinstance(last, (Prefetcher, PinMemory)):
@@ -280,7 +280,7 @@ class Tracker:
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _only_counts(graph)
         # If the main process runs the shards itself and a thread reads ahead, the shards are ahead of the delivered
-        # items, so counting the delivered items is not sufficient.
+        # items. Counting the delivered items is then not sufficient.
         is_local = self.output is not None and self.output.is_local
         reads_ahead = is_local and any(isinstance(pipe, HOLDING) for pipe in graph.pipes)
         self._may_count = self.hands_on and not reads_ahead
@@ -458,8 +458,8 @@ def _only_counts(graph: Graph) -> bool:
 
 
 def _below_counting(graph: Graph, kind: type) -> Any:
-    """Returns the last pipe of the class `kind`, if all pipes between it and the end of the graph yield one item per
-    input item, in the same order. Returns None if one of these pipes may combine, add, drop or reorder items."""
+    """Returns the last pipe of the class `kind`. Returns None if a pipe between this pipe and the end of the graph may
+    combine, add, drop or reorder items."""
     pipe = graph.end
     while not isinstance(pipe, kind):
         known = type(pipe) in HOLDING or is_one_to_one(pipe)

@@ -376,8 +376,8 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
     """Returns the reference counts that a tensor has if no other object can access its memory. Reference counts of
     tensors depend on the version of torch, so they are measured on a new tensor. The array that owns a tensor's memory
-    has references from the storage, a variable and (before Python 3.14) the call of `getrefcount`, and one weak
-    reference from the dict `_rooms`.
+    is referenced by the tensor's storage, by a variable and, before Python 3.14, by the call of `getrefcount`. It has
+    one weak reference, from the dict `_rooms`.
     """
     import torch
 

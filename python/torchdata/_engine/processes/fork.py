@@ -299,7 +299,7 @@ def _await_all(children: Sequence[ForkedChild], reader: int, deliver: Callable[[
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], LOOK)
         # Exits are checked before messages are read, so that no message of an exited child is missed. A child that
-        # exited for a reason other than a held lock is not forked again; its exit is detected when the main process
+        # exited for a reason other than a held lock is not forked again. Its exit is reported when the main process
         # waits for its items.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]

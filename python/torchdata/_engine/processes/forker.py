@@ -2,7 +2,7 @@
 
 Role: with start method "fork", the main process forks the forking process right after forking a loader's children. The
 forking process later forks the replacements of children that have exited. By then, the main process may have threads or
-use CUDA, so a child that it forks might hang at a held lock, and could not use CUDA. The forking process has one
+use CUDA, so a child of the main process might hang at a held lock, or fail to use CUDA. The forking process has one
 thread, runs no user code, and exits with the loader.
 
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks

@@ -211,8 +211,8 @@ class _WorkerLane:
 
         Args:
             most: no message is added once the messages have this many bytes.
-            look: called with True after the worker has exited, otherwise with False; returns the worker's state, or
-                None if the last state was returned less than `SEEN` seconds ago.
+            look: returns the worker's state, or None if the last state was returned less than `SEEN` seconds ago. The
+                argument is True in the last call, after the worker has exited.
         """
         with self._pulling:
             if not self._has_ended:

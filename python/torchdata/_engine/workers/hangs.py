@@ -201,8 +201,8 @@ class Hangs:
         return self._members.processes[child].has_page(page)
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
-        """Returns the child of `chain` that causes the wait: a suspended child if there is one, the first child if the
-        children wait in a circle, or else the last child.
+        """Returns the child of `chain` that causes the wait: a suspended child if there is one, or else the last child.
+        If the children wait in a circle, returns the first child.
         """
         stopped = next((child for child in chain if self._is_stopped(child)), None)
         if stopped is not None:

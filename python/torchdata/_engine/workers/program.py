@@ -41,8 +41,8 @@ class Program(ABC):
     worker_name: ClassVar[str] = "worker process {}"
     #: What a worker was doing, for the error that reports its exit.
     stage: ClassVar[str] = "reading items"
-    #: Words in the messages about a worker that exits: `item` is the name of a result, `counted` says from where the
-    #: results are counted, and `mended` is what the user should correct if the same result ends the process each time.
+    #: Words for the error message if a worker exits repeatedly at the same result. `item` is the name of a result,
+    #: `counted` follows the number of the result, and `mended` is what the user should correct.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"

@@ -40,7 +40,7 @@ _HEAD = "Stack (most recent call first):"
 #: seconds to wait for these stacks.
 _END, OTHERS = "\0", 0.5
 #: The counters contain two signals in one number. The lower 8 bits are the signal that requests the main thread's
-#: stack, and the higher bits are the signal that requests the stacks of the other threads.
+#: stack. The higher bits are the signal that requests the stacks of the other threads.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
 #: Frames in this folder are removed from the stack of a worker.

@@ -21,8 +21,8 @@ class DispatchedSource(IterDataPipe[Any]):
 
     Attributes:
         open_stream: returns an iterator over the items for this worker.
-        share: returns the worker's position in the dispatched items: the number of the worker's current iteration over
-            them, and a pair with the number and the checksum of the items that the worker has read in this iteration.
+        share: returns the number of the worker's current iteration over the dispatched items, and a pair. The pair
+            contains the number and the checksum of the items that the worker has read in this iteration.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)

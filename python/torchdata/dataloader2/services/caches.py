@@ -67,7 +67,7 @@ class Caches:
                 self.forget()
         else:
             # If the last epoch was interrupted, pipes after the cache may have modified some cached objects and not
-            # others, so the objects cannot be restored by repeating the epoch.
+            # others. Repeating the epoch would then not restore these objects.
             is_exact = was_empty and (_has_finished(datapipe) or self._ends_in_cache(datapipe))
             measure = _measured(values) if is_exact else None
             if measure is None or self._most is None or measure.size <= self._most:

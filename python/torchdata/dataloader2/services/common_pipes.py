@@ -37,9 +37,9 @@ def filters_with_common_part(graph: Graph) -> list[ShardingFilter[Any]]:
     """Returns each `sharding_filter` for which the pipes before it (the common part) run once for all shards.
 
     Every pipe after such a filter reads its source only once in an epoch, and no other pipe reads
-    the common part. The result is empty if a pipe keeps state beyond an epoch. It is also empty if
-    a pipe reads ahead in a thread, because the thread would draw random numbers while the process
-    uses the random generators of the common part. Filters that skip the items of other shards
+    the common part. The result is empty if a pipe keeps state beyond an epoch. It is also
+    empty if a pipe reads ahead in a thread, because this thread might draw random numbers
+    from the generators of the common part. Filters that skip the items of other shards
     without computing the items are not returned.
     """
     if lasts(graph):

@@ -411,9 +411,9 @@ class GraphProgram(EpochProgram):
         return None if self._witness is None else self._witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Context in which the threads of pipes do not read. A snapshot waits until these threads stop, but a thread
-        that reads a dispatched item may have to wait for other workers, which in turn wait until this worker has sent
-        its snapshot.
+        """Context in which the threads of pipes do not read. A snapshot waits until these threads stop. A thread that
+        reads a dispatched item may wait for other workers, and these workers wait until this worker has sent its
+        snapshot.
         """
         return beginning_unread()
 

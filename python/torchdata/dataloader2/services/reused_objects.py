@@ -43,8 +43,8 @@ class ReusedObjects:
 
     def __init__(self, waits: Callable[[int], bool], oldest: Callable[[], int]) -> None:
         self._waits, self._oldest = waits, oldest
-        #: Whether an examined item must not be queued: it contains a stream, it shares memory with an earlier item that
-        #: still waits for its shard, or it cannot be examined.
+        #: Whether an examined item must not be queued. Such an item contains a stream, cannot be examined, or shares
+        #: memory with an earlier item that still waits for its shard.
         self.is_found = False
         self._objects: dict[int, int] = {}
         self._views: dict[int, dict[int, int]] = {}

@@ -40,8 +40,8 @@ def resumptions(position: WorkersPosition, num_shards: int, dispatches: bool, st
 
     If `strict`, recomputed items must equal the original items.
 
-    Raises ValueError if the saved epoch had another number of shards than `num_shards`, or if only one of the saved
-    epoch and the new epoch has a dispatching process.
+    Raises ValueError if the saved epoch had another number of shards than `num_shards`, or if its use of a dispatching
+    process differs from `dispatches`.
     """
     if len(position.shards) != num_shards:
         raise ValueError(

@@ -331,8 +331,8 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Restores a saved state. Files may have been deleted since the state was saved, so the existence of the files
-        of each item is checked again, unless pipes have begun to process the item."""
+        """Restores a saved state. Files may have been deleted since the state was saved. For each item that no pipe has
+        begun to process, the section therefore checks again whether the files exist."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._in_pipes = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread = dumped["seen"]
