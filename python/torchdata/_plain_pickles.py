@@ -60,7 +60,6 @@ class _NotPlainError(Exception):
 
 
 class _Pickler(pickle.Pickler):
-    # pickle calls this method for all objects except those of built-in types such as `int`, `str` or `list`
     def reducer_override(self, obj: Any) -> Any:
         parts = _known.get(type(obj)) or _of_library(type(obj))
         made = None if parts is None else parts(obj)

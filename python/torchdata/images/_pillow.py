@@ -33,8 +33,7 @@ def converted(image: Any, mode: str, keep: bool = False) -> Any:
 
     Raises:
         ValueError: the image is not a 16-bit gray image, but the mode requires one.
-        Exception: the contents are damaged. The type depends on the format, because Pillow's errors are raised
-            unchanged.
+        Exception: the contents are damaged.
     """
     try:
         image.load()

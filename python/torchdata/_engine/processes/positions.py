@@ -7,7 +7,7 @@ processes. Each read in one process moves the shared file position, so other pro
 To avoid false warnings, a warning requires that a file's position has changed during an epoch, that at least two
 children have read data, and that no thread of the main process has read data. The kernel counts the reads of each
 process (`/proc/PID/io`). Once the main process has waited for an exited child, the kernel counts the child's reads as
-reads of the main process. On a kernel that does not count reads, no warning is issued.
+reads of the main process.
 """
 
 from __future__ import annotations

@@ -44,9 +44,7 @@ class Counting:
         self._epoch = 0
 
     def adopt_child(self, setup: Any, sender: Sender, dispatched: Collector | None, commands: Collector) -> None:
-        """Makes this child process count the items that it sends and receives.
-        In a worker, `dispatched` receives the items of the dispatching
-        process."""
+        """In a worker, `dispatched` receives the items of the dispatching process."""
         self.board.adopt(self.page, DISPATCHER if setup.dispatches else WORKER, setup.number)
         sender.count_into(self.board, self.page, 0, setup.output_peers)
         commands.count_idle(self.board, self.page)
