@@ -18,8 +18,8 @@ from torchdata._bounded_pickles import pickle_file
 from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
-#: After a snapshot that took c seconds, each of the n processes waits
-#: max(SECONDS, FACTOR * n * c) seconds until its next snapshot.
+#: After a snapshot that took c seconds, a process waits max(SECONDS,
+#: FACTOR * n * c) seconds until its next snapshot (for n, see `FEWEST`).
 #: Each millisecond of c after the first counts as five milliseconds (`Cadence`). Since FACTOR * n is at least 100,
 #: snapshots take at most 1 % of the time. After an exit, recomputing the items since the last snapshot takes about as
 #: long as starting a worker, if snapshots are small.
