@@ -68,8 +68,8 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
     """Returns the user's functions with which a pipe reads a dataset; an empty list for a pipe that also does other
     work.
 
-    If map-style pipes are not timed, the pipe that reads a map-style pipe is named after the function of the map-style
-    pipe.
+    Map-style pipes are not timed unless `full` is True, so a pipe that reads a map-style pipe is named after the
+    function of the map-style pipe.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)
