@@ -2,7 +2,7 @@
 
 Role: a `WorkerOutput` reads these shards instead of worker processes. The code runs in the threads that read the
 loader, one at a time, and owns a copy of the pipes for each shard. While a shard runs, the process has the shard's
-worker info and global generators. Between two items, the process's own worker info and generators are restored.
+worker info and global generators. Between two items, the worker info and the generators of the process are restored.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class LocalShards:
                 program.call(function)
 
     def end_epoch(self) -> None:
-        """Does nothing, because nothing is counted during an epoch."""
+        """Does nothing, whereas `Group.end_epoch` checks the files that forked children share."""
 
     def shutdown(self) -> None:
         """Ends the threads of the pipes."""
