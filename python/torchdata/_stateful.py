@@ -262,7 +262,7 @@ class StatefulStream:
             give(self._iterable, own)  # calling `iter` has moved the iterable to the beginning
 
     def _arrive(self) -> None:
-        """Moves the iterable to a loaded position between two epochs."""
+        """If a position between two epochs was loaded, moves the iterable to this position."""
         if not self._turns:
             return
         is_end = self.ended or self._follows_end

@@ -146,7 +146,7 @@ class Tracker:
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
         """Returns the newest recorded state that does not include the last `items_ago` items, and the number of items
-        that were delivered before these items.
+        that were delivered before the last `items_ago` items.
         """
         given = self._delivery.given - items_ago
         if given < 0:

@@ -135,7 +135,7 @@ def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[st
             pickled[name] = content
             room -= len(content)
     for name, value in _members(error, of_builtins=True).items():
-        # None is skipped, because an OSError even displays a second file name of None
+        # None is skipped, because an OSError with a second file name of None would display this name
         if value is not None and isinstance(value, _PLAIN):
             pickled[name] = pickle.dumps(value)
     return pickled, left_out

@@ -77,7 +77,7 @@ class Pidfd:
                 os.kill(self._pid, number)
 
     def close(self) -> None:
-        # cleared before the file is closed, because another thread may fork now
+        # The attribute is cleared before the file is closed, because another thread may fork in between.
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

@@ -115,7 +115,7 @@ class Cluster:
         cause = getattr(error, "cause", None)
         if cause is not None:  # code in the host process has raised the error
             return f"its host reports: {type(cause).__name__}: {cause}"
-        # Lines that begin with a space contain the names and ids of the actor, and are omitted.
+        # Lines that begin with a space contain the names and ids of Ray's actor, and are omitted.
         said = " ".join(line for line in str(error).splitlines() if line[:1].strip()).rstrip(". ")
         return said if isinstance(error, VersionsDiffer) else f"Ray reports: {said or repr(error)}"
 

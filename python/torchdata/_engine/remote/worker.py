@@ -218,7 +218,7 @@ class RemoteWorker(ChildProcess):
     def _await(self, begun: Future[About]) -> About | None:
         """Returns None if the worker was killed before its start was complete."""
         wake = self._wake
-        # The callback must not refer to this object, because Ray may keep it forever.
+        # Ray may keep the callback forever, so the callback must not refer to this object.
         begun.add_done_callback(lambda _: wake.set())
         while not self._is_killed:
             if begun.done():

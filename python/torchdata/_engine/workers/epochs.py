@@ -258,7 +258,7 @@ class Children(Group):
             return False
 
     def _send(self, index: int, kind: str, number: int, *content: Any, to: ChildProcess | None = None) -> None:
-        """If `to` is given, gives up once another process has replaced `to`."""
+        """If `to` is given, the attempt ends once another process has replaced `to`."""
         began = time.monotonic()
         while to is None or self._processes[index] is to:
             try:

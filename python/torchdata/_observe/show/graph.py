@@ -71,7 +71,7 @@ def _add_processes(graph: DrawnGraph, processes: list[ProcessStats], stats: Load
 
 
 def _readers(stats: LoaderStats, process: ProcessStats) -> Sequence[int | None]:
-    """Returns the index of the reading pipe for each pipe."""
+    """Returns, for each pipe, the index of the pipe that reads it."""
     identity = process.pid, _ROLES[process.role], process.worker or 0
     for page in stats.reading.pages.values():
         if (page["pid"], page["role"], page["number"]) == identity:

@@ -77,7 +77,7 @@ class Recorder:
         self._notes: Callable[[], Sequence[str]] = tuple
 
     def begin(self, service: Any, datapipe: Any, delivery: Delivery) -> None:
-        """Begins an epoch with this reading service, whose items `delivery` counts."""
+        """Begins an epoch of the reading service `service`. `delivery` counts the items of the epoch."""
         processes = service.engine_processes()
         if self._counting is None or self._pid != os.getpid() or processes is not self._processes:
             self._counting = self._take_board(service)

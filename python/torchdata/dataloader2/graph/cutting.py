@@ -55,8 +55,8 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
     """Returns the last pipe that runs in the dispatching process, if any.
 
     Of the pipes through which the items of all `sharding_round_robin_dispatch` pipes pass, the returned pipe is closest
-    to the sources. If a branch shares a source with a dispatched branch, both branches are dispatched. Pipes that read from
-    each other in a cycle are dispatched together.
+    to the sources. If a branch shares a source with a dispatched branch, both branches are dispatched. Pipes that read
+    from each other in a cycle are dispatched together.
     """
     graph = whole(graph)
     dispatched: set[int] = set()

@@ -210,7 +210,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
-    """Returns the new last pipe of the graph."""
+    """Returns the last pipe of the changed graph."""
     # Pipes that the new pipe reads are not changed, even if they read the old pipe, as in a cycle.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():

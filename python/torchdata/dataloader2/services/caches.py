@@ -155,7 +155,8 @@ class Caches:
 
 
 def _complain(is_noise: bool) -> None:
-    """Only warns if `is_noise`: the recomputed items differ only in floating-point numbers and arrays."""
+    """Warns if the recomputed items differ only in floating-point numbers and arrays (`is_noise`), or else raises an
+    error."""
     if is_noise:
         warn_outside(
             "the items of a cache were recomputed for resuming, and have other numbers than the cached items. If these "

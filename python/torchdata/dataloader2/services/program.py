@@ -273,7 +273,7 @@ class GraphProgram(EpochProgram):
 
     def enter(self) -> None:
         """Switches the worker number and the random generators of the process to this shard."""
-        # torch may have been imported while another shard ran
+        # torch may have been imported while another shard ran, and then lacks the worker info of this shard
         if not self.globals.enter() and "torch.utils.data" in sys.modules:
             self._tell_torch()
         if self._reading_ahead:
@@ -510,7 +510,7 @@ class GraphProgram(EpochProgram):
         if saved.read_out and self._child.share is not None:
             self._read_share_out()  # before the state is loaded, because a new epoch may interrupt this call
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
-            # The main process read ahead when the state was saved.
+            # The main process read ahead when the state was saved, so the state contains a `prefetch` pipe.
             self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()
             self._search_anew()
         load_entries(self.datapipe, entries)

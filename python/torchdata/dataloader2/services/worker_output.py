@@ -122,7 +122,7 @@ class WorkerOutput(IterDataPipe[Any]):
         children, (position, strict) = self._children, self._resume_at or (None, True)
         self._resume_at = None
         self._passes += 1
-        # The callback must not refer to the children, so that they can be freed.
+        # The children could not be freed if the callback referred to them.
         resume = partial(_resume, children.num_shards, children.dispatches, self.in_order, strict)
         left, announced = None, self.may_count and self._passes > 1
         if position is not None:
