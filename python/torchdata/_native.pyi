@@ -93,7 +93,7 @@ class SharedIterator:
     def __next__(self) -> Any: ...
 
 class HandingIterator(SharedIterator):
-    """The base class of iterators that lose no item if Ctrl-C is pressed while they return it."""
+    """The base class of iterators that do not lose the item that they return if Ctrl-C is pressed."""
 
 @final
 class TimedCall:

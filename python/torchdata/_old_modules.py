@@ -85,7 +85,8 @@ datapipes.utils.janitor datapipes.utils._streams janitor
 datapipes.utils.pin_memory datapipes.utils pin_memory_fn
 """
 
-#: For each old module: the module that now defines its names, and for each name its module and its name there.
+#: For each old module: the module that now defines its names and, for each name, the defining module and the present
+#: name.
 OLD_MODULES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
 #: Pairs of an old module and a name in it. An assignment to one of these names also sets the name in the module that
 #: now defines it.

@@ -87,7 +87,7 @@ class Tracker:
         #: If pipes in the workers keep state beyond an epoch: the position at the end of the last epoch, or the reason
         #: why this position is unknown.
         self.end: Position | str | None = None
-        #: The number of epochs that had begun before an epoch whose beginning has failed; None for other epochs.
+        #: After the beginning of an epoch has failed, the number of epochs that had begun before; None in other cases.
         self._epochs_before: int | None = None
         #: `_since`: the time when the epoch began or resumed. `_seconds_before`: the duration of a resumed epoch before
         #: the save.

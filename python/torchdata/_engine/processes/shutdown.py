@@ -30,8 +30,8 @@ _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 
 
 class Shutdown:
-    """In a forked child, the methods of an inherited object do nothing. `bells`, which wakes the children, must outlive
-    them.
+    """In a forked child, the methods of an inherited object do nothing. `bells` wakes the children, so it must exist as
+    long as the children.
     """
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:

@@ -1,4 +1,4 @@
-"""Runs in every child process: starts it up, opens its links, and receives commands.
+"""Runs in every child process, opens the child's links, and receives commands.
 
 Role: a child leaves signals to the main process, closes inherited resources, and ensures that it exits with the main
 process, before it opens its links and loads the program.

@@ -175,7 +175,7 @@ class EpochRunner:
                 program.end_epoch(self._has_failed and place == self.turns.entered)
             self.counting.end()
             if self.dispatched is not None:
-                # Dispatched items that this worker has not read would otherwise block other workers.
+                # Without this call, dispatched items that this worker has not read would block the other workers.
                 self.dispatched.finish_epoch(epoch)
 
     def _send_epoch(self, begin: Callable[[], Any]) -> None:

@@ -300,8 +300,8 @@ def _listed(frame: Any) -> str:
 
 
 def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False) -> tuple[str, str]:
-    """Returns the kernel's description of a process, and its Python stacks or why there are none. If `wakes` is True, a
-    suspended process may be resumed."""
+    """Returns the kernel's description of a process, and its Python stacks, or the reason why there are no stacks. If
+    `wakes` is True, a suspended process may be resumed."""
     where = kernel_state(pid)
     stack = None
     with contextlib.suppress(OSError):

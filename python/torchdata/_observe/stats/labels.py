@@ -30,7 +30,7 @@ class Flag(enum.IntFlag):
     PUT_OFF = 32
 
 
-#: The `Flag` of the pipes of a class and its subclasses, by the name of the class.
+#: For each class name: the `Flag` of the pipes of this class and of its subclasses.
 _HOLDERS = {
     "_PrefetchBase": Flag.HOLDS | Flag.THREAD,
     "Shuffler": Flag.HOLDS,

@@ -202,7 +202,8 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
 
 
 def tell_all(datapipe: DataPipe, method: str, *values: Any, is_reversed: bool = False) -> None:
-    """Calls a method of all pipes that have it, beginning (or, if `is_reversed`, ending) with the last pipe."""
+    """Calls a method of all pipes that have this method, from the last pipe to the sources or, if `is_reversed`, in
+    reverse order."""
     pipes = whole(datapipe).breadth_first()
     for pipe in reversed(pipes) if is_reversed else pipes:
         if has_method(pipe, method):

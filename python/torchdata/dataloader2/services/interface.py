@@ -280,7 +280,7 @@ class _Answers(ReadingServiceInterface):
 
 def contract_of(service: Any) -> ReadingServiceInterface:
     """Returns an object through which the loader can call every method of `ReadingServiceInterface`. A service without
-    this base class is wrapped in an adapter. If `service` is None, the methods make the loader read the graph as it is.
+    this base class is wrapped in an adapter. If `service` is None, the returned object leaves the graph unchanged.
     """
     if isinstance(service, ReadingServiceInterface):
         return service

@@ -193,8 +193,8 @@ def function_in_use(name: str) -> Callable[..., Any]:
 
 
 def replaced_functions() -> dict[str, Callable[..., Any]]:
-    """Returns the user's replacements, which must be sent to spawned processes, because these import the original
-    functions.
+    """Returns the user's replacements, which must be sent to spawned processes, because spawned processes import the
+    original functions.
     """
     ours = {"process_init_fn": process_init_fn, "process_reset_fn": process_reset_fn}
     return {name: function_in_use(name) for name in ours if function_in_use(name) is not ours[name]}

@@ -1,7 +1,7 @@
 """Finds items that change, or become unusable, when the source reads later items.
 
-Role: some sources reuse one buffer or object for all items, so that an item cannot be queued (see `common_parts`).
-An item that cannot be examined completely is treated as if its source reused it.
+Role: some sources reuse one buffer or object for all items, so that an item cannot be queued (see `common_parts`). An
+item that cannot be examined completely is treated like an item whose memory the source reuses.
 """
 
 from __future__ import annotations

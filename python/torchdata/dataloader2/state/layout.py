@@ -42,7 +42,7 @@ _VERSION = "version"
 #: The value is None if the state contains only the seeds of an epoch.
 _POSITION = "iteration_state"
 _CHECKSUMS = "checksums"
-#: The key of the pipeline's fingerprint, and of the size of its pickle in bytes.
+#: The key under which a state contains the pipeline's fingerprint, and the size of its pickle in bytes.
 _PIPELINE = "pipeline"
 #: The value is a `SavedRanks`; states without ranks lack this key.
 _RANKS = "ranks"
