@@ -30,8 +30,8 @@ import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
 
-#: For each class whose objects may lose attributes in a pickle, the sets of attributes that were found to be kept. None
-#: for any other class, whose objects are not checked.
+#: For each class whose objects may lose attributes in a pickle: the sets of attribute names with which an object was
+#: pickled without a loss. The value is None for classes whose objects need no check.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 

@@ -50,9 +50,9 @@ class _WaitingFinder:
             call(module)
 
     def install_or_leave(self) -> None:
-        """Adds this finder to `sys.meta_path` if functions are registered, and removes
-        it if none are left. The list is replaced, because an import in another thread
-        could skip a finder if the list were modified."""
+        """Adds this finder to `sys.meta_path` if functions are registered, and removes it if none are left.
+        `sys.meta_path` is replaced instead of modified, because an import in another thread could otherwise skip a
+        finder."""
         others = [finder for finder in sys.meta_path if finder is not self]
         awaited = any(self.calls.values())
         if awaited and len(others) == len(sys.meta_path):

@@ -93,7 +93,7 @@ class SharedIterator:
     def __next__(self) -> Any: ...
 
 class HandingIterator(SharedIterator):
-    """The base class of iterators that lose no item if Ctrl-C is pressed while they return it."""
+    """The base class of iterators that do not lose the item that they return if Ctrl-C is pressed."""
 
 @final
 class TimedCall:
@@ -160,8 +160,8 @@ class Carrier:
     machine."""
     def __new__(cls, inbound: Link, outbound: Link, board: BellBoard, own: int, peer: int) -> Self: ...
     def take(self, most: int) -> tuple[list[int] | None, list[bytes | LeasedBuffer]]:
-        """Returns the peer's integers in the link's shared memory (None if unchanged), and the new messages. The
-        messages are a header, followed by their large buffers."""
+        """Returns the integers that the peer has written into the link's shared memory (None if unchanged), and the new
+        messages. The returned list contains one header for all messages, followed by their large buffers."""
     def put(self, frame: Sequence[Any]) -> bool: ...
     def put_words(self, words: Sequence[int]) -> None: ...
     def wait(self, seconds: float, units: bool, lacks: bool) -> None: ...
@@ -215,7 +215,8 @@ class ArenaBuffer:
 
 def drop_inherited(links: Sequence[Link], bells: BellBoard, stats: StatsBoard | None = None) -> None: ...
 def order_of(kind: str, number: int) -> int | None:
-    """Returns the number that announces a command in shared memory; None if the command does not end an epoch."""
+    """Returns the number by which shared memory announces a command before the command arrives; None if the command
+    does not end an epoch."""
 
 @final
 class Obedience:
@@ -223,7 +224,8 @@ class Obedience:
     def __new__(cls, dispatches: bool) -> Self: ...
     runs: Final[bool]
     def obey(self, kind: str, number: int) -> tuple[Literal["leave", "run", "apply", "skip", "end"], bool, bool]:
-        """Returns the step for a command, and whether to acknowledge the command before and after this step."""
+        """Returns the step to execute for a command, and two bools: whether to acknowledge the command before the step,
+        and after it."""
     def leave(self) -> None: ...
 
 @final
@@ -465,8 +467,8 @@ class ReadAheadHold:
 
 @final
 class SourceReader:
-    """Reads the source of a `ReadAheadQueue`. Only the thread that has reserved the source may use attributes and
-    methods other than `index` and `ended`."""
+    """Reads the source of a `ReadAheadQueue`. Any thread may use `index` and `ended`; only the thread that has reserved
+    the source may use the other attributes and methods."""
     def __new__(
         cls,
         advance: Callable[[], Any],

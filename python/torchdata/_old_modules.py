@@ -14,9 +14,9 @@ from types import ModuleType
 from typing import Any
 
 #: Each line contains an old module, the module that now defines its names, and the names. `X*` stands for
-#: `XIterDataPipe` (or `XMapDataPipe`), which is now called `X`, and `old=new` renames a name. With `old=module:new`,
-#: `module` defines `new`, and an assignment to `old` also sets `new`. The line of `dataloader2.communication` contains
-#: no names, because user code imports this module without using its names.
+#: `XIterDataPipe` (or `XMapDataPipe`), which is now called `X`, and `old=new` renames a name. `old=module:new` renames
+#: a name that `module` defines, and an assignment to `old` also sets `new`. The line of `dataloader2.communication`
+#: contains no names, because user code imports this module without using its names.
 _TABLE = """
 _constants _engine.processes.shutdown default_timeout_in_s=_ranks.group:DEFAULT_TIMEOUT
 _constants _engine.processes.shutdown default_dl2_worker_join_timeout_in_s=_engine.processes.shutdown:ASKED
@@ -85,9 +85,10 @@ datapipes.utils.janitor datapipes.utils._streams janitor
 datapipes.utils.pin_memory datapipes.utils pin_memory_fn
 """
 
-#: For each old module: the module that now defines its names, and for each name its module and its name there.
+#: For each old module: the module that now defines its names and, for each name, the defining module and the present
+#: name.
 OLD_MODULES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
-#: Pairs of an old module and a name. An assignment to this name in the old module also sets the name in the module that
+#: Pairs of an old module and a name in it. An assignment to one of these names also sets the name in the module that
 #: now defines it.
 _patched: set[tuple[str, str]] = set()
 

@@ -7,8 +7,8 @@ data, and only lengths within the pickle, because a large number could make the 
 `to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `None`, `bool`,
 `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these types remain unchanged.
 Other values, such as arrays, are pickled together, so that an item in two queues of a pipe is still a single object
-after loading. The key is `NESTED` for a pickle of plain data, and `PICKLED` for a pickle that is loaded only if the
-caller trusts the state.
+after loading. The pickle is stored under the key `NESTED` if it contains plain data, or else under `PICKLED`, and is
+then loaded only if the caller trusts the state.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torchdata._native import check_plain_pickle
 
 _Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: For each class of plain data, a function that returns how to recreate an instance, or None if the instance is not
-#: plain.
+#: For each class of plain data: a function that returns the constructor and the arguments that recreate an instance, or
+#: None if the instance is not plain.
 _known: dict[type, Callable[[Any], _Made | None]] = {}
 _makers: dict[tuple[str, str], Callable[..., Any]] = {}
 
@@ -199,7 +199,7 @@ def _copied(value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
-    """Returns atoms and nested tuples of atoms unchanged, and `_OTHER` for other values."""
+    """Returns an immutable value (an atom, or nested tuples of atoms) unchanged, and `_OTHER` for other values."""
     kind = type(value)
     if kind in _ATOMS:
         return value
@@ -229,7 +229,7 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
 
 
 def _holds_error(value: Any) -> bool:
-    """Returns whether a value is an error that a pipe has stored, or a list of pairs with such an error."""
+    """Returns whether a value is an exception, or a list with a pair whose second member is an exception."""
     if type(value) is list:
         return any(type(one) is tuple and len(one) == 2 and isinstance(one[1], BaseException) for one in value)
     return isinstance(value, BaseException)
@@ -247,7 +247,7 @@ def _pickles(value: Any) -> bool:
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
     """Returns the function that takes objects of a NumPy or PyTorch class apart; None for other classes. The dict
-    `_known` cannot contain these classes, because NumPy and PyTorch may not be imported."""
+    `_known` does not contain these classes, because this module must not import NumPy and PyTorch."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts

@@ -26,8 +26,8 @@ class ReadAhead:
         end_at_exit(self)
 
     def start(self, serve: Callable[..., object], *args: Any) -> bool:
-        """Returns False if the system cannot start this thread but has started others. Raises RuntimeError if no thread
-        was started.
+        """Returns False if the system cannot start this thread, but earlier threads are running. Raises RuntimeError if
+        no thread was started.
         """
         name = f"{self._called}_{len(self.threads)}" if self._several else self._called
         thread = threading.Thread(target=_run, args=(self.queue, serve, args), name=name, daemon=True)

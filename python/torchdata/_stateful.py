@@ -5,17 +5,17 @@ item is requested, `StatefulStream` itself reports the loaded position, or the l
 iterable whose `__iter__` is a generator function would report the position where the last epoch was left, even if a
 state was loaded.
 
-`load_state_dict` restores a position within an epoch. To reach a position between two epochs, the iterable is moved to
-the position where the last epoch was left, and takes one step, which ends that epoch, or yields an item that is
-dropped. The iterable is iterated a second time after the step, so that it counts epochs and draws random numbers as in
-the saved run. If the second iteration would continue after the dropped item, the position is loaded a second time to
-restore this item.
+`load_state_dict` restores a position within an epoch. To reach a position between two epochs, `StatefulStream` loads
+the position where the last epoch was left, and requests an item. The request ends that epoch, or returns an item that
+is dropped. Then the iterable is iterated a second time, so that it counts epochs and draws random numbers as in the
+saved run. If this second iteration would continue after the dropped item instead of starting anew, the position is
+loaded again, so that the item is not lost.
 
 Some iterables, for example in Hugging Face's libraries, apply a loaded state in each later iteration instead of only
-once. If an iterable's state after the first item of a new epoch equals its state after the first item that followed
+once. If the state after the first item of a new epoch equals the state after the first item that followed
 `load_state_dict`, `StatefulStream` loads the iterable's initial state and restarts the epoch. Some iterables prepare
-the next epoch as soon as an epoch ends. If such an iterable yields an item after a state from the end of an epoch was
-loaded, `StatefulStream` loads the state a second time.
+the next epoch as soon as an epoch ends. If an iterable yields an item although the loaded state is from the end of an
+epoch, `StatefulStream` loads the state a second time.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Stateful(Protocol):
 
 
 def is_stateful(one: object) -> TypeGuard[Stateful]:
-    """Returns whether an object has both methods. A `state_dict` with required arguments does not count."""
+    """Returns whether an object is `Stateful`. A `state_dict` with required arguments does not count."""
     if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
         return False
     method = one.state_dict
@@ -132,7 +132,8 @@ class StreamState(NamedTuple):
 
     Args:
         inner: the state of the iterator; None if the iterable is its own iterator.
-        started: whether an item of the epoch was requested. If not, `ended` refers to the previous epoch.
+        started: whether an item of the epoch was requested. If `started` is False, `ended` refers to the previous
+            epoch.
     """
 
     own: Any
@@ -163,11 +164,11 @@ class StatefulStream:
         self.iterator: Any = iter(())
         self.started = self.ended = False
         #: `_unread` is True until an item is requested in an epoch or after a load. `_loaded` is True if a state within
-        #: an epoch was loaded. `_turns` is True if the iterable must still be moved to a loaded position between two
-        #: epochs.
+        #: an epoch was loaded. `_turns` is True if a loaded position between two epochs was not applied to the iterable
+        #: yet.
         self._unread, self._loaded, self._turns = True, False, False
-        #: The states of the iterable and its iterator while `_unread` is True. `_follows_end` is True if the previous
-        #: epoch had ended then.
+        #: The states of the iterable and its iterator while `_unread` is True. `_follows_end` is True if these states
+        #: were taken after the end of the previous epoch.
         self._base: Any = _UNKNOWN
         self._follows_end = False
         self._is_untouched = True
@@ -261,7 +262,7 @@ class StatefulStream:
             give(self._iterable, own)  # calling `iter` has moved the iterable to the beginning
 
     def _arrive(self) -> None:
-        """Moves the iterable to a loaded position between two epochs."""
+        """If a position between two epochs was loaded, moves the iterable to this position."""
         if not self._turns:
             return
         is_end = self.ended or self._follows_end
@@ -278,11 +279,11 @@ class StatefulStream:
 
     def _leave(self) -> Any:
         """Puts the iterable into the state that it would have if an epoch had been abandoned at the loaded position.
-        Returns the item of the last step, or `_END`.
+        Returns the last requested item, or `_END` at the end of the iterable.
 
         If an iterable is iterated anew after its first item, the new iteration may continue after this item, or begin
-        at the start. The iteration continues if the state after its first item equals the state after two items of a
-        single iteration. This comparison reads items, so the position is loaded a second time.
+        at the start. The new iteration continues if its first item leads to the same state as the second item of an
+        uninterrupted iteration. Because this test reads items, the position is loaded again afterwards.
         """
         item = self._step()
         if item is _END or not is_stateful(self._iterable):
@@ -300,7 +301,8 @@ class StatefulStream:
         return item if continues else self._step()
 
     def _step(self) -> Any:
-        """Requests the first item after the loaded position, because the iterable only then applies this position."""
+        """Requests the first item after the loaded position, because the iterable applies a loaded position only when
+        an item is requested."""
         item: Any = _END
         if self._base is not _UNKNOWN and self._base[1] is not None and not self._loaded:
             return item  # an iterator with a state has already applied the position
@@ -310,7 +312,8 @@ class StatefulStream:
         return item
 
     def _is_first(self, item: Any) -> bool:
-        """Returns whether `item`, the result of a step, is the first item of an epoch and must still be yielded.
+        """Returns whether `item`, the result of `_step`, is the first item of an epoch; if so, puts the item back, so
+        that it is yielded.
 
         A position from before the first item may belong to the new epoch or to the end of the previous epoch.
         """

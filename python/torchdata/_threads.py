@@ -1,7 +1,7 @@
 """Starts the threads of this package, and ends them at interpreter exit.
 
-Role: code that starts threads registers a `Work` object, which ends them at exit, because a daemon thread that runs
-foreign code at exit could crash the process.
+Role: code that starts threads registers a `Work` object, which ends the threads at exit, because a daemon thread that
+runs foreign code at exit could crash the process.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Work(Protocol):
         """Waits at most `seconds` until all threads except the calling thread have ended."""
 
 
-#: The registered works. A WeakSet runs Python code when an object is freed, and a KeyboardInterrupt in this code would
-#: be lost.
+#: The registered works. A WeakSet is unsuitable, because it runs Python code when an object is freed, and a
+#: KeyboardInterrupt in this code would be lost.
 _running: dict[int, weakref.ref[Any]] = {}
 #: If `_running` has this many entries, the entries of freed objects are removed.
 _full = 64

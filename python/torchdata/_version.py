@@ -19,7 +19,7 @@ def warn_of_upstream() -> None:
     site = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     with os.scandir(site) as entries:  # importlib.metadata would take longer than the remaining import of the package
         found = [e.name for e in entries if e.name.startswith("torchdata-") and e.name.endswith(".dist-info")]
-    # the distribution `torchdata` that tools/name_wheel.py builds has no files, so it overwrites nothing
+    # `tools/name_wheel.py` builds an empty distribution named `torchdata` (version `+rs.`), which overwrites nothing
     found = [name for name in found if "+rs." not in name]
     if not found:
         return

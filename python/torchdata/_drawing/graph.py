@@ -29,7 +29,7 @@ class Arrow:
 
 @dataclass
 class DrawnGroup:
-    """The pipes of one or several processes. Groups with lower `column` numbers are closer to the top."""
+    """The pipes of one or several processes. The picture shows groups in the order of `column`, from top to bottom."""
 
     title: str
     nodes: list[Node]

@@ -216,8 +216,7 @@ def _svg_box(box: _Box, line: float) -> str:
 
 
 def _as_wide_as_reckoned(text: str) -> str:
-    """Returns the SVG attributes that stretch a text to the width that the layout reserves for it, whatever font is
-    used."""
+    """Returns the SVG attributes that give a text the width that the layout has reserved, in any font."""
     return f' textLength="{_cells(text) * _CHAR:.1f}" lengthAdjust="spacingAndGlyphs"' if text else ""
 
 

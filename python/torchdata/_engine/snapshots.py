@@ -18,11 +18,10 @@ from torchdata._bounded_pickles import pickle_file
 from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
-#: After a snapshot that took c seconds, a process waits max(SECONDS,
-#: FACTOR * n * c) seconds until its next snapshot (for n, see `FEWEST`).
-#: Each millisecond of c after the first counts as five milliseconds (`Cadence`). Since FACTOR * n is at least 100,
-#: snapshots take at most 1 % of the time. After an exit, recomputing the items since the last snapshot takes about as
-#: long as starting a worker, if snapshots are small.
+#: After a snapshot that took c seconds, a process waits max(SECONDS, FACTOR * n * c) seconds until its next snapshot
+#: (for n, see `FEWEST`). If c exceeds a millisecond, the excess counts five times (`Cadence`). Because FACTOR is 50 and
+#: n at least 2, snapshots take at most 1 % of the time. After an exit, recomputing the items since the last snapshot
+#: takes about as long as starting a worker, if snapshots are small.
 SECONDS, FACTOR = 0.005, 50.0
 #: n is the number of processes, but at least FEWEST and at most MOST. The pause grows with n, because a consumer that
 #: takes items in strict order may wait for the snapshots of all processes. A snapshot also slows down other processes,
@@ -38,8 +37,8 @@ Account = tuple[int, int]
 #: A worker's snapshot: the items that the worker had sent, the number of its current iteration over the dispatched
 #: items, the items that it had read in this iteration, and the snapshot's bytes.
 Kept = tuple[Account, int, Account, bytes]
-#: A snapshot of the dispatching process: the number of the iteration, an account of the items sent to each worker, and
-#: bytes.
+#: A snapshot of the dispatching process: the number of its iteration, the `Account` of the items that were sent to each
+#: worker, and the snapshot's bytes.
 KeptDealt = tuple[int, list[Account], bytes]
 
 _HEADER = struct.Struct("<4sIQI")
@@ -52,7 +51,8 @@ class Announced:
 
     NONE = 0
     OWN = 1
-    #: The child waits for the dispatching process's snapshot, sends this snapshot, and then sends its own snapshot.
+    #: The child waits for the dispatching process's snapshot, forwards this snapshot to the main process, and then
+    #: sends its own snapshot.
     DEALT = 2
 
 
@@ -70,10 +70,10 @@ class Resumption:
 
     Args:
         content: the sealed snapshot; None for the epoch's beginning.
-        starts: a tuple for each link over which the child sends items. The first entry is the account of the items that
-            were sent before the snapshot. The second entry is the number of items after the snapshot that the child
-            recomputes but does not send again. The third entry is the checksum after these items; None if checksums are
-            not compared.
+        starts: for each link over which the child sends items, a tuple of three entries. The first entry is the
+            `Account` of the items that were sent before the snapshot. The second entry is the number of items after the
+            snapshot that the child recomputes but does not send again. The third entry is the checksum after the
+            recomputed items; None if checksums are not compared.
         turn: for the dispatching process, the index of the link for the next item; for a worker, the index of the shard
             that sends the next item.
         passed: for a worker, the number of completed iterations over the dispatched items.

@@ -175,7 +175,8 @@ def _host_of(dist: Any) -> str | None:
 
 
 def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
-    """If one address suffices, the socket is bound only to this address."""
+    """Returns the socket at which rank 0 listens, and its addresses. The socket is bound to a single address if all
+    ranks can reach it."""
     listener = _listen_at(store_host)
     if listener is not None:
         addresses = [listener.getsockname()[0]]
@@ -240,7 +241,7 @@ def _address_of_interface(name: str) -> str:
 
 
 def _own_addresses(store_host: str | None) -> list[str]:
-    """Returns the addresses of this machine, most likely first."""
+    """Returns the addresses of this machine; the address that other ranks can most likely reach comes first."""
     found = _addresses_towards(store_host)  # all ranks have reached the store's machine
     with suppress(OSError):
         found += [entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)]  # type: ignore[misc]
@@ -248,9 +249,9 @@ def _own_addresses(store_host: str | None) -> list[str]:
 
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
-    """Returns the addresses of rank 0, most likely first. The name of the store's machine is one of the addresses,
-    because rank 0 often runs on this machine, and all machines know this name. Loopback addresses are last, for ranks
-    on one machine without a network.
+    """Returns the addresses of rank 0, of which the first can most likely be reached. The name of the store's machine
+    is one of the addresses, because rank 0 often runs on this machine, and all machines know this name. Loopback
+    addresses are last, for ranks on one machine without a network.
     """
     if not offer["is_anywhere"]:
         return list(offer["addresses"])

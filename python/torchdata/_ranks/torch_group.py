@@ -39,8 +39,7 @@ _EXCUSES = {
     "late": "it runs, but waits for data, is busy between two items, or has left the loop",
 }
 
-#: The open groups. A forked child inherits their connections, and must replace the file descriptors of these
-#: connections.
+#: The open groups. A forked child must replace the file descriptors of the groups' connections, which it has inherited.
 _open_groups: weakref.WeakSet[TorchGroup] = weakref.WeakSet()
 
 
@@ -179,8 +178,8 @@ class TorchGroup(UncopyableGroup):
         self._meeting.close()
 
     def _note_connections(self) -> None:
-        """Records the file descriptors of the connections. Must be called before a fork, because file descriptors of
-        ended connections may be reused later.
+        """Records the file descriptors of the group's connections to other ranks. Must be called before a fork, because
+        file descriptors of ended connections may be reused later.
         """
         try:
             self._descriptors = self._meeting.descriptors()
@@ -188,7 +187,7 @@ class TorchGroup(UncopyableGroup):
             self._descriptors = []
 
     def _forget(self) -> None:
-        """Replaces file descriptors that a forked child has inherited, because they would keep the connections open."""
+        """Replaces inherited file descriptors in a forked child, because they would keep connections open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
             # The descriptor is replaced instead of closed, because the object that owns it exists in the child, too,

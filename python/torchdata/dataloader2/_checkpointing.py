@@ -1,7 +1,7 @@
 """Takes the state of a loader at any moment, and resumes from a state.
 
-Role: owned by the loader. `state.layout` defines the layout of states, and `_position` the positions inside an epoch.
-States are taken in any thread, and loaded in the thread that uses the loader.
+Role: owned by the loader. The module `state.layout` defines the layout of states, and `_position` handles positions
+inside an epoch. States are taken in any thread, and loaded in the thread that uses the loader.
 """
 
 from __future__ import annotations
@@ -41,8 +41,7 @@ class StateKeeper:
     Attributes:
         loaded: the state that was loaded last; None if no state was loaded.
         left: the position, seeds and ranks to save after a shutdown, or the reason why none can be saved.
-        is_rereading: whether `read_again` has begun but not completed. If `read_again` is not running, it was
-            interrupted.
+        is_rereading: whether a call of `read_again` is running or was interrupted.
     """
 
     def __init__(self, run: EpochRun) -> None:
@@ -50,7 +49,8 @@ class StateKeeper:
         self.loaded: LoaderState | None = None
         self.left: Whereabouts | str | None = None
         self.is_rereading = False
-        #: While an epoch begins, the position and seeds from before, or the reason why the loader had no state then.
+        #: While an epoch begins: the position and the seeds before its beginning, or the reason why the loader had no
+        #: state.
         self._before_epoch: Whereabouts | str | None = None
         self._warned = False
 
@@ -138,8 +138,9 @@ class StateKeeper:
             raise RuntimeError("the states of all ranks were loaded: call iter(loader) before state_dict()")
 
     def note_left(self, works: bool) -> None:
-        """Records the position of a loader that is being shut down, for states that are requested later. `works` is
-        True if pipes in the main process run threads; an earlier recorded position is then used without waiting."""
+        """Records the position of a loader that is being shut down, for states that are requested later. `works`:
+        whether pipes in the main process run threads; if so, an earlier recorded position is used, because these
+        threads are not awaited."""
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
                 self.left = self._whereabouts(0, looks=not works)
@@ -235,8 +236,8 @@ def read(state: Any, *, allow_pickle: bool = True) -> tuple[LoaderState, SavedPo
 
     Args:
         state: one state, or a dict of the states of all ranks by rank.
-        allow_pickle: whether the states may contain pickled values. This argument does not concern the pickled pipe in
-            a state, because a loader that has its own pipe does not unpickle the saved pipe.
+        allow_pickle: whether the states may contain pickled values. The pickled pipe in a state is always accepted,
+            because a loader that has its own pipe does not unpickle the saved pipe.
 
     Raises:
         TypeError, ValueError: a state is invalid, of another version, or damaged; or the states do not belong together.

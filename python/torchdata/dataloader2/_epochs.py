@@ -1,9 +1,8 @@
 """Begins, resumes and ends the epochs of a loader.
 
 Role: owned by the loader. `EpochRun` owns the `Delivery`, which counts the items, and the `Tracker` of the position.
-An `EpochRun` runs in the thread that uses the loader. If another
-thread is computing an item of the loader, the thread that
-begins or ends an epoch waits.
+An `EpochRun` runs in the thread that uses the loader. If another thread is computing an item of the loader, the thread
+that begins or ends an epoch waits.
 
 The service is notified of the end of each epoch exactly once: at the last item, at an error, when the next epoch begins
 before this one ends, or at shutdown.
@@ -102,8 +101,8 @@ class EpochRun:
         self.patience: float | None = None
         self.position = Tracker(self)
         self._knows_idle = False
-        #: For the message about skipped items: the counters at the beginning of the epoch, and a phrase such as "items
-        #: of this epoch"; None if no pipe skips items after an exception.
+        #: The counters at the beginning of the epoch, and a phrase such as "items of this epoch", for the message about
+        #: skipped items; None if no pipe skips items after an exception.
         self._counted: tuple[Reading | None, str] | None = None
         self.is_paused = self.is_limited = False
 

@@ -1,7 +1,7 @@
 """The pipeline of a loader: the pipe graph, and the service that runs it.
 
-Role: a loader runs copies of the user's graph and service. It also keeps unchanged copies of both, from which it can
-recreate the running copies. Only the thread that begins an epoch or loads a state may change the graph or the service.
+Role: a loader runs copies of the user's graph and service. Further copies stay unchanged, so that the running copies
+can be recreated from them. Only the thread that begins an epoch or loads a state may change the graph or the service.
 """
 
 from __future__ import annotations
@@ -155,8 +155,7 @@ class Pipeline:
         return self._length
 
     def works(self) -> list[Work]:
-        """Returns an object for each pipe in the main process that has running threads; `close` of this object ends the
-        threads."""
+        """Returns a `Work` for each pipe of the main process that runs threads; `Work.close` ends these threads."""
         pipes = Graph(self.datapipe) if is_pipe(self.datapipe) else ()
         works = (hooks_of(pipe)._threads_at_work() for pipe in pipes)
         return [work for work in works if work is not None]

@@ -8,8 +8,8 @@ only refers to recorded positions.
 Pipes that run in the main process can be inspected only between two items. The loader records the states of the main
 process's pipes between items, such as at the beginning of the epoch, and each recorded state is called a *mark*. User
 code may request a state while an item is being computed, after Ctrl-C has interrupted an item, or for an earlier
-position. The state then contains the newest mark before the requested position, and the number of items that were
-delivered between the mark and this position.
+position. A state contains the newest mark before the requested position, and the number of items that were delivered
+between the mark and the position.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Tracker:
         #: If pipes in the workers keep state beyond an epoch: the position at the end of the last epoch, or the reason
         #: why this position is unknown.
         self.end: Position | str | None = None
-        #: The number of epochs that had begun before an epoch whose beginning has failed; None for other epochs.
+        #: After the beginning of an epoch has failed, the number of epochs that had begun before; None in other cases.
         self._epochs_before: int | None = None
         #: `_since`: the time when the epoch began or resumed. `_seconds_before`: the duration of a resumed epoch before
         #: the save.
@@ -104,8 +104,8 @@ class Tracker:
         alone.
 
         Args:
-            looks: whether to record the current state of the main process's pipes first. If False, an earlier record of
-                their state is used.
+            looks: whether to record the current state of the main process's pipes first. If `looks` is False, an
+                earlier recorded state is used.
 
         Raises:
             ValueError: `items_ago` exceeds the number of items delivered in this epoch, or since the epoch was resumed.
@@ -146,7 +146,7 @@ class Tracker:
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
         """Returns the newest recorded state that does not include the last `items_ago` items, and the number of items
-        that were delivered before these items.
+        that were delivered before the last `items_ago` items.
         """
         given = self._delivery.given - items_ago
         if given < 0:
@@ -183,7 +183,7 @@ class Tracker:
         them.
 
         No items are lost if the last pipe takes items from workers or from a thread's queue. Ctrl-C interrupts neither
-        the workers nor the thread, and the queue keeps its items.
+        workers nor threads that read ahead, and queues keep their items.
         """
         last = self._pipeline.datapipe
         if isinstance(last, (Prefetcher, PinMemory)):
@@ -229,7 +229,8 @@ class Tracker:
             reread the epoch.
         """
         if entry.restores:
-            # In a resumed epoch, `entry.yielded` also counts items that were read before the loaded state was saved.
+            # In a resumed epoch, `entry.yielded` includes items that were read before the loaded state was saved, which
+            # are subtracted.
             return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
@@ -279,8 +280,8 @@ class Tracker:
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _only_counts(graph)
-        # If the main process runs the shards itself and a thread reads ahead, the shards are ahead of the delivered
-        # items. Counting the delivered items is then not sufficient.
+        # If a thread reads shards of the main process ahead, the number of delivered items does not determine the
+        # positions of the shards.
         is_local = self.output is not None and self.output.is_local
         reads_ahead = is_local and any(isinstance(pipe, HOLDING) for pipe in graph.pipes)
         self._may_count = self.hands_on and not reads_ahead
@@ -365,8 +366,7 @@ class Tracker:
         return iterator
 
     def _note_beginning(self, workers: WorkersPosition | None) -> None:
-        """If pipes keep state from the previous epoch, adds this state to the mark that records the beginning of the
-        epoch."""
+        """If pipes keep state from the previous epoch, adds this state to the first mark (the epoch's beginning)."""
         output, (beginning, *_) = self.output, self._marks
         looked = self._look(0, workers) if self._has_lasting() else None
         if looked is not None:
@@ -408,8 +408,8 @@ class Tracker:
         self.end = None if position is None else position._replace(ended=True)
 
     def _with_output_read_out(self, graph: Sequence[PipeEntry], output: WorkerOutput) -> Sequence[PipeEntry]:
-        """Returns `graph`, the states of all pipes. If the main process has read all items of `output`, the state of
-        `output` is marked as finished.
+        """Returns the states `graph` of all pipes, with the state of `output` marked as finished if the main process
+        has read all items of `output`.
         """
         token = token_of(output)
         if not token.finished or output.is_unread:  # a pipe with a cache may not have read the workers' items
@@ -458,8 +458,8 @@ def _only_counts(graph: Graph) -> bool:
 
 
 def _below_counting(graph: Graph, kind: type) -> Any:
-    """Returns the last pipe of the class `kind`. Returns None if a pipe between this pipe and the end of the graph may
-    combine, add, drop or reorder items."""
+    """Returns the last pipe of the class `kind` in the graph; None if a later pipe may combine, add, drop or reorder
+    items."""
     pipe = graph.end
     while not isinstance(pipe, kind):
         known = type(pipe) in HOLDING or is_one_to_one(pipe)
@@ -473,8 +473,7 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 def _spare_ranks(graph: Graph, drop: int) -> None:
     """Prevents `fullsync` at the end of a graph from synchronizing with other ranks for items that are recomputed.
 
-    Each rank may recompute a different number of items, so synchronized ranks would wait for each other at different
-    items.
+    Ranks may recompute different numbers of items, so they would wait for each other at different items.
 
     Args:
         drop: the number of recomputed items to drop after the state was loaded.

@@ -40,7 +40,7 @@ class Adapter:
             datapipe: the last pipe of the loader's copy of the graph.
 
         Returns:
-            The last pipe of the graph. An adapter may also return the given pipe.
+            The last pipe of the changed graph, possibly `datapipe` itself.
         """
         raise NotImplementedError(f"{type(self).__name__} must define __call__(datapipe)")
 

@@ -74,7 +74,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
     Several threads may share an iterator, and each item goes to one of these threads. A copy of a loader, by `copy` or
     pickle, is a separate loader that has not started. For type checkers, the loader of an `IterDataPipe[T]` or a
-    `MapDataPipe[T]` is a `DataLoader2[T]`. If adapters are functions, the loader is a `DataLoader2[Any]`.
+    `MapDataPipe[T]` is a `DataLoader2[T]`. If adapters are functions, which may change the type of the items, the
+    loader is a `DataLoader2[Any]`.
 
     Args:
         datapipe: the last pipe of the graph, or a dataset: an object with a length and `__getitem__`, or an iterable
@@ -235,8 +236,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         read the items in different orders. To read an iterable in one process only, use
         `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among workers, for
         example those of Hugging Face datasets, webdataset, litdata and mosaicml-streaming. The loader does not divide
-        an iterable that divides itself. For datasets that the loader divides, items and batches are the same for any
-        number of workers.
+        an iterable that already divides its items among the workers. For datasets that the loader divides, items and
+        batches are the same for any number of workers.
 
         If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, call `set_epoch` before each
         epoch, and the workers receive the value. Before you resume inside an epoch, set the epoch in which the state
@@ -260,8 +261,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             reading_service: the service that runs the pipeline, as an alternative to `num_workers`.
             splits_itself: whether an iterable divides its items among workers; if not, the loader divides the items.
                 With None, the loader assumes that an iterable divides its items if its library does so, or if its code
-                uses `get_worker_info` and `num_workers`. The code may use these names for another purpose, so an error
-                is raised if workers then read the same items.
+                uses `get_worker_info` and `num_workers`. If the code uses these names for another purpose, so that
+                workers read the same items, an error is raised.
 
         Returns:
             The loader.
@@ -372,7 +373,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         Args:
             items_ago: the number of items that you requested and have not used yet; 0 by default. A loader that resumes
-                from the state yields these unused items again.
+                from the state yields the unused items again.
             with_pipe: whether the state contains the pipe, which only `from_state` needs. By default (None), the pipe
                 is included if its pickle has at most 1 MiB.
 

@@ -97,8 +97,8 @@ def decode(
 ) -> Any:
     """Decodes an image to an array of its pixels, with optional cropping and resizing.
 
-    Without resizing, the pixels are equal to Pillow's pixels. With resizing, the values (0 to 255) differ from Pillow's
-    values by at most 1. In a worker, the array is allocated in shared memory, like the result of `torchdata.empty`.
+    Without resizing, the pixels are equal to Pillow's pixels. After resizing, pixel values (0 to 255) differ from
+    Pillow's by at most 1. In a worker, the array is allocated in shared memory, like the result of `torchdata.empty`.
 
     Args:
         data: the contents of the file as bytes, the path of the file, or a file opened in binary mode. An opened file
@@ -314,8 +314,8 @@ def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, nam
     left, top, right, bottom = box
     by, whole = 1, (0, 0, picture.width, picture.height)
     if request.scale == "fast":
-        # The minimum size of the reduced image. If the image were reduced further, the crop would have fewer pixels
-        # than the result, and would have to be enlarged.
+        # The minimum size to which the decoder may reduce the image. If the image were reduced further, the crop would
+        # have fewer pixels than the result, and would have to be enlarged.
         least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
         by = picture.reduce(*least)
     plain = box == whole and not flip and (rows, columns) == (picture.height, picture.width)

@@ -1,4 +1,4 @@
-"""Images with a parsed header, whose pixels simplejpeg or Pillow decodes with equal results."""
+"""Images with a parsed header. The decoded pixels are the same, whether simplejpeg or Pillow decodes them."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ class _ProgramFile:
     """A file for a pickler that moves large `bytes` objects out of the pickle into the list `buffers`.
 
     Pickle protocol 5 never moves `bytes` objects out of the pickle, and ignores reducers for `bytes`. This class can
-    still move them, because a pickler passes each large `bytes` object to `write` in a separate call. The preceding
-    call of `write` ends with the opcode and the length of the object, which this class replaces by the opcode
+    still move large `bytes` objects, because a pickler passes each of them to `write` in a separate call. The data of
+    the previous call ends with the opcode and the length of the object, which this class replaces by the opcode
     `NEXT_BUFFER`.
     """
 

@@ -28,8 +28,8 @@ class _VerbatimKey(str):
 
 
 def describe(error: BaseException, where: str) -> tuple[Any, ...]:
-    """If user code has forked this process inside a child, the process exits, because it must not send errors as the
-    child.
+    """Describes an exception for the main process. A process that user code has forked inside a child exits instead,
+    because only the child may send errors.
     """
     leave(error)
     name, notes, raised_in = type(error).__name__, notes_of(error), came_from(error)
@@ -47,9 +47,9 @@ def _formatted(error: BaseException) -> str:
         lines.__notes__ = None
         return "".join(lines.format())
     except Exception:
-        # Formatting fails if a property of the user's class raises an error. Formatting also fails if warnings are
-        # errors, because Python 3.15 warns about modules without a loader, such as `__main__` in a spawned process. The
-        # filter also affects other threads for a moment.
+        # Formatting fails if a property of the user's class raises an error. If warnings are errors, formatting fails
+        # because Python 3.15 warns about modules without a loader, such as `__main__` in a spawned process. The filter
+        # of warnings also affects other threads for a moment.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             head = "Traceback (most recent call last):\n" if error.__traceback__ else ""

@@ -14,9 +14,7 @@ from typing import Any
 
 
 def reduce_memmap(array: Any) -> Any:
-    """The pickle refers to the file only if the file certainly still contains the array; otherwise, it contains the
-    elements.
-    """
+    """The pickle refers to the file if the file still contains the array, or else contains the elements."""
     if array.mode == "r" and not array.flags.writeable and array.flags.c_contiguous and array.size and array.filename:
         offset = _offset_in(array.filename, array.ctypes.data, array.nbytes)
         if offset is not None:

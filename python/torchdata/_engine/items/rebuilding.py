@@ -2,8 +2,9 @@
 
 Role: a child sends several forms of an exception, best form first (`forms_of`), and the main process uses the first
 form that it can rebuild (`rebuilt`). Pickle alone is not sufficient, because it calls the exception's class with the
-stored arguments, which fails or creates a wrong message if the constructor has other parameters. The child sends a form
-only if the exception that it rebuilds from this form has the original type, `str`, `repr` and attributes. The forms are
+stored arguments, which fails or creates a wrong message if the constructor has other parameters. Before the child sends
+a form, it rebuilds the exception from the form, and checks that the type, `str`, `repr` and attributes are the original
+ones. The forms are
 
 - "pickle": the exception's own pickle;
 - "parts": the exception's class, arguments and attributes, rebuilt without the constructor. Attributes that cannot be
@@ -134,7 +135,7 @@ def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[st
             pickled[name] = content
             room -= len(content)
     for name, value in _members(error, of_builtins=True).items():
-        # None is skipped, because an OSError even displays a second file name of None
+        # None is skipped, because an OSError with a second file name of None would display this name
         if value is not None and isinstance(value, _PLAIN):
             pickled[name] = pickle.dumps(value)
     return pickled, left_out

@@ -75,8 +75,8 @@ class Tables:
     """Reducer tables that are reused for several items, each by one pickler at a time.
 
     Tables of reducers are rebuilt after a registration with `copyreg`, and after an import. A registration with
-    `ForkingPickler` does not rebuild the tables, because detecting it would copy all registrations for each item. If a
-    table already contains the type, the new reducer therefore takes effect only after the next import.
+    `ForkingPickler` does not rebuild the tables, because detecting it would copy all registrations for each item. A new
+    reducer for a type that a table already contains takes effect only when the tables are rebuilt.
     """
 
     #: Tables with more types than this are not reused. A table keeps its types alive, so the memory of a program that
@@ -85,8 +85,8 @@ class Tables:
 
     def __init__(self) -> None:
         self._free: list[Reducers] = []
-        #: The reducers in `copyreg` and the number of imported modules at the time when the tables in `_free` were
-        #: created.
+        #: Recorded when the reusable tables (`_free`) were created: the reducers in `copyreg`, and the number of
+        #: imported modules.
         self._seen: tuple[dict[type, Any], int] = ({}, 0)
 
     def take(self, pickling: Any) -> Reducers:

@@ -35,8 +35,8 @@ class DepartingTensors:
     """The tensors and storages of an item that is being pickled; the pickle refers to each of them by number.
 
     Tensors are assigned to memory blocks after all tensors of the item were collected. Tensors with overlapping memory
-    are placed in one block, so that the received tensors also share their elements. The rest of a storage's memory is
-    not sent.
+    are placed in one block, so that the received tensors also share their elements. Memory of a storage that no tensor
+    of the item uses is not sent.
     """
 
     def __init__(self) -> None:
@@ -321,7 +321,7 @@ def _without_gaps(tensor: Any) -> Any:
 
 
 def dlpack_ways() -> tuple[Any, Any, Any, Any]:
-    """Returns what torch provides for DLPack: (table, to_dlpack, from_dlpack, layout).
+    """Returns torch's functions for DLPack as a tuple: (table, to_dlpack, from_dlpack, layout).
 
     `table` is the capsule with DLPack's C functions, or None if this version of torch lacks the capsule. `layout` is
     the only tensor layout that DLPack supports.
@@ -375,9 +375,9 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 @functools.cache
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
     """Returns the reference counts that a tensor has if no other object can access its memory. Reference counts of
-    tensors depend on the version of torch, so they are measured on a new tensor. The array that owns a tensor's memory
-    is referenced by the tensor's storage, by a variable and, before Python 3.14, by the call of `getrefcount`. It has
-    one weak reference, from the dict `_rooms`.
+    tensors depend on the version of torch, so they are measured on a new tensor. The array that owns the memory then
+    has references from the tensor's storage, from a variable and, before Python 3.14, from the call of `getrefcount`,
+    and a weak reference from the dict `_rooms`.
     """
     import torch
 

@@ -3,9 +3,9 @@
 With "spawn" and "forkserver", multiprocessing passes file descriptors, and all children load one pickle of the graph
 from shared memory.
 
-A spawned child imports the program's main module before any code of this package runs. To run code before this import,
-the package replaces the process name, which multiprocessing sends first, by a `ChildName`, whose unpickling runs the
-code.
+A spawned child imports the program's main module before any code of this package runs. To run code before the main
+module is imported, the package replaces the process name, which multiprocessing sends first, by a `ChildName`, whose
+unpickling runs the code.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class ChildName(str):
 
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
-        # Only the first pickle of a name, which starts the child, contains the code.
+        # The code is added only to the first pickle of the name, with which multiprocessing starts the child.
         if start is None or getattr(start, "_was_told", False):
             return str, (str(self),)
         start._was_told = True
@@ -242,8 +242,8 @@ def _adopt(duplicate: Any) -> SharedPickle:
 class Parcel:
     """The pickled objects for a child that the forking process forks, and the file descriptors that these objects need.
 
-    During pickling, multiprocessing uses the parcel as its `Popen` object, and adds the file descriptors of locks and
-    queues to it.
+    While the objects are pickled, the parcel replaces multiprocessing's `Popen` object, so that locks and queues add
+    their file descriptors to the parcel.
     """
 
     def __init__(self, *contents: Any) -> None:

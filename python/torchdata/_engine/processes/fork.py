@@ -9,12 +9,13 @@ so that no other thread can acquire them. The extension waits for the lock of Py
 generator last (`forking.rs`). The buffers of standard output and error are created anew in the child, because a thread
 that prints continuously holds their locks most of the time.
 
-Another thread may still acquire another lock between this wait and the fork, so each new child first acquires and
-releases every lock. If the child does not succeed in time, a timer of the kernel kills the child, and the main process
-forks another child. The child that was killed has not run any user code yet.
+Another thread may still acquire a lock right before the fork, so each new child first acquires and releases every lock.
+If the child does not acquire all locks in time, a timer of the kernel kills the child, and the main process forks
+another child. The killed child has not run any user code.
 
 Since Python 3.12, `os.fork` warns if the process has threads. The engine suppresses this warning. If warnings are
-errors, Python 3.15 would raise it after the fork, and the main process would never learn the child's process id.
+errors, Python 3.15 would raise the warning after the fork, and the main process would never learn the child's process
+id.
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ KEPT = 1.0
 #: The time limit in seconds for a new child to acquire all locks, for each attempt to fork this child. The limits grow,
 #: because a child may be slow on a busy machine.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
-#: The maximum number of seconds to wait for the children's messages. A child that sends no message, for example because
-#: SIGSTOP has suspended it, is left to the checks during the epoch.
+#: The maximum number of seconds to wait for the children's messages. A child that sends no message in this time, for
+#: example because SIGSTOP has suspended it, is handled by the checks during the epoch.
 PATIENCE = 10.0
 
 
@@ -175,8 +176,8 @@ def _no_longer_ignore() -> None:
 os.register_at_fork(after_in_child=_no_longer_ignore)
 
 
-#: A child's message contains its number, and the index of the lock that it acquires next, or `len(LOCKS)` after the
-#: last lock.
+#: The message of a child that acquires all locks: the child's number, and the index of the next lock (`len(LOCKS)`
+#: after the last lock).
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 
@@ -299,8 +300,8 @@ def _await_all(children: Sequence[ForkedChild], reader: int, deliver: Callable[[
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], LOOK)
         # Exits are checked before messages are read, so that no message of an exited child is missed. A child that
-        # exited for a reason other than a held lock is not forked again. Its exit is reported when the main process
-        # waits for its items.
+        # exited for a reason other than a held lock is not forked again. The main process reports the exit when it
+        # waits for the child's items.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):

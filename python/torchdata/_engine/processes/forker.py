@@ -1,9 +1,9 @@
 """Delegates forking to a separate process, because the main process may use CUDA, threads and locks.
 
-Role: with start method "fork", the main process forks the forking process right after forking a loader's children. The
-forking process later forks the replacements of children that have exited. By then, the main process may have threads or
-use CUDA, so a child of the main process might hang at a held lock, or fail to use CUDA. The forking process has one
-thread, runs no user code, and exits with the loader.
+Role: with start method "fork", the main process first forks a loader's children, and then the forking process. The
+forking process later forks the replacements of children that have exited. When a child must be replaced, the main
+process may have threads or use CUDA, so a new child of the main process might hang at a held lock, or fail to use CUDA.
+The forking process has one thread, runs no user code, and exits with the loader.
 
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
 the children of all loaders. The fork server of multiprocessing is not suitable, because it also forks user processes,
@@ -64,7 +64,8 @@ class ForkingProcess:
 
     Args:
         inherits: whether the forking process is a copy of the main process, so that it is ready immediately.
-        launch: creates the process from two ends of a socket: the new process's end, and this process's end.
+        launch: creates the process, given the two ends of the socket through which the new process and this process
+            communicate.
     """
 
     #: The number of seconds that the forking process may take to start while a signal is pending. This time limit
@@ -92,7 +93,7 @@ class ForkingProcess:
             raise
         finally:
             theirs.close()
-        # Exit handlers with a higher priority, some of which end loaders, run before this one.
+        # Exit handlers with a higher priority, some of which end loaders, run before this handler.
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod
@@ -327,8 +328,8 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # Writing an answer wakes the new child, whereas closing the pipe may not, because other forked processes
-            # may hold copies of the pipe's end.
+            # An answer is always written, because closing the pipe does not wake the child if other forked processes
+            # have copies of this end.
             with contextlib.suppress(BrokenPipeError):
                 os.close(leave)
                 os.write(ours, answer)

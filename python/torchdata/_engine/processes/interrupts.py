@@ -229,8 +229,8 @@ _deaf: list[int] = []
 
 def _take_no_notice(number: int, _frame: FrameType | None) -> None:
     """The handler of a signal that children ignore. A native handler normally runs instead, because only native code
-    can determine the sender of the signal. This Python function allows user code to replace and restore the handler. If
-    Python calls this function, user code has done so, and the native handler must be installed again.
+    can determine the sender of the signal. This Python function allows user code to replace and restore the handler.
+    Python calls this function only if user code has done this, and the native handler must then be installed again.
     """
     take_no_notice(number)
 

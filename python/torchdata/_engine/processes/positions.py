@@ -4,10 +4,9 @@ Role: with start method "fork", the main process runs this check in
 each epoch. A file that is open during the fork has one position in all
 processes. Each read in one process moves the shared file position, so other processes silently read wrong bytes.
 
-To avoid false warnings, a warning requires that a file's position has changed during an epoch, that at least two
-children have read data, and that no thread of the main process has read data. The kernel counts the reads of each
-process (`/proc/PID/io`). Once the main process has waited for an exited child, the kernel counts the child's reads as
-reads of the main process.
+A warning requires that, during an epoch, the position of a file has changed, at least two children have read data, and
+no thread of the main process has read data. The kernel counts the reads of each process (`/proc/PID/io`). Once the main
+process has waited for an exited child, the kernel counts the child's reads as reads of the main process.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class SharedPositions:
     """This object must be created right before the children are forked.
 
     Args:
-        differ: whether the children do different work. If True, the first epoch is not checked, because children also
-            read files while they start.
+        differ: whether the children run different graphs, as with a dispatching process. If `differ` is True, the first
+            epoch is not checked, because children also read files while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:
@@ -67,7 +66,7 @@ class SharedPositions:
             for number, before in mark.positions.items()
             if before not in (-1, position := _position(number, self._files[number])) and position != -1
         ]
-        # the call of `_reads_of` in `begin` counts as one read of the process
+        # one of the counted reads was caused by `begin`, which calls `_reads_of`
         if not moved or _reads_of(os.getpid()) != mark.own + 1:
             return None
         readers = [pid for pid in self._pids() if (_reads_of(pid) or 0) > mark.reads.get(pid, 0)]

@@ -2,7 +2,7 @@
 
 Role: `Popen` of multiprocessing creates each process, so that it starts and exits like other processes of
 multiprocessing. The process is not in multiprocessing's list of children. At exit, multiprocessing sends SIGTERM to all
-processes in this list and waits for them, but the engine's children ignore SIGTERM.
+processes in its list and waits for them, but the engine's children ignore SIGTERM.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Pidfd:
                 os.kill(self._pid, number)
 
     def close(self) -> None:
-        # cleared before the file is closed, because another thread may fork now
+        # The attribute is cleared before the file is closed, because another thread may fork in between.
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -99,7 +99,7 @@ def is_ready(descriptor: int, seconds: float, events: int = select.POLLIN) -> bo
 
 
 class ChildProcess(ABC):
-    """A child process, which other code of the program may reap before this class does.
+    """A child process, whose exit code other code of the program may collect first (by `waitpid`).
 
     Exit codes are unavailable if a program ignores SIGCHLD, or if its handler of SIGCHLD reaps all children.
 
@@ -112,8 +112,8 @@ class ChildProcess(ABC):
 
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
-        #: Whether the caller of `start` calls `watch` after the start of the last child, so that children inherit fewer
-        #: file descriptors.
+        #: Whether `watch`, which opens a file descriptor, is called only after the start of the last child, so that
+        #: children inherit fewer file descriptors.
         self.is_watched_later = False
         self._process_name = process_name
         self.forget_process()

@@ -30,8 +30,8 @@ _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 
 
 class Shutdown:
-    """In a forked child, the methods of an inherited object do nothing. `bells`, which wakes the children, must outlive
-    them.
+    """In a forked child, the methods of an inherited object do nothing. `bells` wakes the children, so it must exist as
+    long as the children.
     """
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
@@ -46,15 +46,15 @@ class Shutdown:
         #: Ends the epoch before the children are asked to stop, so that no child waits for the main process.
         self.beforehand: Callable[[], None] | None = None
         self.afterwards: Callable[[], None] | None = None
-        #: The senders that ask the children to stop; empty until all children can be asked.
+        #: The senders of the command to stop; empty until every child can receive this command.
         self.commanders: list[Sender] = []
         _to_end.add(self)  # last, because Ctrl-C may interrupt this constructor
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Replaces an exited child by a child that is not started yet.
 
-        After the start of the new child, the caller must check `has_begun`. If `has_begun` is True, the shutdown does
-        not stop this child, so the caller must stop it.
+        If `has_begun` is True after the start of the new child, the caller must stop the child, because the shutdown
+        does not.
         """
         if self.has_begun:
             return

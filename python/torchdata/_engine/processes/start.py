@@ -99,7 +99,7 @@ def _imports_the_program() -> bool:
 
 
 def _refuse_to_start() -> NoReturn:
-    """A child of the engine exits with a code that reports the missing `__main__` guard. In a child that another
+    """In a child of the engine, exits with the exit code for a missing `__main__` guard. In a child that another
     library or the program itself has started, raises RuntimeError.
     """
     if current_process().name.startswith(PREFIX):

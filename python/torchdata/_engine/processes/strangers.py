@@ -12,7 +12,7 @@ import os
 import sys
 import traceback
 
-#: The process id of the engine's child, which a process that user code has forked inherits.
+#: The process id of the engine's child. A process that user code forks inherits this variable, so its own id differs.
 _child: int | None = None
 
 

@@ -42,7 +42,7 @@ class Cluster:
         self.door: threading.RLock = _door(ray, needed_by)
         if not ray.is_initialized():
             _join(ray)
-        #: Contains the job's id. A program that leaves the cluster and joins it again gets another id, and has lost its
+        #: Contains the job's id. A program that leaves and rejoins the cluster gets another job id, and has lost its
         #: actors.
         self._context = ray.get_runtime_context()
         self._stay = self._context.get_job_id()
@@ -115,7 +115,7 @@ class Cluster:
         cause = getattr(error, "cause", None)
         if cause is not None:  # code in the host process has raised the error
             return f"its host reports: {type(cause).__name__}: {cause}"
-        # Lines that begin with a space contain the names and ids of the actor, and are omitted.
+        # Lines that begin with a space contain the names and ids of Ray's actor, and are omitted.
         said = " ".join(line for line in str(error).splitlines() if line[:1].strip()).rstrip(". ")
         return said if isinstance(error, VersionsDiffer) else f"Ray reports: {said or repr(error)}"
 
@@ -166,8 +166,8 @@ class _Actor:
 
 
 def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:
-    """Moves Ray's `reference` to `spent` once `answer` is done, so that only the next request, which runs in the
-    context `stay`, drops the reference."""
+    """Keeps Ray's `reference` until `answer` is done, and then appends it to `spent`, whose references only the next
+    request drops (in the context `stay`)."""
     held = [reference]
     answer.add_done_callback(lambda _: spent.append(held.pop()))
 

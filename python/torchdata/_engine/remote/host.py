@@ -4,12 +4,11 @@ Role: the host spawns the worker as a separate process, because user code needs 
 lock, and a crash of user code must end only the worker. The host forwards the contents of the worker's links without
 decoding them.
 
-A lane is a pair of links, one per direction. Each lane has two threads in the host. The method `tell` receives
-messages from the main process, and the method `pull` returns messages of the worker, each in its
-own thread. Several calls of `pull` are always waiting at the host, so that the host can return
-messages immediately. All calls are numbered, because they may arrive out of order. The first
-lane transmits commands and the worker's items, and the second lane transmits items from the dispatching process, which
-runs on the main process's machine.
+A lane is a pair of links, one per direction. The method `tell` receives messages from the main process, and the method
+`pull` returns messages of the worker, each in its own thread. Several calls of `pull` are always waiting at the host,
+so that the host can return messages immediately. All calls are numbered, because they may arrive out of order. The
+first lane transmits commands and the worker's items, and the second lane transmits items from the dispatching process,
+which runs on the main process's machine.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ SEEN = 0.5
 APART = 32 << 10
 #: Once this many bytes wait for the worker, the main process must stop sending.
 FULL = 8 << 20
-#: The indices of the worker and of the dispatching process on this machine. The index of a process selects its entry in
-#: the `BellBoard` and in the `StatsBoard`.
+#: The indices of the worker and of the dispatching process in the `BellBoard` and the `StatsBoard` of this machine.
 WORKER, DISPATCHER = 1, 2
 
 
@@ -125,7 +123,7 @@ class Told:
 
 @dataclass(frozen=True)
 class Pulled:
-    """The result of a call of `pull`.
+    """The result of `Host.pull`: messages of the worker, and its state.
 
     Args:
         number: the number of earlier calls of `pull` for the same pair of links.
@@ -212,7 +210,7 @@ class _WorkerLane:
         Args:
             most: no message is added once the messages have this many bytes.
             look: returns the worker's state, or None if the last state was returned less than `SEEN` seconds ago. The
-                argument is True in the last call, after the worker has exited.
+                last call, after the worker has exited, is `look(True)`.
         """
         with self._pulling:
             if not self._has_ended:
@@ -244,8 +242,8 @@ class Host:
         bells = BellBoard(1 + DISPATCHER)
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
-        #: For each lane, the link from the worker and the link to the worker. In the second lane, the link from the
-        #: worker stays empty, because a worker sends no items to the dispatching process.
+        #: For each lane, the link from the worker and the link to the worker. In the second lane (dispatched items),
+        #: the link from the worker stays empty, because a worker sends no items to the dispatching process.
         self._links = [(data, control)]
         dispatched = None
         if setup.is_dispatched:
@@ -292,7 +290,7 @@ class Host:
         return About(child.pid or 0, os.getpid(), *_node(), exitcode, versions())
 
     def tell(self, lane: int, told: Told) -> None:
-        """`lane` is 0 for commands and items, and 1 for dispatched items."""
+        """Receives a message on the pair of links `lane`: 0 for commands and items, 1 for dispatched items."""
         self._heard = time.monotonic()
         self._lanes[lane].tell(told)
 
@@ -320,8 +318,8 @@ class Host:
         self._child.kill()
 
     def _watch(self) -> None:
-        """If Ray's daemon (the parent of this process) has exited, Ray has killed the worker. In this case, the exit
-        code is not reported, because only Ray knows the reason.
+        """If Ray's daemon (the parent of this process) has exited, Ray has killed the worker. The worker's exit code is
+        then not reported, because only Ray knows the reason.
         """
         child = self._child
         while not child.ended:
@@ -342,8 +340,8 @@ class Host:
 
 
 def _look_away(is_last: bool) -> None:
-    """Replaces `Host._look` for the lane of dispatched items, because only the first lane reports the worker's
-    state."""
+    """Replaces `Host._look` in `pull` for dispatched items, because the worker's state is reported with the worker's
+    own items."""
 
 
 def bytes_of(frame: list[Any]) -> int:

@@ -29,12 +29,12 @@ from torchdata._threads import Latch
 AHEAD = 2
 #: The maximum size in bytes of one message to a host.
 TOLD = 1 << 20
-#: A bit in the first integer that the main process sets in the shared memory of a link. The bit means that the worker
-#: must stop. The lower bits of this integer contain the current epoch's number.
+#: The bit that asks the worker to stop, in the first integer that the main process sets in the shared memory of a link.
+#: The lower bits of the integer contain the number of the current epoch.
 _END = 1 << 32
 #: Seconds between two checks during a wait, and the maximum seconds that `close` waits for the thread.
 LOOK, JOINED = 1.0, 5.0
-#: Seconds that a host has to report its worker's stack, and to kill the worker.
+#: The time limits in seconds for a host to report its worker's stack (`ANSWERED`), and to kill the worker (`ENDED`).
 ANSWERED, ENDED = 10.0, 1.0
 
 #: Workers get unique numbers, because process ids of different machines may be equal.
@@ -46,7 +46,7 @@ class VersionsDiffer(RuntimeError):
 
 
 class RemoteWorker(ChildProcess):
-    """`hosts` is the `Cluster`, and `setup` is the same as for a child on this machine."""
+    """`hosts` is the `Cluster` that starts the host, and `setup` describes the worker as if it ran on this machine."""
 
     def __init__(self, hosts: Any, name: str, setup: ChildSetup) -> None:
         super().__init__(name, name)
@@ -60,7 +60,8 @@ class RemoteWorker(ChildProcess):
         self._seen: Seen | None = None
         self._fault: Exception | None = None
         ends = os.pipe()
-        #: The ends of a pipe: when the worker exits, a byte is written to it, which wakes code that waits for the exit.
+        #: The ends of a pipe, to which a byte is written when the worker exits, so that code that waits for the exit
+        #: wakes up.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
 
     def _launch(self) -> int:
@@ -102,7 +103,7 @@ class RemoteWorker(ChildProcess):
 
     @property
     def is_running(self) -> bool:
-        """Returns False, because the host does not report the current state."""
+        """Returns False, because the host does not report whether a thread of the worker currently runs."""
         return False
 
     def worked(self, page: dict[str, Any] | None) -> float | None:
@@ -217,7 +218,7 @@ class RemoteWorker(ChildProcess):
     def _await(self, begun: Future[About]) -> About | None:
         """Returns None if the worker was killed before its start was complete."""
         wake = self._wake
-        # The callback must not refer to this object, because Ray may keep it forever.
+        # Ray may keep the callback forever, so the callback must not refer to this object.
         begun.add_done_callback(lambda _: wake.set())
         while not self._is_killed:
             if begun.done():

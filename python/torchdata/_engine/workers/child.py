@@ -1,4 +1,4 @@
-"""Runs in every child process: starts it up, opens its links, and receives commands.
+"""Runs in every child process, opens the child's links, and receives commands.
 
 Role: a child leaves signals to the main process, closes inherited resources, and ensures that it exits with the main
 process, before it opens its links and loads the program.
@@ -43,7 +43,7 @@ from torchdata._native import (
 from torchdata._observe.stats.counting import Counting
 from torchdata._reporting import begin_at
 
-#: The index of the main process in the `BellBoard`.
+#: The index of the main process in the `BellBoard`, through which processes wake each other.
 MAIN = 0
 #: The size in bytes of the largest block to which glibc's allocator adapts (`M_MMAP_THRESHOLD` in mallopt(3)), minus
 #: the block's header.
@@ -240,11 +240,10 @@ def _keep_freed_memory() -> None:
     """Makes glibc keep freed memory, which it otherwise returns to the system.
 
     A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. Each page that
-    glibc has returned to the system causes a page fault when the child uses it again. These page faults take a tenth of
-    the time for decoding an image. glibc raises its limit for kept memory when a large block is freed. A child may
-    never free such a block, because its large arrays are in shared memory. This function therefore allocates and frees
-    one large block, without touching its pages. Limits that the user has set (`MALLOC_TRIM_THRESHOLD_`)
-    remain in effect.
+    glibc has returned to the system causes a page fault when the child uses it again. Page faults take a tenth of the
+    time for decoding an image. glibc raises its limit for kept memory when a large block is freed. A child may never
+    free a large block, because its large arrays are in shared memory. This function therefore allocates and frees one
+    large block, without touching its pages. Limits that the user has set (`MALLOC_TRIM_THRESHOLD_`) remain in effect.
     """
     bytes(_LARGEST_LEARNT)
 
@@ -264,12 +263,12 @@ def _keep_memory_of_tensors() -> None:
     """Makes torch request huge pages for large tensors, unless the user has disabled this.
 
     Without huge pages, older releases of glibc leave a gap next to each tensor, because torch aligns it to 64 bytes.
-    The memory of a freed tensor is then slightly too small for the next tensor of the same size, so the process grows
-    with each tensor. With huge pages (glibc 2.36), filling a tensor of 20 MB causes 0 page faults instead of 4,864, and
-    filling a tensor of 38 MB causes 531 instead of 9,729. In 60 items, a worker that kept a small
-    tensor and freed a tensor of 20 MB per item grew by 1.2 GB without huge pages, and by 20 MB
-    with huge pages. Torch reads the environment variable when it creates its first tensor. The variable has no effect
-    in a forked child if the main process has already created a tensor.
+    Because of this gap, the memory of a freed tensor is slightly too small for the next tensor of the same size, so the
+    process grows with each tensor. With huge pages (glibc 2.36), filling a tensor of 20 MB causes 0 page faults instead
+    of 4,864, and filling a tensor of 38 MB causes 531 instead of 9,729. In 60 items, a worker that kept a small tensor
+    and freed a tensor of 20 MB per item grew by 1.2 GB without huge pages, and by 20 MB with huge pages. Torch reads
+    the environment variable when it creates its first tensor. The variable has no effect in a forked child if the main
+    process has already created a tensor.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 

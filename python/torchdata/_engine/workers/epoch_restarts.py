@@ -118,8 +118,8 @@ class EpochRestarts(Restarts):
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
-        """The returned function also raises `Gone` if the child may wait forever for an exited child, such as the
-        dispatching process.
+        """Returns a function that raises `Gone` like the result of `look_at`, and also if the child may wait forever
+        for a process that has exited.
         """
         look, processes = self.look_at(index), self._members.processes
 

@@ -130,8 +130,8 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The epoch was resumed in the middle of an iteration over the dispatched items. The graph now starts its
-            # next iteration, so the remaining items of the earlier iteration are skipped.
+            # The epoch was resumed in the middle of an iteration over the dispatched items, and the graph now begins
+            # the next iteration, so the rest of the resumed iteration is skipped.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True
@@ -175,7 +175,7 @@ class EpochRunner:
                 program.end_epoch(self._has_failed and place == self.turns.entered)
             self.counting.end()
             if self.dispatched is not None:
-                # Dispatched items that this worker has not read would otherwise block other workers.
+                # Without this call, dispatched items that this worker has not read would block the other workers.
                 self.dispatched.finish_epoch(epoch)
 
     def _send_epoch(self, begin: Callable[[], Any]) -> None:
@@ -198,7 +198,8 @@ class EpochRunner:
 
     def _begin_shard(self, place: int, announced: int, start: Resumption) -> Iterator[Any]:
         program = self.programs[place]
-        # A graph that resumes from a snapshot may read immediately, because the main process already has a snapshot.
+        # A graph that resumes from a snapshot may read immediately, because the main process needs no snapshot of the
+        # beginning.
         unread = announced and start.content is None
         with program.beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
@@ -255,8 +256,8 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Executes commands up to the command that ends the running epoch and for which the main process has
-        interrupted the graph. Returns False if this command does not arrive in time.
+        """After the main process has interrupted the graph, executes commands up to the command that ends the running
+        epoch. Returns False if the command that ends the epoch does not arrive in time.
         """
         while (command := self.child.command_within(ORDERED)) is not None:
             if self._obey(command) == "leave":

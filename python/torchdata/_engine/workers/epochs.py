@@ -26,7 +26,7 @@ from torchdata._observe.outside.stacks import answer_no_more
 from torchdata._observe.stats.counting import MAIN_PAGE
 
 OBEDIENCE = 600.0
-#: Seconds between two checks for blocked children while the main process waits.
+#: Seconds between two checks of a child while the main process waits until the child acknowledges a command.
 GLANCE = 0.002
 
 
@@ -180,7 +180,7 @@ class Children(Group):
 
     def _without_snapshot(self) -> list[int]:
         """Returns the workers whose snapshots are missing. If only the dispatching process's snapshot is missing,
-        returns worker 0, which relays it.
+        returns worker 0, which forwards this snapshot to the main process.
         """
         found = self.collector.positions()
         missing = [] if found is None else [shard for shard, (_, kept) in enumerate(found[0]) if kept is None]
@@ -258,7 +258,7 @@ class Children(Group):
             return False
 
     def _send(self, index: int, kind: str, number: int, *content: Any, to: ChildProcess | None = None) -> None:
-        """If `to` is given, gives up once another process has replaced `to`."""
+        """If `to` is given, the attempt ends once another process has replaced `to`."""
         began = time.monotonic()
         while to is None or self._processes[index] is to:
             try:
@@ -282,7 +282,8 @@ class Children(Group):
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests
-        # A worker that waits for the dispatching process executes commands only after that process continues.
+        # A worker that waits for the dispatching process executes commands only after the dispatching process
+        # continues.
         others = range(len(self._processes)) if self.dispatches else ()
 
         def look() -> None:

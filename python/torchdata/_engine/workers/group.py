@@ -1,10 +1,9 @@
 """Starts, monitors and ends a group of child processes that run a program.
 
-Role: a group runs in the main process. Until `shutdown`, it owns the children's
-process objects, and the shared memory for messages, wake-ups and counters.
-`shutdown` is bounded in time, idempotent, and harmless in a forked child. A subclass of `Group` runs graphs, datasets
-or functions of nodes. It sends commands to the children through `members.commanders`, and reads items through a
-`Collector`.
+Role: until `shutdown`, a `Group` in the main process owns the children's process objects, and the shared memory for
+messages, wake-ups and counters. `shutdown` is bounded in time, idempotent, and harmless in a forked child. A subclass
+of `Group` runs graphs, datasets or functions of nodes. The subclass sends commands to the children through
+`members.commanders`, and reads items through a `Collector`.
 """
 
 from __future__ import annotations
@@ -309,8 +308,8 @@ def pickled_program(
 
     Args:
         refined: returns the pickler class to use, given the class that it must derive from.
-        copies_shared: whether tensors in shared memory are always copied. If `copies_shared` is False, these tensors
-            are copied only if a child cannot import the object's functions and classes, and a warning is issued.
+        copies_shared: whether tensors in shared memory are always copied. If False, such tensors are copied, with a
+            warning, only if a child cannot import the object's functions and classes.
 
     Returns the pickle and its large buffers, where tensors that overlap share one buffer.
 

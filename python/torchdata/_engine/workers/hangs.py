@@ -274,8 +274,8 @@ class Hangs:
 
 
 def _unheard(page: Any, limit: float) -> float:
-    """Returns the seconds since counters last arrived from another machine; 0 if counters are overdue, because the
-    process or its host hangs.
+    """Returns the seconds since the process's counters last arrived from another machine; 0 if they are overdue,
+    because the process or its host then counts as hanging.
     """
     if page is None or not page["heard"]:
         return 0.0

@@ -41,8 +41,8 @@ class Program(ABC):
     worker_name: ClassVar[str] = "worker process {}"
     #: What a worker was doing, for the error that reports its exit.
     stage: ClassVar[str] = "reading items"
-    #: Words for the error message if a worker exits repeatedly at the same result. `item` is the name of a result,
-    #: `counted` follows the number of the result, and `mended` is what the user should correct.
+    #: Words for the error message if a worker exits repeatedly at the same result. `item` names a result, `counted`
+    #: follows the result's number in the message, and `mended` names what the user should correct.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"
@@ -123,8 +123,8 @@ class EpochProgram(Program):
         """Called after the last epoch, if the process continues."""
 
     def enter(self) -> None:
-        """Called when the process switches to this program from another shard's program. The engine saves and restores
-        `globals` itself, and does not call `enter` if the shards differ in nothing else.
+        """Called when the process switches to this program from another shard's program. The engine itself saves and
+        restores `globals`, and calls `enter` only if the shards differ in more than `globals`.
         """
 
     def leave(self) -> None:

@@ -1,12 +1,11 @@
 """Finds loaders in other processes, and reads their counters without affecting them.
 
 Role: a loader's counters are in anonymous memory, for which the main process of the loader keeps a file descriptor
-open. Through `/proc`, other processes of the same user and of root can open this memory.
+open. Through `/proc`, other processes of the same user and of root can open the memory.
 
-Root may inspect a process of a malicious user, so the contents of this memory are not trusted.
-The memory must be sealed against shrinking, offsets in it are compared with its size, and
-control characters are removed from texts in it. Loaders with invalid counters are reported and
-omitted.
+Root may inspect a process of a malicious user, so the contents of the memory are not trusted. Therefore, the memory
+must be sealed against shrinking, offsets are compared with its size, and control characters are removed from texts.
+Loaders with invalid counters are reported and omitted.
 """
 
 from __future__ import annotations
@@ -163,8 +162,7 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
     owner, _ = board.made()
     numbers = _numbers(candidate)
     here = owner if numbers is None else numbers.get(owner, candidate)
-    # The process `candidate` may be a forked child of the loader's main process, and has then inherited the file
-    # descriptor.
+    # If `candidate` is a forked child of the loader's main process, it has only inherited the file descriptor.
     if here != candidate and _holds(here, identity):
         return None
     inside = "" if numbers is None else f" (in a container, where it is {owner})"

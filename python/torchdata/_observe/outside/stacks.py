@@ -9,7 +9,7 @@ file descriptor of this memory.
 On a second signal, a Python handler in a worker writes the stacks of the other threads, once the main thread runs
 Python code.
 
-The signal would end a process that has no handler for it. The process therefore installs a handler before it writes the
+The signal would end a process without a handler. Therefore, a process installs the handler before it writes the
 signal's number into the counters, and an observer checks that the handler exists. After its last loader, the process
 ignores the signal, because a late observer may still send it. Only the main thread can make a process ignore a signal.
 If the first loader was created in another thread, the process keeps the handler until it exits.
@@ -37,10 +37,10 @@ LOOK = 0.005
 
 _HEAD = "Stack (most recent call first):"
 #: `_END` is written after the stacks of the threads other than the main thread. `OTHERS` is the maximum number of
-#: seconds to wait for these stacks.
+#: seconds to wait for the stacks of these threads.
 _END, OTHERS = "\0", 0.5
-#: The counters contain two signals in one number. The lower 8 bits are the signal that requests the main thread's
-#: stack. The higher bits are the signal that requests the stacks of the other threads.
+#: The counters contain one integer for two signal numbers. The lower 8 bits of the integer are the signal that requests
+#: the main thread's stack. The higher bits of the integer are the signal that requests the stacks of the other threads.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
 #: Frames in this folder are removed from the stack of a worker.
@@ -63,9 +63,8 @@ class _Answering:
         #: The signal that requests the stacks of a worker's other threads; 0 without a handler for this signal.
         self.others: int = 0
         self.ignored: bool = inherited is not None and inherited.ignored
-        #: The file descriptor and the inode of the memory into which this process writes stacks. The two numbers are
-        #: assigned in one step, because a child that another thread forks must not inherit one number without the
-        #: other.
+        #: The file descriptor and the inode of the memory into which this process writes stacks. The descriptor and the
+        #: inode are assigned together, because a child that another thread forks must not inherit only one of them.
         self.opened: tuple[int, int] = (-1, 0)
         #: The file descriptor and the inode of the parent process's memory, until this process closes the descriptor.
         self.inherited: tuple[int, int] = (-1, 0)
@@ -101,7 +100,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        # The page is added before `_open`, because otherwise, a loader that ends in another thread could close the
+        # The page is added before `_open`, so that a loader that ends in another thread meanwhile does not close the
         # memory.
         now.pages.add((id(board), page))
         if not _is_open(now.opened) and not _open(now):
@@ -249,8 +248,8 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
-    """Returns the stacks of the threads other than the main thread. The process writes them after the first `size`
-    bytes of the memory."""
+    """Returns the stacks of the threads other than the main thread. The process writes these stacks after the first
+    `size` bytes of the memory."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)
@@ -277,7 +276,8 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _trimmed(answer: str) -> str:
-    """Returns the first stack of a text that may contain answers to other observers."""
+    """Returns the first stack of a text, which may also contain the answers to simultaneous requests of other
+    observers."""
     stack = answer[answer.index(_HEAD) :].strip()
     head, *calls = stack.splitlines()
     calls = calls[: calls.index(head)] if head in calls else calls
@@ -300,8 +300,8 @@ def _listed(frame: Any) -> str:
 
 
 def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False) -> tuple[str, str]:
-    """Returns the kernel's description of a process, and its Python stacks or why there are none. If `wakes` is True, a
-    suspended process may be resumed."""
+    """Returns the kernel's description of a process, and its Python stacks, or the reason why there are no stacks. If
+    `wakes` is True, a suspended process may be resumed."""
     where = kernel_state(pid)
     stack = None
     with contextlib.suppress(OSError):

@@ -2,7 +2,7 @@
 
 Role: while a thread of the main process waits for workers, the collector calls this module in the waiting thread. A
 thread of the Rust extension monitors calls of `next`, and calls this module if the main process itself hangs. The
-extension stops its thread before each fork, because Python warns if a process with several threads forks.
+extension stops the monitoring thread before each fork, because Python warns if a process with several threads forks.
 """
 
 from __future__ import annotations
@@ -64,9 +64,9 @@ class Patience:
         self._children, self._seconds = weakref.ref(children), seconds
         self._lock = threading.Lock()
         self.is_awaited: Callable[[], bool] = bool
-        #: The number of items that have arrived, and this number at the last check.
+        #: `came` is the number of items that have arrived, and `_seen` is this number at the last check.
         self.came = self._seen = 0
-        #: The time when the item of each late process became late.
+        #: For each process whose item is late, the time when it became late.
         self._late: dict[int, float] = {}
         self._began, self._next = time.monotonic(), seconds
 

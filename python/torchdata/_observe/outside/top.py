@@ -90,7 +90,7 @@ def live(pid: int | None, interval: float, stacks: bool) -> None:
 
 @contextlib.contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Yields a function that waits up to a number of seconds for a key, and returns the key."""
+    """Yields a function that waits for a keypress, at most the given number of seconds, and returns the key."""
     if not sys.stdin.isatty():
 
         def nothing(seconds: float) -> str:

@@ -71,7 +71,7 @@ def _add_processes(graph: DrawnGraph, processes: list[ProcessStats], stats: Load
 
 
 def _readers(stats: LoaderStats, process: ProcessStats) -> Sequence[int | None]:
-    """Returns the index of the reading pipe for each pipe."""
+    """Returns, for each pipe, the index of the pipe that reads it."""
     identity = process.pid, _ROLES[process.role], process.worker or 0
     for page in stats.reading.pages.values():
         if (page["pid"], page["role"], page["number"]) == identity:
@@ -110,7 +110,7 @@ def _node(pipes: list[PipeStats]) -> Node:
 
 
 def _heat(nodes: list[Node], processes: list[ProcessStats]) -> None:
-    """Labels each node with its share of the pipes' time, and colors it by its share of the processes' time."""
+    """Labels each node with its fraction of the computing time, and colors it by its fraction of the whole time."""
     own = [sum(p.pipes[i].own_seconds or 0.0 for p in processes) for i in range(len(nodes))]
     known = [any(p.pipes[i].own_seconds is not None for p in processes) for i in range(len(nodes))]
     work = sum(time for time, node in zip(own, nodes, strict=True) if node.kind != "waits")

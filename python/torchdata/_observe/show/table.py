@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torchdata._observe.stats.model import LoaderStats, PipeStats, ProcessStats
 
-#: From this fraction of a unit on, a value is shown in this unit, because it would be rounded to one whole unit.
+#: A value of at least this fraction of a unit is shown in this unit, because rounding would make it one whole unit.
 _ROUNDS_UP = 0.9995
 
 

@@ -47,8 +47,8 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: Each timed batch represents `_gap` batches, because the other batches were not timed. `_gap` is a random
-        #: number whose mean is at most `_longest`.
+        #: Each timed batch represents `_gap` batches, because the other batches were not timed. `_gap` is random, with
+        #: a mean of at most `_longest`.
         self._gap = self._longest = 1
         self._random = random.Random()
 

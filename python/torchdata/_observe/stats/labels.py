@@ -30,7 +30,7 @@ class Flag(enum.IntFlag):
     PUT_OFF = 32
 
 
-#: The `Flag` of the pipes of a class and its subclasses, by the name of the class.
+#: For each class name: the `Flag` of the pipes of this class and of its subclasses.
 _HOLDERS = {
     "_PrefetchBase": Flag.HOLDS | Flag.THREAD,
     "Shuffler": Flag.HOLDS,
@@ -68,8 +68,8 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
     """Returns the user's functions with which a pipe reads a dataset; an empty list for a pipe that also does other
     work.
 
-    If map-style pipes are not timed, the pipe that reads a map-style pipe is named after the function of the map-style
-    pipe.
+    Map-style pipes are not timed unless `full` is True, so a pipe that reads a map-style pipe is named after the
+    function of the map-style pipe.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)

@@ -94,7 +94,7 @@ class _Since:
         return (now["total"] - before["total"]) * _NS / times if times > 0 else None
 
     def both(self, what: str) -> list[tuple[Page, Page | None]]:
-        """Returns pairs of counters: for each entry of `what` ("flows" or "pipes"), the present counters and the
+        """Returns, for each of the process's "flows" or "pipes" (`what`), a pair: the present counters, and the
         counters of the earlier reading."""
         before = self.before[what] if self.before else []
         return [(each, before[i] if i < len(before) else None) for i, each in enumerate(self.page[what])]
@@ -159,15 +159,15 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
 
 
 def _inside(main: _Since | None, waiting: float, seconds: float) -> float | None:
-    """Estimates how many seconds the program has spent in the loader's `next`, given the seconds `waiting` that it has
-    waited there."""
+    """Estimates the seconds that the program has spent in the loader's `next`, of which it has waited `waiting`
+    seconds."""
     if main is None or not main.count("inside_samples"):
         return None
     return min(seconds, max(waiting, main.count("inside") * _NS))
 
 
 def _held(process: ProcessStats | None) -> tuple[int, int]:
-    """Returns the number of items that threads have read ahead, and the maximum of this number."""
+    """Returns the number of items that threads have read ahead, and the number that they may read ahead."""
     held = [pipe for pipe in process.pipes if pipe.capacity] if process else []
     return sum(pipe.buffered_items or 0 for pipe in held), sum(pipe.capacity or 0 for pipe in held)
 
@@ -329,8 +329,8 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 
 def pipe_at_work(page: Page) -> str | None:
-    """Returns the running pipe, or None if it is unknown. If times are measured, the counters name the running pipe.
-    If times are not measured, a one-to-one pipe is running whose source has yielded one item more than the pipe
+    """Returns the running pipe, or None if it is unknown. If times are measured, the counters name the running pipe. If
+    times are not measured, the running pipe is a one-to-one pipe whose source has yielded one item more than the pipe
     itself."""
     pipes, current = page["pipes"], page["current"]
     if 0 < current <= len(pipes):

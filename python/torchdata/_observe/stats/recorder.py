@@ -77,7 +77,7 @@ class Recorder:
         self._notes: Callable[[], Sequence[str]] = tuple
 
     def begin(self, service: Any, datapipe: Any, delivery: Delivery) -> None:
-        """Begins an epoch with this reading service, whose items `delivery` counts."""
+        """Begins an epoch of the reading service `service`. `delivery` counts the items of the epoch."""
         processes = service.engine_processes()
         if self._counting is None or self._pid != os.getpid() or processes is not self._processes:
             self._counting = self._take_board(service)
@@ -137,7 +137,7 @@ class Recorder:
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
             # The counters are stored unprocessed, because nothing can be imported at interpreter exit. `_last` is set
-            # before `_counting` is cleared, because another thread may request statistics.
+            # before `_counting` is cleared, so that a thread that requests statistics in between finds a value.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()

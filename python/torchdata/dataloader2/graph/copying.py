@@ -173,7 +173,7 @@ def _copied(generator: Any) -> Any:
 
 #: Data with at least this many bytes are shared by all replicas.
 _SHARED_BYTES = 1 << 16
-#: Objects of these types cannot be copied, or are immutable.
+#: Types whose objects are shared, because they are immutable or cannot be copied.
 _SHARED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType, GeneratorType, IOBase, LockType)
 
 

@@ -21,8 +21,8 @@ class DispatchedSource(IterDataPipe[Any]):
 
     Attributes:
         open_stream: returns an iterator over the items for this worker.
-        share: returns the number of the worker's current iteration over the dispatched items, and a pair. The pair
-            contains the number and the checksum of the items that the worker has read in this iteration.
+        share: returns the number of the worker's current iteration over the dispatched items, and a pair: the number
+            and the checksum of the items that the worker has read in this iteration.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -54,10 +54,9 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
     """Returns the last pipe that runs in the dispatching process, if any.
 
-    The items of all `sharding_round_robin_dispatch` pipes pass through the returned
-    pipe, and no pipe closer to the sources has this property. If a branch shares a source
-    with a dispatched branch, both branches are dispatched. Pipes that read from each
-    other in a cycle are dispatched together.
+    Of the pipes through which the items of all `sharding_round_robin_dispatch` pipes pass, the returned pipe is closest
+    to the sources. If a branch shares a source with a dispatched branch, both branches are dispatched. Pipes that read
+    from each other in a cycle are dispatched together.
     """
     graph = whole(graph)
     dispatched: set[int] = set()
@@ -91,8 +90,8 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
     """Returns the graph `part`, which other processes run, with `on_error` at its end if `graph` contains a later
-    `on_error`. Without this copy of `on_error`, exceptions of the other processes would not be skipped, because each
-    process can skip only its own exceptions.
+    `on_error`. The added `on_error` skips the exceptions of those processes, because a process can skip only its own
+    exceptions.
     """
     for skipper in graph:
         if not isinstance(skipper, OnError):

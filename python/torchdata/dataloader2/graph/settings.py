@@ -27,8 +27,8 @@ def is_random(datapipe: Any) -> TypeGuard[Any]:
 
 
 def random_pipes(datapipes: Iterable[DataPipe]) -> list[Any]:
-    """Returns the pipes that accept a seed. If such a pipe is iterated several times in an epoch, it derives the later
-    seeds from the first seed, so that a resumed epoch can repeat them.
+    """Returns the pipes that accept a seed. If a pipe is iterated several times in an epoch, it derives later seeds
+    from the first seed, so that a resumed epoch can repeat these seeds.
     """
     found = [*filter(is_random, datapipes)]
     for pipe in found:
@@ -122,7 +122,7 @@ def apply_sharding(
             one group ignores calls for all other groups.
 
     Raises:
-        RuntimeError: items would be lost, because they would pass two filters of this group.
+        RuntimeError: items would pass two filters of the same `sharding_group`, and would be lost.
         ValueError: `instance_id` is not below `num_of_instances`.
     """
     if not 0 <= instance_id < num_of_instances:
@@ -134,8 +134,8 @@ def apply_sharding(
     told: set[int] = set()
 
     def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """`behind` is the next filter of the same group that the items of the subgraph `graph` pass; None if there is
-        no such filter."""
+        """`behind` is the next filter of `sharding_group` through which the items of the subgraph `graph` pass, or
+        None."""
         for pipe, sources in graph.values():
             if (id(pipe), id(behind)) in seen:
                 continue
@@ -202,7 +202,8 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
 
 
 def tell_all(datapipe: DataPipe, method: str, *values: Any, is_reversed: bool = False) -> None:
-    """Calls a method of all pipes that have it, beginning (or, if `is_reversed`, ending) with the last pipe."""
+    """Calls a method of all pipes that have this method, from the last pipe to the sources or, if `is_reversed`, in
+    reverse order."""
     pipes = whole(datapipe).breadth_first()
     for pipe in reversed(pipes) if is_reversed else pipes:
         if has_method(pipe, method):

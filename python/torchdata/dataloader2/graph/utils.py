@@ -178,8 +178,8 @@ def list_dps(graph: DataPipeGraph, exclude_dps: DataPipe | Iterable[DataPipe] | 
 def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataPipe) -> DataPipeGraph:
     """Replaces `old_datapipe` with `new_datapipe` in every pipe of the graph that reads from `old_datapipe`.
 
-    The new pipe and its sources may still read from the old pipe, so a pipe can be inserted into the middle of a graph.
-    The given pipes are modified.
+    To insert a pipe after `old_datapipe`, pass a new pipe that reads from `old_datapipe`, directly or through other
+    pipes. The given pipes are modified.
 
     Args:
         graph: a result of `traverse_dps`.
@@ -210,7 +210,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
-    """Returns the new last pipe of the graph."""
+    """Returns the last pipe of the changed graph."""
     # Pipes that the new pipe reads are not changed, even if they read the old pipe, as in a cycle.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():

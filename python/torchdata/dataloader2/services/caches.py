@@ -4,10 +4,9 @@ A process restores the items of a cache such as `in_memory_cache` by repeating t
 cached items exceed the worker's share of `snapshot_budget`, a snapshot contains only the seeds of this epoch.
 
 Role: repeating an epoch restores the cached objects only if no code has modified them, which a checksum detects at the
-beginning of each epoch. If the cache is the last pipe and yields only cached items, no code
-can modify the cached objects within an epoch. In other graphs, later pipes may modify them,
-so snapshots that omit the cached items are taken only at the beginning of an epoch. If
-cached objects were modified, all snapshots contain the cached items.
+beginning of each epoch. If the cache is the last pipe and yields only cached items, no code can modify the cached
+objects within an epoch. If later pipes may modify the cached objects, snapshots that omit these objects are taken only
+at the beginning of an epoch. If cached objects were modified, all snapshots contain the cached items.
 """
 
 from __future__ import annotations
@@ -66,8 +65,8 @@ class Caches:
             if not is_same or not (self._is_untouched or _measured(values) == self._measure):
                 self.forget()
         else:
-            # If the last epoch was interrupted, pipes after the cache may have modified some cached objects and not
-            # others. Repeating the epoch would then not restore these objects.
+            # If the last epoch was interrupted, pipes after the cache may have modified only some of the cached
+            # objects. Repeating the whole epoch would not restore this mixture of modified and unmodified objects.
             is_exact = was_empty and (_has_finished(datapipe) or self._ends_in_cache(datapipe))
             measure = _measured(values) if is_exact else None
             if measure is None or self._most is None or measure.size <= self._most:
@@ -143,7 +142,7 @@ class Caches:
         """Must be called after all other pipes of the graph were loaded.
 
         Raises RuntimeError if `is_strict` is True and the items differ from the original items. Items that differ only
-        in floating-point numbers and arrays cause a warning instead.
+        in floating-point numbers and arrays cause only a warning.
         """
         checksum = _digest(values)
         if is_strict and checksum != filled.checksum:
@@ -156,7 +155,8 @@ class Caches:
 
 
 def _complain(is_noise: bool) -> None:
-    """Only warns if `is_noise`: the recomputed items differ only in floating-point numbers and arrays."""
+    """Warns if the recomputed items differ only in floating-point numbers and arrays (`is_noise`), or else raises an
+    error."""
     if is_noise:
         warn_outside(
             "the items of a cache were recomputed for resuming, and have other numbers than the cached items. If these "

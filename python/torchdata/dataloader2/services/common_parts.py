@@ -6,10 +6,10 @@ replica reads the pipes before the filter, the *common part*. The common part gi
 the items that the shards have not requested yet. A common part runs in the thread that runs the shards, either in a
 worker or in the main process. A `CommonPart` belongs to one filter, one epoch and one process.
 
-The pipes before the filter have their own random generators, which are seeded equally in all processes, and torch's
-worker info shows a single worker to these pipes, so that their items do not depend on the number of workers. The state
-of a shard contains a state of the common part from before the shard's position, and the number of items that must be
-recomputed from there. The state does not depend on other shards, so any process can load it.
+The items of the common part do not depend on the number of workers, because its pipes have their own random
+generators, which are seeded equally in all processes, and see a single worker in torch's worker info. The state of a
+shard contains an earlier state of the common part, and the number of items to recompute from this state to the shard's
+position. The state does not depend on other shards, so any process can load it.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CommonParts:
     """Creates a `CommonPart` for each `sharding_filter` whose earlier pipes can run once for all shards of the process.
 
     Args:
-        is_alone: whether the process runs a single shard, which needs a `CommonPart` only for pipes that may draw
+        is_alone: whether the process runs a single shard; a `CommonPart` is then created only for pipes that may draw
             random numbers.
     """
 
@@ -74,8 +74,8 @@ class CommonParts:
 
         Args:
             datapipe: the last pipe of the shard's graph.
-            seed: a function that seeds the random generators of the process for the common part of a given filter. Its
-                argument is the number of the filter.
+            seed: a function that, given the number of a filter, seeds the random generators of the process for the
+                common part of this filter.
             tell: a function that sets torch's worker info for the shard.
             is_first: whether the shard is the first shard of the epoch.
         """
@@ -109,8 +109,8 @@ class Share:
         self.datapipe, self.tell = datapipe, tell
         datapipe._share = self
         self.part: CommonPart | None = None
-        #: The items that the shard has not requested yet. The first `skips` items precede the position at which the
-        #: shard resumed.
+        #: The items that the shard has not requested yet. The first `skips` items are dropped, because they precede the
+        #: position at which the shard resumed.
         self.queue: deque[Any] = deque()
         self.skips = 0
         #: A position, at or before the position of the shard, from which the shard's own replica can resume; None until
@@ -159,8 +159,8 @@ class Share:
                 return queue
 
     def saved(self) -> _Start | None:
-        """Returns a position, at or before the position of the shard, with the states of the common part; None if the
-        `sharding_filter` was not read yet."""
+        """Returns a position from which the shard can resume, with the states of the pipes before the
+        `sharding_filter`; None if the filter was not read yet."""
         return self.start if self.part is None else self.part.before(self) or self.start
 
     def entries(self) -> dict[int, PipeEntry]:
@@ -205,8 +205,8 @@ class CommonPart:
         #: The generators of the shard that requests an item, and the generators of the pipes before the filter.
         self._globals = ShardGlobals(), ShardGlobals()
         self._turns = ShardTurns(self._globals, self._exchange, 0)
-        #: The function that switches between the random generators of the common part and of the shard. `_stay` does
-        #: nothing, and is sufficient if the common part contains no user code.
+        #: The function that switches between the random generators of the common part and of the shard. If the common
+        #: part contains no user code, the function is `_stay`, which does nothing.
         self._enter: Callable[[int], object] = self._turns.enter
 
     @property
@@ -235,8 +235,7 @@ class CommonPart:
             self._deal()
 
     def _remove(self, share: Share, start: _Start | None) -> None:
-        """Removes a shard from this common part. The shard runs its own replica of the pipes when it requests its next
-        item."""
+        """Removes a shard from this common part. From its next item on, the shard runs its own replica of the pipes."""
         part = CommonPart(self._seed)
         part._shares.append(share)
         part._attributes = self._attributes
@@ -278,7 +277,7 @@ class CommonPart:
         self._has_ended, self._iterator, self._dealt = True, iter(()), iter(())
 
     def _look_after(self, share: Share) -> None:
-        """Removes shards whose items must not be queued, or whose queues are too long; see `_remove`."""
+        """Removes shards from the common part if their items must not be queued, or if their queues are too long."""
         if self._reused.is_found:
             for each in [*self._shares]:
                 self._remove(each, each.start and self.before(each))

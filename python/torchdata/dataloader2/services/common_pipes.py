@@ -1,7 +1,7 @@
 """Decides which pipes of a graph run once for all shards of a process.
 
-Role: pure functions for `common_parts`. Their results depend only on the graph, because the same pipes must run once
-for all shards with any number of workers.
+Role: pure functions for `common_parts`. The results depend only on the graph, because they must be the same for any
+number of workers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 #: Pipes of this package that prevent earlier pipes from running once for all shards, because they read their source
 #: several times in a pass, join branches, or skip exceptions of earlier pipes.
 _UNSUITED = frozenset({"Cycler", "IterKeyZipper", "OnError", "Repeater", "Sampler", "_Split"})
-#: Pipes that lock files. A shard releases its locks before another shard runs.
+#: Pipes that lock files. A shard releases the locks of these pipes before another shard runs.
 _LOCKING = frozenset({"EndOnDiskCacheHolder", "OnDiskCacheHolder"})
 
 #: Types of attributes that contain no user code, and the names of attributes that this package adds to every pipe.
@@ -36,11 +36,10 @@ _BOOKKEEPING = frozenset({"_iteration_token", "_iteration_record"})
 def filters_with_common_part(graph: Graph) -> list[ShardingFilter[Any]]:
     """Returns each `sharding_filter` for which the pipes before it (the common part) run once for all shards.
 
-    Every pipe after such a filter reads its source only once in an epoch, and no other pipe reads
-    the common part. The result is empty if a pipe keeps state beyond an epoch. It is also
-    empty if a pipe reads ahead in a thread, because this thread might draw random numbers
-    from the generators of the common part. Filters that skip the items of other shards
-    without computing the items are not returned.
+    Every pipe after such a filter reads its source only once in an epoch, and no other pipe reads the common part. The
+    result is empty if a pipe keeps state beyond an epoch. The result is also empty if a pipe reads ahead in a thread,
+    which might draw random numbers from the generators of the common part. A filter is not returned if it can skip the
+    items of other shards without computing them.
     """
     if lasts(graph):
         return []

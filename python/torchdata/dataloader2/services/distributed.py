@@ -91,7 +91,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
         #: Whether the next epoch (`_keeps_next`) or the running epoch (`_keeps_seeds`) resumes an epoch that began
-        #: without ranks. The ranks use the seeds of such an epoch, and do not agree on new seeds.
+        #: without ranks. The ranks then use the seeds of the resumed epoch, and do not agree on new seeds.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
         #: Whether the next epoch contains shards that began on other ranks.
@@ -183,7 +183,8 @@ class DistributedReadingService(ReadingServiceInterface):
         """
         if self._datapipe is None or self._pg is None:
             raise RuntimeError("DistributedReadingService.initialize must be called before initialize_iteration")
-        # The thread of `fullsync` must not send messages of the last epoch while the seed is broadcast.
+        # The thread of `fullsync` must end first, because a group that the user has provided carries both its messages
+        # and the broadcast of the seed.
         self._fullsync.reset()
         self._keeps_seeds, self._keeps_next = self._keeps_next, False
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()
@@ -208,7 +209,7 @@ class DistributedReadingService(ReadingServiceInterface):
         resumed: Callable[[], Sequence[Shard] | None],
         ranks: Callable[[], RankInEpoch | None],
     ) -> None:
-        """Stores the function that returns the shards of a loaded state."""
+        """Stores the function `resumed`, which returns the shards of a loaded state."""
         self._resumed = resumed
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:

@@ -74,8 +74,8 @@ class InProcessReadingService(ReadingServiceInterface):
         return datapipe
 
     def _with_prefetching(self, datapipe: DataPipe) -> DataPipe:
-        """Items must pass the thread that reads ahead before they reach `fullsync`, because pausing a thread after
-        `fullsync` would wait for other ranks.
+        """The thread that reads ahead is inserted before `fullsync`, because pausing a thread after `fullsync` would
+        wait for other ranks.
         """
         if not isinstance(datapipe, FullSync):
             return cast("IterDataPipe[Any]", datapipe).prefetch(self._prefetch_cnt)

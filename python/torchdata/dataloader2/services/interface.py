@@ -71,8 +71,8 @@ class ReadingServiceInterface(ABC):
         _pause: a method `_pause(pause_fn=None)` that stops reading ahead; a function that `pause_fn` returns is applied
             to the graph. `_pause` is None if the service cannot be paused.
         _resume: a method `_resume(resume_fn=None)` that continues to read ahead; None if the service cannot be paused.
-        _limit: a method `_limit(num_batches, limit_fn=None)` that receives each limit; None if the service does not
-            receive limits. The loader, not the service, counts the items.
+        _limit: a method `_limit(num_batches, limit_fn=None)` that `DataLoader2Iterator.limit` calls; None if the
+            service does not need limits. The loader, not the service, counts the items.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, ReadingServiceInterface
@@ -183,8 +183,8 @@ class ReadingServiceInterface(ABC):
         return None
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:  # noqa: B027 - optional
-        """Makes the seeds equal to the seeds of other loaders that read the same items. The loader calls this method
-        before a new epoch begins.
+        """Makes this loader's seeds equal to the seeds of loaders on other ranks that must read the same items. The
+        loader calls this method before a new epoch begins.
 
         Args:
             seed_generator: the loader's source of seeds, which is changed.
@@ -263,7 +263,7 @@ class _NoService(ReadingServiceInterface):
 
 
 class _Answers(ReadingServiceInterface):
-    """Adapts a service that has only the methods of torchdata 0.9."""
+    """Adapts a service that was written for torchdata 0.9, and therefore lacks the later methods."""
 
     def __init__(self, service: Any) -> None:
         self._service = service
@@ -280,7 +280,7 @@ class _Answers(ReadingServiceInterface):
 
 def contract_of(service: Any) -> ReadingServiceInterface:
     """Returns an object through which the loader can call every method of `ReadingServiceInterface`. A service without
-    this base class is wrapped in an adapter. If `service` is None, the methods make the loader read the graph as it is.
+    this base class is wrapped in an adapter. If `service` is None, the returned object leaves the graph unchanged.
     """
     if isinstance(service, ReadingServiceInterface):
         return service

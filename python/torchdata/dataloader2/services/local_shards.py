@@ -1,8 +1,8 @@
 """Runs the remaining shards of an epoch in the main process, if workers began the epoch and the loader has no workers.
 
-Role: a `WorkerOutput` reads these shards instead of worker processes. The code runs in the threads that read the
-loader, one at a time, and owns a copy of the pipes for each shard. While a shard runs, the process has the shard's
-worker info and global generators. Between two items, the process's own worker info and generators are restored.
+Role: a `WorkerOutput` reads these shards instead of worker processes. The threads that read the loader run this code,
+one thread at a time, with a copy of the pipes for each shard. While a shard runs, the process has the shard's worker
+info and global generators. Between two items, the worker info and the generators of the process are restored.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class LocalShards:
                 program.call(function)
 
     def end_epoch(self) -> None:
-        """Does nothing, because nothing is counted during an epoch."""
+        """Does nothing, whereas `Group.end_epoch` checks the files that forked children share."""
 
     def shutdown(self) -> None:
         """Ends the threads of the pipes."""

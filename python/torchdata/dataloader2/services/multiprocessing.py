@@ -102,9 +102,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             replaces the process that has exited. The new process resumes from the last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
             that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
-        patience: with `on_timeout="restart"`, the time limit in seconds for busy processes; None (the default) for
-            `timeout`. A process is busy if its threads have run or waited for a processor for at least a tenth of the
-            last `timeout / 2` seconds.
+        patience: with `on_timeout="restart"`, the time limit in seconds for busy processes; None (the default) means
+            the value of `timeout`. A process is busy if its threads have run or waited for a processor for at least a
+            tenth of the last `timeout / 2` seconds.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
             for no limit. If a worker's pipes hold more data than the worker's share of `snapshot_budget` (`shuffle` or
             `in_memory_cache` of large items), the worker sends no snapshot until a state is requested. A restart
@@ -378,7 +378,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             # The generators are sent as bytes, because pickling them would call reducers that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
-            # The last generator is for the dispatching process, which draws only seeds that all processes share.
+            # The last entry is the generator of the dispatching process, which draws only seeds that all processes
+            # share.
             seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
             number = len(self._shards)
             self._worker_output.start_epoch(
@@ -468,7 +469,8 @@ def _none() -> None:
 
 
 def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
-    """`generator` draws the seeds of this rank or, for a shard that may run on any rank (`moved`), of all ranks."""
+    """Returns the generator for a shard. `generator` belongs to this rank or, if the shard may run on any rank
+    (`moved`), to all ranks."""
     if shard.splits:  # the seeds of splits are equal on all ranks
         return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)
     if shard.moved and shard.ranks > 1:

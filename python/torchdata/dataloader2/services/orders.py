@@ -17,7 +17,7 @@ from torchdata.datapipes._pipe.witnessing import Note
 
 #: Two orders differ if at least this many items have different positions, and at least this many positions have
 #: different items. If a source draws random items from a small set, the same item may have different positions by
-#: chance. This minimum limits false errors to one in a million epochs.
+#: chance. Requiring `_PROOF` items limits false errors to one in a million epochs.
 _PROOF = 20
 
 
@@ -25,7 +25,7 @@ class _Order:
     def __init__(self) -> None:
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: Counters for each pair of neighboring workers; the key is the smaller worker number. `_differs` counts
+        #: For each pair of workers with consecutive numbers (the key is the smaller number), `_differs` counts
         #: positions with different items, and `_moved` counts items with different positions.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()

@@ -151,9 +151,8 @@ def process_reset_fn(
         datapipe: the last pipe of the graph.
         worker_info: the number of this worker, and the number of workers.
         seed_generator: the generator for drawing seeds; each worker has one (`SeedGenerator.spawn`).
-        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. True in the
-            dispatching process, whose pipes run in no other process, and therefore need no seeds of their own for each
-            worker.
+        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. The value is
+            True in the dispatching process, because its pipes run in no other process.
         iter_reset_fn: the reset function of the reading services before this one, such as that of a
             `DistributedReadingService`.
         custom_reset_fn: the user's reset function, which is called last.
@@ -194,8 +193,8 @@ def function_in_use(name: str) -> Callable[..., Any]:
 
 
 def replaced_functions() -> dict[str, Callable[..., Any]]:
-    """Returns the user's replacements, which must be sent to spawned processes, because these import the original
-    functions.
+    """Returns the user's replacements, which must be sent to spawned processes, because spawned processes import the
+    original functions.
     """
     ours = {"process_init_fn": process_init_fn, "process_reset_fn": process_reset_fn}
     return {name: function_in_use(name) for name in ours if function_in_use(name) is not ours[name]}
@@ -274,7 +273,7 @@ class GraphProgram(EpochProgram):
 
     def enter(self) -> None:
         """Switches the worker number and the random generators of the process to this shard."""
-        # torch may have been imported while another shard ran
+        # torch may have been imported while another shard ran, and then lacks the worker info of this shard
         if not self.globals.enter() and "torch.utils.data" in sys.modules:
             self._tell_torch()
         if self._reading_ahead:
@@ -353,8 +352,9 @@ class GraphProgram(EpochProgram):
     def _begin_left_epoch(self) -> None:
         """If the last epoch ended before this shard computed an item, computes the first item of that epoch.
 
-        A user's pipe may count its epochs when it computes its first item, and derive its order from this count.
-        Without the item, the counts of the shards would differ, and the shards would read different orders.
+        A user's pipe may count its epochs when it computes its first item, and derive its order from this count. If a
+        shard did not compute this item, the counts of the shards would differ, and the shards would read different
+        orders.
         """
         if self._running is not None and self._is_unread() and any(map(may_draw, Graph(self.datapipe))):
             with suppress(Exception):  # the error belongs to the epoch that was left
@@ -411,9 +411,9 @@ class GraphProgram(EpochProgram):
         return None if self._witness is None else self._witness.notes()
 
     def beginning_unread(self) -> AbstractContextManager[None]:
-        """Context in which the threads of pipes do not read. A snapshot waits until these threads stop. A thread that
-        reads a dispatched item may wait for other workers, and these workers wait until this worker has sent its
-        snapshot.
+        """Context in which the threads of pipes do not read. A snapshot can be taken only after these threads have
+        stopped. A thread that waits for a dispatched item may not stop, because it may depend on other workers, which
+        wait for this worker's snapshot.
         """
         return beginning_unread()
 
@@ -447,8 +447,8 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # If there is an earlier snapshot, the main process uses that snapshot. If there is none, the reason for the
-            # failure is sent instead of a snapshot.
+            # If this process has sent a snapshot earlier, the main process uses that snapshot. Without an earlier
+            # snapshot, the reason for the failure is sent.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
@@ -462,8 +462,8 @@ class GraphProgram(EpochProgram):
             return None
         source = graph.first(_is_dispatched)
         if source is None or reached == 0:
-            # The graph has not requested a dispatched item yet, for example because a resumed pipe first yields the
-            # items in its buffer.
+            # No dispatched item was requested yet, for example because a resumed pipe still yields the items of its
+            # restored buffer.
             return _Share(1, read)
         entry = entries[graph.index(source)]
         if entry.restores and not entry.finished:
@@ -510,7 +510,7 @@ class GraphProgram(EpochProgram):
         if saved.read_out and self._child.share is not None:
             self._read_share_out()  # before the state is loaded, because a new epoch may interrupt this call
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
-            # The main process read ahead when the state was saved.
+            # The main process read ahead when the state was saved, so the state contains a `prefetch` pipe.
             self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()
             self._search_anew()
         load_entries(self.datapipe, entries)
@@ -574,7 +574,7 @@ def _seed_torch(torch: Any, seed: int) -> None:
 
     For each kind of device that was not used yet, `torch.manual_seed` formats the caller's stack for the message of a
     later error. Formatting the stack checks each source file on disk, and takes ten to fifty times as long as seeding
-    the generators. This time would delay the first item of every epoch.
+    the generators. Formatting would delay the first item of every epoch.
     """
     missing = object()
     limit = getattr(sys, _LIMIT, missing)

@@ -1,7 +1,7 @@
 """Finds items that change, or become unusable, when the source reads later items.
 
-Role: some sources reuse one buffer or object for all items, so that an item cannot be queued (see `common_parts`).
-An item that cannot be examined completely is treated as if its source reused it.
+Role: some sources reuse one buffer or object for all items, so that an item cannot be queued (see `common_parts`). An
+item that cannot be examined completely is treated like an item whose memory the source reuses.
 """
 
 from __future__ import annotations
@@ -20,31 +20,32 @@ _fixed: set[Any] = {NoneType, bool, int, float, complex, str, bytes, range, type
 _MOST = 1 << 10
 #: The ids and addresses found in at least this many recent items are kept, to compare them with later items.
 _RECENT = 1 << 10
-#: Libraries whose objects own their memory, or use memory that does not change.
+#: Libraries whose objects use only memory that they own or that does not change.
 _LIBRARIES = frozenset({"PIL", "numpy", "pandas", "polars", "pyarrow", "torch", "torchdata"})
 _KNOWN = _LIBRARIES | sys.stdlib_module_names
 #: The flag of classes that are not static in C (`Py_TPFLAGS_HEAPTYPE`).
 _ON_HEAP = 1 << 9
 
-#: A function that examines one object. It appends the ids of mutable objects to the first list. For memory that the
-#: object uses, it appends a pair to the second list: what identifies the owner of the memory, and the address. It
-#: returns the objects to which the object refers; None if the object may use memory that cannot be found.
+#: A function that examines one object of an item. The function appends the ids of mutable objects to its first list.
+#: For memory that the object uses, the function appends a pair to the second list: an identifier of the memory's owner,
+#: and the address. The function returns the objects to which the object refers; None if the object may use memory that
+#: cannot be found.
 _Search = Callable[[Any, list[int], list[tuple[int, int]]], Sequence[Any] | None]
 
 
 class ReusedObjects:
-    """Examines the items of a source in their order.
+    """Examines the items of a source, in their order, for objects and memory that the source reuses.
 
     Args:
         waits: returns whether the item at a position still waits for its shard.
-        oldest: returns a position that is not after any item that still waits for its shard. Records of older items can
-            be removed.
+        oldest: returns a position before which no item waits for its shard, so that records of earlier items can be
+            removed.
     """
 
     def __init__(self, waits: Callable[[int], bool], oldest: Callable[[], int]) -> None:
         self._waits, self._oldest = waits, oldest
-        #: Whether an examined item must not be queued. Such an item contains a stream, cannot be examined, or shares
-        #: memory with an earlier item that still waits for its shard.
+        #: Whether an examined item must not be queued. An item must not be queued if it contains a stream, cannot be
+        #: examined, or shares memory with an earlier item that still waits for its shard.
         self.is_found = False
         self._objects: dict[int, int] = {}
         self._views: dict[int, dict[int, int]] = {}
@@ -65,7 +66,8 @@ class ReusedObjects:
             objects[each] = position
         for owner, address in views:
             used = self._views.setdefault(owner, {})
-            # A source may overwrite the whole memory at once, so all items with views of the memory are checked.
+            # A source may overwrite all memory of this owner at once, so all items with views of this memory are
+            # checked.
             if used.get(address, position) != position:
                 self.is_found |= any(map(self._waits, used.values()))
             used[address] = position
@@ -161,8 +163,8 @@ def _refuse(*_: Any) -> None:
 
 
 def _refuse_hidden(*_: Any) -> None:
-    """Returns None, because the object may use a buffer that its source overwrites. Objects of known libraries are an
-    exception; see `_search_library`."""
+    """Returns None, because the object may use a buffer that this module cannot find, and that its source overwrites.
+    In objects of known libraries, `_search_library` accepts such parts."""
 
 
 def _search_nothing(*_: Any) -> Sequence[Any]:
@@ -183,7 +185,8 @@ def _search_array(item: Any, _ids: list[int], views: list[tuple[int, int]]) -> S
         views.append((id(owner), address))
         if not hasattr(owner, "base"):  # the memory may have another owner in each item
             views.append((address, 0))
-    # Attributes of NumPy's own subclasses, such as the file of a memmap, only describe the array's memory.
+    # Attributes of NumPy's own subclasses, such as the file of a memmap, are not examined, because they only describe
+    # the array's memory.
     attributes = () if type(item).__module__.startswith("numpy") else _parts_of(item)
     return [*attributes, *item.flat] if item.dtype.hasobject else attributes
 
@@ -197,8 +200,8 @@ def _search_tensor(item: Any, _ids: list[int], views: list[tuple[int, int]]) -> 
 
 
 def _search_frame(item: Any, ids: list[int], _views: list[tuple[int, int]]) -> Sequence[Any]:
-    """Examines the data of a pandas object, but not its index. An index never changes, so several frames may share an
-    index."""
+    """Examines the data of a pandas object, but not its index, because an index never changes and may belong to several
+    items."""
     ids.append(id(item))
     return [*item._mgr.arrays, item.attrs]
 
@@ -215,8 +218,8 @@ def _search_library(item: Any, ids: list[int], views: list[tuple[int, int]]) -> 
 
 
 def _search_object(item: Any, ids: list[int], _views: list[tuple[int, int]]) -> Sequence[Any]:
-    # A type that defines `__hash__` is assumed to be immutable, so its objects are not recorded. Their members are
-    # examined, because a tuple may contain mutable objects.
+    # A type that defines `__hash__` is assumed to be immutable, so its objects are not recorded. The members of these
+    # objects are still examined, because a tuple may contain mutable objects.
     if not _has_own_hash(type(item)):
         ids.append(id(item))
     return _parts_of(item)

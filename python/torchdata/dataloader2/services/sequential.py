@@ -212,7 +212,8 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return self._forwarded("_limit", limit_fn, num_batches)
 
     def _forwarded(self, name: str, function: Callable[..., Any] | None, *arguments: Any) -> Callable[..., Any] | None:
-        """Calls a method of all services. Each service receives the function that the previous service returned."""
+        """Calls the method `name` of all services. Each service receives the function that the previous service
+        returned."""
         for method in filter(None, (getattr(service, name) for service in self._contracts)):
             function = method(*arguments, function)
         return function

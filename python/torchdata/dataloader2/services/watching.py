@@ -17,7 +17,7 @@ from torchdata.datapipes.map.combinatorics import Shuffler as MapShuffler
 from torchdata.datapipes.map.wrapping import SequenceWrapper
 from torchdata.datapipes.state import is_one_to_one
 
-#: All processes read plain data of these types in the same order.
+#: Types of plain data whose elements have the same order in all processes.
 _ORDERED = (bytes, dict, list, range, str, tuple)
 
 #: Pipes that yield items in an order that depends only on the source's order and on the seed that all workers share.
@@ -31,7 +31,7 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
     that changes the graph in the worker might set another seed.
     """
     # `isinstance` would also return True for torch's `sharding_filter`, which is a virtual subclass of
-    # `ShardingFilter`. That filter takes no samples of its items, which could be compared between workers.
+    # `ShardingFilter`. Torch's filter takes no samples that could be compared between workers.
     filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
     # With `on_error`, exceptions of user functions may skip different items in each worker.
     is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)

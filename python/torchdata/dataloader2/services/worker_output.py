@@ -31,14 +31,14 @@ class WorkerOutput(IterDataPipe[Any]):
     Args:
         lasts: whether a pipe that runs in the child processes keeps state from one epoch to the next.
         may_count: whether pipes may change their attributes in an epoch, so that later epochs depend on these
-            attributes. The workers then send a snapshot at the beginning of each later epoch.
+            attributes. If so, the workers send a snapshot at the beginning of each later epoch.
         lasts_in_workers: the names of pipes in the workers that keep state between epochs.
         lasts_dealt: the names of pipes in the dispatching process that keep state between epochs.
         shards: the shards of the running epoch, if it began with another number of workers.
         divides_anew: whether the next epoch has other shards than the running epoch.
     """
 
-    #: The positions of the workers are not part of this pipe's own state.
+    #: The positions of the workers are saved separately, not in the state of this pipe.
     iteration_state = ()
 
     def __init__(
@@ -105,8 +105,8 @@ class WorkerOutput(IterDataPipe[Any]):
     def go_on_at(self, position: WorkersPosition, strict: bool) -> None:
         """If `strict`, recomputed items are compared with the original items.
 
-        Raises ValueError if the position was saved with another number of shards, or if only one of the two epochs has
-        a dispatching process.
+        Raises ValueError if the position was saved with another number of shards, or if only the saved epoch or only
+        this epoch has a dispatching process.
         """
         resumptions(position, self._children.num_shards, self._children.dispatches, strict)
         self._resume_at = position if strict else unverified(position), strict
@@ -122,7 +122,7 @@ class WorkerOutput(IterDataPipe[Any]):
         children, (position, strict) = self._children, self._resume_at or (None, True)
         self._resume_at = None
         self._passes += 1
-        # The callback must not refer to the children, so that they can be freed.
+        # The children could not be freed if the callback referred to them.
         resume = partial(_resume, children.num_shards, children.dispatches, self.in_order, strict)
         left, announced = None, self.may_count and self._passes > 1
         if position is not None:
@@ -177,8 +177,8 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._passes == self._passes_before + 1
 
     def untold(self, position: WorkersPosition | None) -> str | None:
-        """Returns why a position does not contain the state that pipes keep from earlier iterations. With
-        `position=None`, the position is the beginning of the epoch.
+        """Returns why a position does not contain the state that pipes keep from earlier iterations. None as `position`
+        means the beginning of the epoch.
         """
         lasting = self._lasts_dealt or self._lasts_in_workers
         if not lasting or (self._epochs if position is None else self._passes) <= 1:
@@ -199,8 +199,8 @@ class WorkerOutput(IterDataPipe[Any]):
         )
 
     def read_out(self) -> None:
-        """Reads the end of the workers' items. If an epoch is resumed after its last item, no pipe in the main process
-        reads this end.
+        """Reads the end of the workers' items, which no pipe in the main process reads if an epoch is resumed after its
+        last item.
 
         Raises RuntimeError if the workers yield a further item.
         """
@@ -227,7 +227,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self._fresh = False
         return self.run.items
 
-    #: Messages use the plural for this pipe.
+    #: Messages use "their" instead of "its" for this pipe, which represents several processes.
     is_several = True
 
     def __repr__(self) -> str:

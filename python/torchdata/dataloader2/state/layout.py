@@ -42,7 +42,7 @@ _VERSION = "version"
 #: The value is None if the state contains only the seeds of an epoch.
 _POSITION = "iteration_state"
 _CHECKSUMS = "checksums"
-#: The key of the pipeline's fingerprint, and of the size of its pickle in bytes.
+#: The key under which a state contains the pipeline's fingerprint, and the size of its pickle in bytes.
 _PIPELINE = "pipeline"
 #: The value is a `SavedRanks`; states without ranks lack this key.
 _RANKS = "ranks"
@@ -172,7 +172,7 @@ def checksum_of(data: bytes) -> int:
 
 
 def _checksum(parts: Iterable[Any]) -> int:
-    """Includes the types and lengths of the parts."""
+    """Returns a checksum of the parts, including their types and lengths."""
     crc = 0
     for part in parts:
         data = part if isinstance(part, bytes) else repr(part).encode()
@@ -414,7 +414,8 @@ def sealed(content: Content) -> bytes:
 
 
 def opened(snapshot: Any, what: str, *, allow_pickle: bool = True) -> Content:
-    """Error messages contain the name `what`. If `allow_pickle` is False, pickled values raise ValueError."""
+    """Returns the contents of a snapshot, which error messages call `what`. If `allow_pickle` is False, pickled values
+    raise ValueError."""
     content = unseal(snapshot, what)
     if not isinstance(content, dict):
         raise ValueError(f"{what} holds an object of type {type(content).__name__}")

@@ -26,8 +26,8 @@ class Shard:
         worker: the worker that began the shard, on its rank.
         of_main: whether the epoch began in the main process, where the pipes get the loader's seeds instead of a
             worker's seeds.
-        moved: whether the shard may run on another rank than the rank that began it. Such a shard yields the items of
-            rank `rank`, and derives its seeds from the seeds of the whole job.
+        moved: whether the shard may run on another rank than the rank that began it. If so, the shard yields the items
+            of rank `rank`, and derives its seeds from the seeds of the whole job.
         splits: whether the user has set the number of shards (`splits`).
     """
 
@@ -78,7 +78,7 @@ class Position(NamedTuple):
     Args:
         given: the number of delivered items of the epoch.
         drop: the number of items that were delivered after the snapshot of the main process's pipes.
-        graph: the positions of the main process's pipes; None if these pipes do not have relevant state.
+        graph: the positions of the main process's pipes; None if resuming does not need the state of these pipes.
         generators: the states of the global generators, if the main process runs functions of the user.
         beginning: the states of the global generators at the start of the epoch, if resuming recomputes the epoch.
         seconds: the duration of the epoch so far.
@@ -173,8 +173,8 @@ class Outline:
 
 
 class LoaderState(NamedTuple):
-    """For each part that resuming must recompute, `recomputed` contains its name, its number of items and the
-    seconds.
+    """`recomputed` lists each process or pipe that must recompute items, with the number of items and the seconds that
+    this takes.
     """
 
     pipe: Any

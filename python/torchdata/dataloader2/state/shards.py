@@ -1,7 +1,7 @@
 """Distributes the shards of a resumed epoch, if the number of workers or ranks has changed.
 
-Role: the items of a shard do not change during an epoch. The shards are distributed in turn among the ranks, and each
-rank distributes its shards among its workers.
+Role: each item of an epoch stays in its shard. The shards are distributed in turn among the ranks, and each rank
+distributes its shards among its workers.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
 
 def _without_held(position: Position) -> WorkersPosition:
     """Moves the workers' positions back by the items that pipes in the main process had buffered but not delivered.
-    Raises ValueError if it is unknown which shards had yielded the buffered items.
+    Raises ValueError if the shards that had yielded these items are unknown.
     """
     workers, given = position.workers, position.given
     if workers is None:
@@ -78,9 +78,8 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
 
     Args:
         pipes: the number of pipes that the worker runs, if known; later pipes stay in the main process.
-        alone: whether the result describes only the shard, without the state of pipes that stay in the main process. If
-            there is such state, the result has no snapshot, so the shard recomputes all items from the beginning of the
-            epoch.
+        alone: whether to omit the state of pipes that stay in the main process. If these pipes have a state, the result
+            has no snapshot, so the shard recomputes all items from the beginning of the epoch.
 
     Raises:
         ValueError: the pipes drew their own seeds, which workers cannot repeat.
