@@ -93,8 +93,8 @@ def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str],
 
 
 def _family(kind: Any) -> str:
-    """Returns the family of an Arrow type, such as "integer". A file may store a column in another type than the table
-    if both types belong to the same family."""
+    """Returns the family of an Arrow type, such as "integer". A column may have different types in the table and in a
+    file if both types belong to the same family."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _family(kind.value_type)

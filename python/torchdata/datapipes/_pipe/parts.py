@@ -17,7 +17,7 @@ from torchdata.datapipes.datapipe import DataChunk
 
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
-#: Types of results that are in memory, but do not support slices. They are converted to lists.
+#: Types of results that are in memory, but may not support slices. These results are converted to lists.
 _LISTED: tuple[type, ...] = (
     list,
     tuple,
@@ -85,7 +85,7 @@ class Parts:
         return state_of_members(self._members, self.left) or {"members": ()}
 
     def detach(self) -> None:
-        """Keeps only what `state_dict` needs, and closes files. Called when the iteration is abandoned."""
+        """When the iteration is abandoned, drops everything that `state_dict` does not need, and closes files."""
         if isinstance(self.left, _Counted):
             self.left = _Counted(iter(()), self.left.done)
         else:

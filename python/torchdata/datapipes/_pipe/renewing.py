@@ -46,11 +46,11 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: `_guards`: the running iterators of the sources, by id of the source. `_again`: those of these iterators that
-        #: the pipe's new iterator has not taken over yet.
+        #: `_guards`: the running iterators of the sources, by id of the source. `_again`: the iterators in `_guards`
+        #: that the pipe's new iterator has not taken over yet.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
-        #: The numbers of items that the pipe and each source had yielded at the previous exception.
+        #: The numbers of items that the pipe and each source had yielded when the pipe last raised an exception.
         self._seen: list[int] | None = None
 
     def over(self, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -86,7 +86,8 @@ class Renewal(Iterator[Iterator[Any]]):
         self._guards[id(source)] = guard
 
     def take_again(self, source: Any) -> Iterator[Any] | None:
-        """Returns the running iterator of a source; None if the source must begin a new iteration."""
+        """Returns the source's running iterator, which the pipe's new iterator reads; None if the source must begin a
+        new iteration."""
         return self._again.pop(id(source), None)
 
 
@@ -114,7 +115,7 @@ def taken_again(datapipe: Any) -> Iterator[Any] | None:
 
 
 def keep_for_reader(datapipe: Any, guard: Iterator[Any]) -> None:
-    """Stores the iterator `guard`, so that the pipe that reads `datapipe` continues with it after an exception."""
+    """Stores `guard`, the running iterator of `datapipe`, which the next pipe continues to read after an exception."""
     renewal = _reader_of(datapipe)
     if renewal is not None:
         renewal.keep(datapipe, guard)

@@ -94,7 +94,7 @@ def _kind_by_suffix(path: str) -> CompressionType | None:
 
 
 class _Recipe:
-    """Describes how to decompress a stream. `source` is a placeholder for the compressed stream, or None."""
+    """Describes how to decompress a stream. `source` is a placeholder that reopens the compressed stream, or None."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 

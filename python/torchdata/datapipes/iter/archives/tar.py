@@ -100,7 +100,8 @@ class _HeaderBytes:
         self.failed = False
 
     def count(self) -> None:
-        """Counts a header. Too many headers are refused, because `tarfile` recurses once per header."""
+        """Counts a header of a member. Raises an error for too many headers, because `tarfile` recurses once per
+        header."""
         self._headers += 1
         if self._headers > MOST_HEADERS + 1:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
