@@ -114,7 +114,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
     _order: Any = state(items=True)
     _epoch: int = state(0, lasts=True, copied=True)
     _stream: SampledStream | None = state(None, saved=False)
-    #: Whether a resumed iteration compares the indices that it rereads with the original indices.
+    #: Whether a resumed iteration compares the sampler's reread indices with the original indices.
     _is_strict = True
 
     def __init__(self, datapipe: MapDataPipe[T_co], sampler: Iterable[Any]) -> None:
@@ -170,8 +170,8 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         self._is_strict = is_strict
 
     def _drawn(self, randomness: PrivateRandomness) -> Iterator[Any]:
-        """Yields the sampler's indices. While the sampler runs, the global generators produce a private sequence of
-        numbers."""
+        """Yields the sampler's indices. While the sampler runs, the global generators produce numbers that depend only
+        on the pipe's seed."""
         with randomness:
             set_epoch = getattr(self.sampler, "set_epoch", None)
             if callable(set_epoch):

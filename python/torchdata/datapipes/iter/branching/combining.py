@@ -298,7 +298,7 @@ def _sample_multiplex(
 
     Args:
         seed: as for `SampleMultiplexer`.
-        weight: the weight of the first pipe, if the dict does not name it.
+        weight: the weight of the first pipe, used if the dict does not contain this pipe.
     """
     weights = pipes_to_weights_dict
     if isinstance(weights, dict) and weights and source_datapipe not in weights:

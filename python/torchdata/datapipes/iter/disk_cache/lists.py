@@ -2,7 +2,7 @@
 path.
 
 Role: other users, archives and servers may choose file names, so a list of files may be forged. Therefore, a list must
-be a regular file and is read through its descriptor. Its paths may refer only to regular files in the cache's folder.
+be a regular file, and the paths in the list may refer only to regular files in the cache's folder.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.

@@ -43,7 +43,8 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
 
     #: A list of items, or a `ChunkedList` when the source has ended and more than `CHUNK_SIZE` items remain.
     _buffer: Any = state(list, items=True)
-    #: Whether the buffer contains indices of items that a later `sharding_filter` loads (see `_pipe/unloaded.py`).
+    #: Whether the buffer contains indices instead of items, which a later `sharding_filter` loads (see
+    #: `_pipe/unloaded.py`).
     _unloaded: bool = state(False)
 
     @overload
@@ -76,8 +77,8 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self._shuffled(source) if self._shuffling else source
 
     def _can_wait(self) -> bool:
-        # If the buffer of a loaded state contains items, this iteration must yield items, because one iteration cannot
-        # yield both items and indices.
+        # If a loaded state has items in the buffer, the resumed iteration cannot yield indices, because it must yield
+        # these items.
         restored = token_of(self).armed and bool(self._buffer)
         return can_wait(self.datapipe) and (self._unloaded or not restored)
 

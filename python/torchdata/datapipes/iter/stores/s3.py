@@ -140,7 +140,7 @@ class S3FileLister(GivenLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """Returns a text that sorts shortly before the nonempty `text`, as the start of a listing."""
+    """Returns a text that sorts shortly before the nonempty `text`, because a listing begins after the given key."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
         return f"{first}{chr(ord(last) - 1)}~"
@@ -155,7 +155,7 @@ def _is_folder(obstore: Any, store: Any, key: str) -> bool:
     except FileNotFoundError:
         return True
     except Exception as error:
-        # A user may have the permission to list objects, but not to read them.
+        # Listing needs no permission to read, so a refused request is no error.
         if type(error).__name__ != "PermissionDeniedError":
             raise
     return False

@@ -35,7 +35,7 @@ MAX_LENGTH = 128 << 20
 
 _LONGEST = (1 << 31) - 1
 
-#: `spec` may contain NumPy dtypes of these kinds.
+#: The kinds of NumPy dtypes (`dtype.kind`) that `spec` may contain.
 _NUMBERS = "biufc"
 
 
@@ -125,7 +125,8 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             return detached(stream), self._place
         reader = self._open[1]
         stand_in = detached(stream, reader.offset if self._tells else None)
-        # If the stream cannot be reopened, the state contains the bytes after the last yielded record.
+        # If the stream cannot be reopened, the state must contain the bytes that were read after the last yielded
+        # record.
         unread = reader.unread if stand_in is stream else b""
         return stand_in, {"offset": reader.offset, "record": reader.record, "unread": unread}
 

@@ -23,8 +23,8 @@ __all__ = ["PinMemory"]
 
 @functional_datapipe("pin_memory")
 class PinMemory(_PrefetchBase[T_co]):
-    """Copies items to pinned memory in a thread, one item ahead. With worker processes, this pipe runs in the main
-    process.
+    """Copies items to pinned memory in a thread, one item ahead of the consumer. With worker processes, this pipe runs
+    in the main process.
 
     Args:
         source_datapipe: the pipe to read.
