@@ -83,8 +83,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Prevents other threads from exchanging globals within this context, because each of them would restore the
-    globals of another shard."""
+    """Within this context, other threads cannot exchange global variables, because they would set the variables of
+    another shard."""
     with _turn:
         yield
 

@@ -151,8 +151,8 @@ def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any
 
 
 def _may_replace(before: Any, now: Any) -> bool:
-    """Returns whether two functional forms create versions of one class, because a notebook cell was rerun, or the
-    module of a `LateForm` was imported."""
+    """Returns whether two functional forms create versions of the same class, for example because a notebook cell was
+    rerun."""
     if isinstance(before, LateForm):
         return getattr(getattr(now, "__wrapped__", now), "__module__", None) == before.module
     classes = [getattr(form, "__wrapped__", None) for form in (before, now)]

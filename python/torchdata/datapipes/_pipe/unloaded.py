@@ -65,8 +65,8 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
     """Begins an iteration for a `sharding_filter`, which skips items without creating them if possible.
 
-    This is possible only if the pipe's class itself, not a base class, defines `_iter_by_index`, because a subclass may
-    yield other items.
+    Items can be skipped only if the pipe's class itself, not a base class, defines `_iter_by_index`, because a subclass
+    may yield other items.
     """
     if can_share(datapipe):
         return begin_iteration(datapipe, type(datapipe)._iter_by_index)

@@ -65,7 +65,8 @@ def _role(kind: type) -> Role | None:
 
 
 def _is_pipe_class(kind: type) -> bool:
-    """Avoids `issubclass` if possible, because it is slow: it also checks all subclasses of the pipe classes."""
+    """Returns whether a type is a pipe class. Avoids `issubclass` if possible, because `issubclass` also checks all
+    subclasses of the pipe classes."""
     for base in _pipes:
         if base in kind.__mro__ or base.__subclasshook__(kind) is True:
             return True

@@ -115,7 +115,7 @@ def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
     """Returns the error to raise instead of `error`: an error that names the archive, or `error` with a note if the
     cause is not damaged data.
 
-    The error is returned, not raised, because a frame whose variables refer to the raised error forms a reference cycle
+    The error is returned, not raised, because a function that raises an error from a variable forms a reference cycle
     with the error, which keeps files open until garbage collection.
     """
     if isinstance(error, Refused):

@@ -247,8 +247,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.mode = mode
         self.filepath_fn = holder.filepath_fn if same_filepath_fn else filepath_fn
         self.skip_read = skip_read
-        # The attribute makes `on_disk_cache` a direct source of this pipe, because cached items come directly from
-        # there.
+        # The attribute makes `on_disk_cache` a direct source of this pipe, because cached items do not pass through the
+        # section.
         self.cache_holder = holder
         holder._end_caching_flag = True
 

@@ -4,8 +4,7 @@ and in which order.
 Role: each iteration of the pipe `end_caching` has one `Section`, which reads the source. For each item, the `Section`
 determines whether the item's files exist (*ready*), must be created by this process, which locks them (*missing*), or
 are being created by another process (*pending*). The methods of `Section` run in the thread that iterates
-`end_caching`. Only the generator `items`, which the pipes after `on_disk_cache` read, runs in another thread if one of
-these pipes reads ahead.
+`end_caching`. But if a pipe after `on_disk_cache` reads ahead, the generator `items` runs in the thread of that pipe.
 """
 
 from __future__ import annotations

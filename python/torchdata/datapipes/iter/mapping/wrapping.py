@@ -96,11 +96,12 @@ class IterableWrapper(IterDataPipe[T_co]):
     `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state that the iterable has
     between two epochs is saved, too.
 
-    An iterable that offers none of this is reread up to the position, with the states that the global random generators
-    had in the original run. Some of the reread items are compared with the original items. If the items differ, for
-    example because of an unseeded random order, resuming raises `RuntimeError` unless the loader's state is loaded with
-    `strict=False`. If the iterable draws from the global generators for each item, the difference causes only a
-    `RuntimeWarning`, because the items then also depend on numbers that other code draws between two items.
+    An iterable with neither such methods nor indices is reread up to the position, with the states that the global
+    random generators had in the original run. Some of the reread items are compared with the original items. If the
+    items differ, for example because of an unseeded random order, resuming raises `RuntimeError` unless the loader's
+    state is loaded with `strict=False`. If the iterable draws from the global generators for each item, the difference
+    causes only a `RuntimeWarning`, because the items then also depend on numbers that other code draws between two
+    items.
 
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that
@@ -240,7 +241,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         return state if self._epoch is None else {**state, "epoch": self._epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next iteration resume from the saved position, as a part of the saved epoch.
+        """Makes the next iteration resume from the saved position and epoch.
 
         Raises:
             TypeError, ValueError: the state is damaged.

@@ -224,8 +224,8 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
                 yield DataChunk(rest)
 
     def _park(self, heap: list[_Measured]) -> None:
-        """Closes the files in buffered items, unless a newer iteration has begun. Placeholders that can reopen the
-        files replace them in the items, which a state still contains."""
+        """Unless a newer iteration has begun, replaces the files in buffered items by placeholders that can reopen the
+        files."""
         if self._heap is heap:
             for measured in heap:
                 measured.item = with_detached_streams(measured.item)

@@ -84,8 +84,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     _taken: int = state(0)  # items read from the source before the current iterator was created
     _yielded_before: int = state(0, saved=False)  # items yielded before the current iterator was created
     #: The number of items between the saved states of the source and this filter's position, which a resumed run must
-    #: recompute. 0 unless one process reads the source for several shards (see `common_parts`). `_generators` contains
-    #: the states of the random generators at the position of the source's saved states.
+    #: recompute. The number is 0 unless one process reads the source for several shards (see `common_parts`).
+    #: `_generators` contains the states of the random generators at the position of the source's saved states.
     _behind: int = state(0)
     _generators: Any = state()
 

@@ -39,7 +39,7 @@ class ObjectRecipe:
         raise NotImplementedError
 
     def open(self) -> io.BufferedReader:
-        """Opens the object. Sends a request only if `version` is None."""
+        """Opens the object. Sends a request only if the object's version is unknown (`version` is None)."""
         return io.BufferedReader(self.file(), _SMALL_READS)
 
     def __repr__(self) -> str:

@@ -120,8 +120,8 @@ class S3FileLister(GivenLength, ListsRoots):
                     yield key, url
 
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
-        """Yields the keys that begin with `prefix`. obstore lists only whole folders, sorted by key, so this method
-        lists a part of the folder that contains the prefix."""
+        """Yields the keys that begin with `prefix`. obstore lists only folders, sorted by key, so this method lists the
+        folder that contains the prefix, from the prefix on."""
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)
         pages = obstore.list(store, folder or None, offset=start or None, chunk_size=_KEYS_PER_PAGE)
@@ -148,8 +148,8 @@ def _just_before(text: str) -> str:
 
 
 def _is_folder(obstore: Any, store: Any, key: str) -> bool:
-    """Returns whether the key of an empty object is the marker of a folder. obstore omits the last slash of listed
-    keys."""
+    """Returns whether an empty object marks a folder. The object's key then ends with a slash, which obstore omits in
+    listings."""
     try:
         obstore.head(store, key)
     except FileNotFoundError:
