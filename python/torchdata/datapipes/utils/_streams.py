@@ -282,7 +282,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 def _move(file_obj: Any, offset: int) -> None:
     try:
         file_obj.seek(offset)
-    # # If a file cannot seek, `seek` raises UnsupportedOperation (a ValueError), or in fsspec AttributeError or
+    # If a file cannot seek, `seek` raises UnsupportedOperation (a ValueError), or in fsspec AttributeError or
     # ValueError.
     except (AttributeError, ValueError):
         while offset > 0 and (skipped := len(file_obj.read(min(offset, _SKIPPED_AT_ONCE)))):
@@ -308,7 +308,7 @@ def detached(stream: Any, offset: int | None = None) -> Any:
     file_obj: Any = wrapper.__dict__.get("file_obj") if wrapper is not None else stream
     if wrapper is not None and wrapper.closed:
         return stream
-    # # torch's `StreamWrapper` has no attribute `_recipe`
+    # torch's `StreamWrapper` has no attribute `_recipe`
     own_recipe: Recipe | None = None if wrapper is None else vars(wrapper).get("_recipe")
     if wrapper is not None and file_obj is None and own_recipe is not None:
         return StreamWrapper.reopening(own_recipe, wrapper._reopen_at if offset is None else offset, wrapper.name)

@@ -191,8 +191,8 @@ def _shape(value: Any) -> str:
 
 
 def _name_of(value: Any) -> str:
-    """Returns the qualified name of a class or function. The main module is called `__main__` also in spawned workers,
-    where its name is `__mp_main__`."""
+    """Returns the qualified name of a class or function. The main module is called `__main__`, even in spawned workers,
+    where Python calls it `__mp_main__`."""
     module = getattr(value, "__module__", None) or "builtins"
     if module == "__mp_main__":
         module = "__main__"

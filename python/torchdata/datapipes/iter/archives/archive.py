@@ -65,7 +65,7 @@ def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
 
 
 def folder_of(path: str) -> str:
-    """Returns the beginning of the paths of an archive's members: the archive's path as a folder."""
+    """Returns the text with which the paths of all members of the archive `path` begin: `path` as a folder."""
     folder = os.path.normpath(path)
     return "" if folder == os.curdir else os.path.join(folder, "")
 

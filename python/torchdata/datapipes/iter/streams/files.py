@@ -96,7 +96,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # # `iter` begins the source's epoch now, not when the first item is requested. A state that is saved before the
+        # `iter` begins the source's epoch now, not when the first item is requested. A state that is saved before the
         # first request must belong to the new epoch.
         return self._files(iter(self.datapipe))
 

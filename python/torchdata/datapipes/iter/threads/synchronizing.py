@@ -382,7 +382,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends this rank's iteration, which the next vote reports to the other ranks."""
+        """Ends the iteration of this rank. The next vote reports the end to the other ranks."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:
