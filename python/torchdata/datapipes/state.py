@@ -344,7 +344,7 @@ class _Saving:
 
 
 def beginning_entries(graph: Graph) -> list[PipeEntry]:
-    """Returns the entries with which the next iterations of all pipes begin, or resume from a loaded state."""
+    """Returns the `PipeEntry` with which each pipe begins its next iteration, or resumes from a loaded state."""
     return [entry_anew(pipe) for pipe in graph]
 
 

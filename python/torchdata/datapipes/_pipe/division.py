@@ -1,5 +1,5 @@
-"""Assigns the items of a sequence to shards, for `sharding_filter`: the shards receive blocks of consecutive items in
-turn."""
+"""Assigns the items of a sequence to shards, for `sharding_filter`: each shard in turn receives a block of consecutive
+items."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class Division:
         return chain.from_iterable(_watched(source, own, block, place, taken, watch, has_ended))
 
     def after(self, taken: int, passed_on: int) -> int:
-        """Returns the position in the sequence after the shard's most recent item.
+        """Returns the position after the item that the shard has yielded last, counted over the items of all shards.
 
         Args:
-            taken: the number of items of the sequence that precede the first item of the iteration.
+            taken: the position in the sequence at which the iteration begins.
             passed_on: the number of items that the shard has yielded in the iteration, at least one.
         """
         rounds, place = divmod(self.own_before(taken) + passed_on - 1, self.block)

@@ -48,7 +48,7 @@ _VARIABLES = (
 _WORDS, _PLACE = 624 * 4, 4
 #: Sizes in bytes of PyTorch's generator state: of the header before the 624 numbers, and of the whole state.
 _BEFORE, _TORCH = 20, 2544
-#: The maximum offset in bytes of the state's 624 numbers in PyTorch's generator object.
+#: In PyTorch's generator object, the 624 numbers of the state begin at this offset in bytes or earlier.
 _HEAD = 256
 #: The size in bytes of the spare normal number that NumPy stores, and of the flag for its presence.
 _GAUSS = 16
@@ -143,7 +143,7 @@ def current_generators() -> dict[str, Any]:
 
 
 def exchanged_generators() -> Sequence[bytes]:
-    """Returns the memory of the global generators, if shards take turns in this process."""
+    """Returns the memory of the global generators; an empty sequence if shards do not take turns in this process."""
     return [*map(bytes, _parts)] if _has_exchanged and own_random.is_replica else ()
 
 

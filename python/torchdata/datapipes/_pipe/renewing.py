@@ -2,8 +2,8 @@
 
 Role: a generator cannot continue after it has raised an exception. A new call of the pipe's `__iter__` can resume the
 iteration, because the pipe's declared state contains the position at which the exception was raised. The new iterator
-must not restart the sources, so `Renewal` stores their running iterators, from which the new iterator continues to
-read.
+must not restart the sources. `Renewal` therefore stores the sources' running iterators, which the new iterator
+continues to read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Renewal(Iterator[Iterator[Any]]):
 
     Args:
         sources: the sources of the pipe. If neither the pipe nor a source has yielded an item since the previous
-            exception, a new iterator would only raise the exception again.
+            exception, the iterator is not replaced, because a new iterator would only raise the exception again.
     """
 
     __slots__ = (
@@ -74,8 +74,8 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Prepares a new iterator of the pipe after an exception. Returns False if no item was yielded since the
-        previous exception, because a new iterator would only raise the exception again."""
+        """Prepares a new iterator of the pipe after the old iterator has raised an exception. Returns False if no item
+        was yielded since the previous exception, because a new iterator would only raise the exception again."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False

@@ -1,9 +1,9 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
 Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` of the pipeline and
-itself, so that exceptions of these pipes are skipped. If a pipe's iterator raises an exception and can continue, the
-exception is counted, and the next item is requested. The counts of skipped exceptions begin at zero in a new iteration,
-and at the saved counts in a resumed iteration.
+itself, so that exceptions of these pipes are skipped. If a pipe's iterator raises an exception, but can yield further
+items, the exception is counted, and the next item is requested. The counts of skipped exceptions begin at zero in a new
+iteration, and at the saved counts in a resumed iteration.
 
 The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
 an exception. A generator cannot continue, because it ends when it raises an exception.
@@ -272,7 +272,8 @@ def _key_of(error: BaseException) -> str | None:
 
 
 def _row_read_for(datapipe: Any) -> str | None:
-    """Returns the row of the current item; None unless only `map` and `filter` follow an `ArrowReader`."""
+    """Returns the row of the table from which the current item was computed; None unless only `map` and `filter` follow
+    an `ArrowReader`."""
     while type(datapipe).__name__ in ("Mapper", "Filter"):
         [datapipe] = sources_of(datapipe)
         if hasattr(type(datapipe), "_last_row"):

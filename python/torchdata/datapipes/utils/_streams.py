@@ -1,7 +1,7 @@
 """The streams that pipes yield: `StreamWrapper`, a file object that closes itself and can be reopened.
 
-Role: a wrapper has a *recipe* to reopen its stream, such as a path, or an archive and a position in it. If a wrapper is
-pickled or deep-copied, the result contains the recipe and the current offset, and opens its file on first use.
+Role: a wrapper has a *recipe* to reopen its stream, such as a path, or an archive and a position in it. A pickled or
+deep-copied wrapper contains only the recipe and the current offset, and opens its file on first use.
 """
 
 from __future__ import annotations

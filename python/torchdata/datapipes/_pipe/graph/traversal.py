@@ -99,8 +99,8 @@ def _role_of(value: Any) -> Role | None:
 def pipes_in(value: Any) -> list[Any]:
     """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates.
 
-    Small containers are searched before large containers, because large data could use up the allowed number of members
-    before a pipe in a small container is found.
+    Small containers are searched first. Otherwise, large data could use up the allowed number of members before a pipe
+    in a small container is found.
     """
     _clear_roles()
     role = _role_of(value)

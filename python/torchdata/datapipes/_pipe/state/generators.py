@@ -3,10 +3,10 @@
 Role: a saved state of a graph includes the states of these generators, because user functions may draw numbers from
 them.
 
-When an epoch begins, a worker process seeds the generators of the imported libraries. If a user function imports NumPy
-or torch during the epoch, this module seeds the library's generator before the importing code continues.
-A generator without a seed would start from the system's entropy, and the run could not be reproduced. States contain
-the seeds of libraries that are not imported yet.
+At the beginning of an epoch, a worker process seeds the generators of the libraries that are imported. If a user
+function imports NumPy or torch during the epoch, this module seeds the library's generator before the importing code
+continues. A generator without a seed would start from the system's entropy, and the run could not be reproduced. States
+contain the seeds of libraries that are not imported yet.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torchdata._plain_pickles import from_plain, to_plain
 def save_generators() -> dict[str, Any]:
     """Returns the states of the global random generators of `random`, NumPy and torch (on the CPU) as plain data.
 
-    For libraries that are not imported yet, the result contains the seeds that their generators receive after the
-    import. The result takes about 10 KiB.
+    If a library is not imported yet, the result contains the seed that its generator receives after the import. The
+    result takes about 10 KiB.
 
     Example:
         >>> import random

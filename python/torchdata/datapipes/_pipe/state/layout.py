@@ -26,7 +26,7 @@ _WORDS = 625
 
 
 class PipeEntry(NamedTuple):
-    """The position of one pipe of a graph.
+    """The part of a graph's state that describes the position of one pipe.
 
     Args:
         type: the name of the pipe's class.

@@ -1,7 +1,8 @@
 """Stores two objects in the `__dict__` of each pipe: a token, by which an old iterator detects that a new iteration has
 begun, and a `PassRecord`, which describes the current iteration.
 
-Role: `iteration` and `state` use tokens and records to resume iterations. A *pass* is one iteration of one pipe.
+Role: `iteration` and `state` use tokens and records to resume iterations. In names, a *pass* is one iteration of one
+pipe.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class Beginning:
     #: For each pipe of the graph: the pipe, its `PipeEntry`, and the state to add to the entry (see
     #: `entry_at_beginning`).
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
-    #: By the id of each pipe with a read-ahead thread, the number of iterations of the pipe that had begun.
+    #: For each pipe with a read-ahead thread, by id: the number of iterations that the pipe had begun.
     passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, PipeEntry]]:
@@ -58,11 +59,11 @@ class PassRecord:
     loaded: PipeEntry | None = None
     #: Whether the running iteration yields no items, because the loaded state was saved after the last item.
     ended: bool = False
-    #: For a pipe without `reset`: how many items the pipe had yielded when a state was loaded, and the loaded state.
-    #: Until the pipe yields another item, saved states contain this loaded state, because the pipe's own `state_dict`
-    #: may return an earlier state.
+    #: For a pipe without `reset`: the loaded state, and how many items the pipe had yielded when the state was loaded.
+    #: Until the pipe yields an item, saved states contain the loaded state, because the pipe's `state_dict` may return
+    #: an earlier state.
     base: tuple[int, dict[str, Any]] | None = None
-    #: For a pipe without `reset`: whether the running iteration follows an iteration that has ended.
+    #: For a pipe without `reset`: whether the previous iteration had ended when the running iteration began.
     follows_end: bool = False
     #: Whether a state was loaded, and no iteration has started from the beginning since then.
     fed: bool = False
@@ -74,7 +75,7 @@ class PassRecord:
     given: Any = None
     #: The pipe's seed for its next iteration, which the pipe receives only after a replay.
     later: Any = None
-    #: Whether a resumed run must replay this pipe or one of its sources; None if the answer is not known yet.
+    #: Whether a resumed run must replay this pipe or one of its sources; None if this is not known yet.
     watches: bool | None = None
     #: The state of the graph when the running iteration began, if `watches` is True.
     beginning: Beginning | None = None

@@ -43,7 +43,7 @@ _NO_WAY_BACK = "a streamed archive cannot go back: read each member before the n
 
 
 class Refused(OSError):
-    """Raised for a member or stream that would be dangerous to read. The caller converts this error to the error class
+    """Raised for a member or stream that would be dangerous to read. The caller replaces this error by the error class
     of the archive's format."""
 
 
@@ -97,7 +97,7 @@ def seeks_cheaply(file_obj: Any) -> bool:
 
 
 def bare(stream: Any) -> Any:
-    """Returns the object inside a wrapper, because reading from it is faster than through the wrapper."""
+    """Returns the file object inside a wrapper, because reading directly from the file object is faster."""
     if getattr(stream, "closed", False):
         raise ValueError(f"the stream {stream!r} of the archive is closed")
     return stream.file_obj if isinstance(stream, StreamWrapper) else stream
@@ -203,7 +203,7 @@ class Archive:
 
     @property
     def parent(self) -> StreamWrapper | None:
-        """The wrapper that counts the open members of the archive."""
+        """The `StreamWrapper` that counts the open members of the archive."""
         return self.source if isinstance(self.source, StreamWrapper) else None
 
 

@@ -1,8 +1,8 @@
 """The pipe that reads tar archives: TarArchiveLoader.
 
-Role: a member is read on demand, so the archive's stream stays open until the last member is closed or dropped. A saved
-member is reopened through its archive object (see `utils/_streams.py`), so members of one archive that were saved
-together open the archive only once.
+Role: a member is read on demand, so the archive's stream stays open until the last member is closed or dropped. An
+unpickled member is reopened by its archive object (see `utils/_streams.py`), so members that were pickled together open
+their archive only once.
 """
 
 from __future__ import annotations
@@ -258,8 +258,8 @@ def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | Non
 
 
 def _in_proportion(compression: str, max_ratio: float | None, source: CountedStream) -> Pieces:
-    """Returns a function that decompresses a stream, and raises an error for a decompression bomb. Skipped members
-    count, too."""
+    """Returns a function that returns the next decompressed bytes of `source`, and raises an error for a decompression
+    bomb. Skipped members count, too."""
     next_piece, size = _COMPRESSIONS[compression][1](source), 0
 
     def piece() -> bytes:

@@ -86,7 +86,7 @@ class Main(SharedMain):
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, instance: int) -> None:
-        """Adds a child to the current iteration of the source. If the child was already added, restarts the source."""
+        """Adds a child to the current round. If the child was already added, restarts the source."""
         if not self._joined or instance in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(

@@ -51,7 +51,8 @@ class Concater(IterDataPipe[Any]):
         self.datapipes = check_sources("Concater", datapipes)
 
     def __iter__(self) -> Iterator[Any]:
-        # The first input begins its iteration now, because a state may have been loaded into this input.
+        # The first input must begin its iteration here, not at the first request, because a state may have been loaded
+        # into it.
         return chain.from_iterable(self._inputs(iter(self.datapipes[self._current])))
 
     def _inputs(self, current: Iterator[Any]) -> Iterator[Iterator[Any]]:

@@ -212,7 +212,7 @@ def _release_all() -> None:
         lock.release()
 
 
-# Before a fork, wait for threads that are opening a lock file, so that the child has a list of all lock files.
+# A fork waits for threads that are opening a lock file, so that the list of lock files in the child is complete.
 os.register_at_fork(
     before=lambda: _mutex.acquire(), after_in_parent=lambda: _mutex.release(), after_in_child=_forget_inherited
 )

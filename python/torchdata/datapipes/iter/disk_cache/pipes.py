@@ -334,7 +334,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         section.written(path, record)
 
     def _sources_in_use(self) -> list[Any]:
-        # In addition to the section's last pipe, `end_caching` directly reads the source of `on_disk_cache`.
+        # `end_caching` reads the last pipe of the section, and also reads the source of `on_disk_cache` directly.
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from torchdata.datapipes.iter.streams.atomic_files import write_file
 #: Maximum number of items that are read ahead while the path to yield next waits for another process.
 _AHEAD = 1000
 
-#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Items beyond this limit have no lock,
-#: because each lock is an open file.
+#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Further items are not locked, because each
+#: lock is an open file.
 _LOCKED = 100
 
 

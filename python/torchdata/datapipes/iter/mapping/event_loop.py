@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any]) -> T:
-    """Calls `function` in this thread or, if an event loop is running here, in a new thread.
+    """Calls `function` in this thread or, if this thread is running an event loop, in a new thread.
 
     If Ctrl-C interrupts the wait for the new thread, calls `interrupt` and waits for the end of `function`.
     """

@@ -227,7 +227,7 @@ class IterableWrapper(IterDataPipe[T_co]):
         """Returns the epoch, if the iterable has `set_epoch`, and the state of the iterable or of its iterator. For an
         iterable that has no state and cannot seek, returns a checksum of some items.
 
-        The position is the number of items yielded.
+        The saved position is the number of items that were yielded.
 
         Raises:
             TypeError: the iterable is a set with an order that differs between processes.

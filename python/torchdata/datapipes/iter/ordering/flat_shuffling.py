@@ -158,7 +158,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     def __len__(self) -> int:
         if self.fn is not chosen:
             raise no_length(self, "ShuffledFlatMapper's length relies on the output of its function")
-        # Reading the source itself would end an iteration and consume a seed, so a copy is read.
+        # A copy of the source is read, because an iteration of the source itself would change its state and seed.
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:

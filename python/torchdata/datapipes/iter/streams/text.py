@@ -55,7 +55,7 @@ codecs.register_error(_DROPPED, _drop)
 
 
 def _cuts_lines(encoding: str) -> bool:
-    """Returns whether bytes can be split into lines before decoding; False for encodings such as UTF-16."""
+    """Returns whether bytes in an encoding can be split into lines before decoding, unlike bytes in UTF-16."""
     try:
         return "\n\n".encode(encoding)[-2:] == b"\n\n"
     except (LookupError, ValueError, TypeError):  # not a text encoding, so decoding will raise the error

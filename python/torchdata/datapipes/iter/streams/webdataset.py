@@ -72,7 +72,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         return self._samples(iter(self.source_datapipe), self._gathering)
 
     def _samples(self, source: Iterator[Any], gathering: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        # No variable may refer to a yielded sample, so that the consumer can free it.
+        # No variable here may refer to a yielded sample, so that its memory is freed as soon as the consumer drops it.
         with on_failure(lambda: self._park(gathering)):
             for item in source:
                 path, data = path_and_stream(item, self)
@@ -141,7 +141,7 @@ def _key_and_field(path: str) -> tuple[str, str]:
 
 
 def _detached(data: Any) -> Any:
-    """Closes a stream, and returns a placeholder that reopens it if this is possible."""
+    """Closes a stream and returns a placeholder that reopens the stream, if reopening is possible."""
     if not isinstance(data, StreamWrapper) or data.closed:
         return data
     stand_in = detached(data)

@@ -78,7 +78,7 @@ class PinMemory(_PrefetchBase[T_co]):
         _fill(prefetch_data, lambda item: pin_memory_fn(item, device))
 
     def is_replicable(self) -> bool:
-        """Returns False, because a copy of the pipe in a worker would need its own CUDA context."""
+        """Returns False, because a copy of the pipe in a worker process would need its own CUDA context."""
         return False
 
 

@@ -46,7 +46,7 @@ class _PrefetchData(ReadAhead):
         self.taken = 0
         #: Where the thread pauses if the iteration is replayed; otherwise None.
         self.halt: Halt | None = None
-        #: Set when the thread has released the source's iterator, possibly in the middle of an item.
+        #: Set when the thread no longer uses the source's iterator, which may still be computing an item.
         self.released = Latch()
 
     def begin(self, worker: Callable[[_PrefetchData], None]) -> None:
@@ -165,7 +165,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
-        """Processes the items of a loaded state like the thread processes new items, for example by pinning them."""
+        """Processes the items of a loaded state in the same way as the thread processes new items, for example by
+        pinning them."""
         return items
 
     def __iter__(self) -> Iterator[T_co]:
@@ -278,7 +279,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
                 pause.release()
 
     def _held(self, data: _PrefetchData) -> ReadAheadHold:
-        """Pauses the thread. The thread stays paused until the returned object is released."""
+        """Pauses the thread. The thread stays paused until the caller releases the returned object."""
         hold = data.queue.hold()
         with on_failure(hold.release):
             if not hold.wait(self.patience) or not data.await_release(self.patience):

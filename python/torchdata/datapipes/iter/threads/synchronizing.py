@@ -66,7 +66,7 @@ class _StepData(_PrefetchData):
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: A thread holds this lock while it moves an item from `voted_on` to the queue, or reads both.
+        #: A thread holds this lock while it moves an item from `voted_on` to the queue, or reads both places.
         self.lock = threading.Lock()
         self.slot: int | None = None
         #: The item that this rank has read. When a vote shows that every rank has an item, this item is moved to the
@@ -187,8 +187,8 @@ class _Hold:
 
 
 class _StepReader(Iterator[Any]):
-    """The iterator that the consumer reads. Dropping the iterator does not notify other ranks, because only the next
-    use of the pipe shows whether the loop was interrupted or left for the next epoch."""
+    """The iterator that the consumer reads. If the iterator is dropped, the other ranks are not notified yet. Only the
+    next use of the pipe shows whether the loop was interrupted or left for the next epoch."""
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
 

@@ -212,7 +212,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         self._close_pool()
         fn = self.fn if self.input_col is None else replacing_columns(self.fn, self.input_col, self.output_col)
         workers = self.max_workers or min(32, (os.cpu_count() or 1) + 4)
-        # Threads beyond the number of concurrent tasks would be idle.
+        # At most `scheduled_tasks + 1` items are in the pool at a time, so further threads would be idle.
         pool = Pool(fn, min(workers, self.scheduled_tasks + 1), **{**_OPTIONS, **self.threadpool_kwargs})
         is_alone = not any(hooks_of(pipe)._may_have_threads() for pipe in Graph(self) if pipe is not self)
         results = _Results(iter(self.datapipe), pool, self.scheduled_tasks, is_alone)
