@@ -73,7 +73,8 @@ class Parts:
             self._item, self._members = None, members[done:] if done else members
             self.left: Iterator[Any] = iter(self._members)
         else:
-            # The item is copied before its members are generated, because this may read a stream in the item.
+            # The item is copied before its members are generated, because generating them may read a stream in the
+            # item.
             self._item, self._members = with_detached_streams(item), None
             source = iter(result)
             next(islice(source, done, done), None)

@@ -72,7 +72,8 @@ class Unfolding:
                 try:
                     parts = parts_of(item)
                     members: Any = parts if type(parts) in sliced else listed(parts)
-                    # The item is copied before its parts are generated, because this may read a stream in the item.
+                    # The item is copied before its parts are generated, because generating them may read a stream in
+                    # the item.
                     kept = with_detached_streams(item) if members is None else None
                     left = _iterator_over(parts if members is None else members, self)
                 except Exception as error:
