@@ -339,8 +339,8 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Parses JSON files, each as a whole: yields pairs of path and value."""
 
     def pin_memory(self, device: Any = None, pin_memory_fn: Callable[[Any, Any], Any] = ...) -> IterDataPipe[T_co]:
-        """Copies items to pinned memory in a thread, one item ahead. With worker processes, this pipe runs
-        in the main process.
+        """Copies items to pinned memory in a thread, one item ahead of the consumer. With worker
+        processes, this pipe runs in the main process.
         """
 
     def prefetch(self, buffer_size: int = 10) -> IterDataPipe[T_co]:

@@ -56,7 +56,7 @@ def share_token(datapipe: Any, token: IterationToken) -> None:
 
 
 def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-    """Begins an iteration of `datapipe` by `function`, which is its original `__iter__`, and guards the iterator.
+    """Begins an iteration of `datapipe` by `function`, the original `__iter__`, and returns a guarded iterator.
 
     The iteration resumes from a loaded state, if there is one; otherwise, `reset` is called first.
     """
@@ -74,7 +74,7 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
         return _begun(datapipe, function, *started)
-    # During the replay, the random generators have the states that they had in the original iteration.
+    # The replay begins with the states that the global random generators had in the original iteration.
     halts = Halts(beginning.entries())
     load_generators(beginning.generators)
     try:
@@ -129,7 +129,8 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
     @functools.wraps(function)
     def __iter__(self: Any) -> Iterator[Any]:
         if getattr(type(self).__iter__, "__wrapped__", None) is not function:
-            # A subclass calls `super().__iter__()`. `begin_iteration` was already called for the subclass's `__iter__`.
+            # A subclass calls `super().__iter__()` here, and `begin_iteration` was already called for the subclass's
+            # `__iter__`.
             return function(self)
         try:
             return begin_iteration(self, function)
@@ -142,7 +143,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
 
 
 def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wraps the `set_seed` of a user-defined pipe class to record the seed, because a replay must set the same seed."""
+    """Wraps the `set_seed` of a user-defined pipe class to record the seed, which a replay must set again."""
 
     @functools.wraps(set_seed)
     def noted(self: Any, seed: Any, *args: Any, **kwargs: Any) -> Any:
@@ -153,8 +154,8 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """The number of items that the pipe's running iteration has yielded. PyTorch may assign its own number to the
-    attribute."""
+    """The number of items that the pipe's running iteration has yielded. PyTorch may replace this attribute of a pipe
+    by a number of its own."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded
@@ -163,8 +164,8 @@ class _Yielded:
 class _CommonPipe:
     """The methods that `IterDataPipe` and `MapDataPipe` share: lengths, `+`, pickling, states and descriptions.
 
-    The pickling hooks have the names that they have in torch. Hooks that a graph tool sets on torch's classes also
-    apply to the pipes of this package.
+    The methods that set pickling hooks have the same names as in PyTorch. Hooks that other tools set on PyTorch's
+    classes also apply to the pipes of this package.
     """
 
     counterpart: ClassVar[Counterpart]
@@ -197,13 +198,13 @@ class _CommonPipe:
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()
     #: Names of the attributes that copies and pickles of the pipe leave out.
     _not_copied: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes that contain items. Pipes in these attributes do not count as sources of this pipe.
+    #: Names of attributes that contain items. A pipe in such an attribute is an item, not a source of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that contain the user's data, such as a dataset. A loader copies the pipe, but the copy
-    #: shares the values of these attributes. In all other attributes, a loader copies containers, but not the data in
-    #: them.
+    #: shares the values of these attributes. If an attribute is not listed here, a loader copies its containers, but
+    #: not the data in them.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Whether `state_dict` and `load_state_dict` are the methods in `DERIVED`.
+    #: Whether `state_dict` and `load_state_dict` are derived from the declarations (see `DERIVED`).
     _derives_state: ClassVar[bool] = False
 
     @classmethod
@@ -291,7 +292,7 @@ class _CommonPipe:
 
 class _PipeMeta(ABCMeta):
     """The metaclass of pipes. If a user adds a public method to a base class, the method is also added to torch's
-    pipes. An `__iter__` that is assigned to a class is wrapped by `_hook_iter`."""
+    pipes. If code assigns a new `__iter__` to a pipe class, `_hook_iter` wraps the function."""
 
     counterpart: Counterpart
 
@@ -315,8 +316,9 @@ class IterDataPipe(IterForms[T_co], _CommonPipe, PipeHooks, Generic[T_co], metac
     `reset()`, returns a guarded iterator and invalidates earlier iterators.
 
     A subclass that defines `state_dict()` and `load_state_dict()` is restored by these methods. Without `state_dict`, a
-    resumed pipe is replayed: it starts from the beginning and drops items up to the saved position. Keep the iteration
-    state in attributes that `reset()` initializes, and let `__iter__` continue from these attributes.
+    resumed pipe is replayed: it starts from the beginning and drops items up to the saved position. A subclass should
+    keep its iteration state in attributes that `reset()` initializes, and its `__iter__` should continue from these
+    attributes.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
@@ -333,7 +335,8 @@ class IterDataPipe(IterForms[T_co], _CommonPipe, PipeHooks, Generic[T_co], metac
     functions: ClassVar[dict[str, Callable[..., Any]]] = {}
     counterpart: ClassVar[Counterpart] = Counterpart("IterDataPipe")
 
-    #: Torch reads and sets this number and `_snapshot_state` when it restores a pipe from a snapshot.
+    #: PyTorch reads and sets `_number_of_samples_yielded` and `_snapshot_state` when it restores a pipe from a
+    #: snapshot.
     _number_of_samples_yielded: ClassVar[_Yielded] = _Yielded()
     _snapshot_state: Any = None
 
@@ -425,7 +428,7 @@ class DataChunk(list[T]):
         return list(self)
 
     def as_str(self, indent: str = "") -> str:
-        """Returns the members in brackets, each converted by `str`."""
+        """Returns the members as text: in brackets, each converted by `str`."""
         return indent + "[" + ", ".join(map(str, self)) + "]"
 
     def raw_iterator(self) -> Iterator[T]:

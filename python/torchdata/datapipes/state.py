@@ -6,9 +6,9 @@ readers. The key `checksums` contains checksums of the values of `graph` and `pi
 that require pickle are stored as bytes under `"__pickled__"`, and nested containers under `"__nested__"`.
 
 A pipe without a declared state is *replayed*: a resumed run starts it from the beginning and drops the items that it
-had yielded. The sources of a replayed pipe begin with their states from the beginning of the iteration. The whole graph
-is replayed if user functions have drawn from the global random generators, or if a replayed pipe and another pipe read
-the same source.
+had yielded. The sources of a replayed pipe begin with the states that they had at the beginning of the iteration. The
+whole graph is replayed if user functions have drawn from the global random generators, or if a replayed pipe and
+another pipe read the same source.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ __all__ = [
 
 
 def standing_still(pipes: list[Any]) -> AbstractContextManager[object]:
-    """Within this context, the read-ahead threads of the given pipes are paused.
+    """Returns a context within which the read-ahead threads of `pipes` are paused.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -149,11 +149,10 @@ def save_entries(datapipe: Any) -> list[PipeEntry]:
 
 
 def entries_of(graph: Graph) -> list[PipeEntry]:
-    """Returns the states of the pipes of a graph, whose threads must be paused."""
+    """Returns a `PipeEntry` for each pipe of a graph. The pipes' read-ahead threads must be paused."""
     if not is_torchs(graph.end):
         return _Saving(graph).entries()
-    # The set makes sure that `has_begun` is called for every pipe, because `has_begun` raises the error that names
-    # a random pipe.
+    # A set is used, so that `has_begun` is called for every PyTorch pipe and raises an error for a random pipe.
     if True in {has_begun(pipe) for pipe in graph if is_torchs(pipe)} and is_unnoticed(graph.end):
         raise unnoticed(graph.end)
     *sources, _, last = _Saving(Graph(reader_of(graph.end))).entries()
@@ -187,11 +186,10 @@ class _Saving:
     # -- which passes belong together ----------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
-        """Returns the ids of the pipes whose running iterations a resumed run must continue.
+        """Returns the ids of the pipes whose iterations are in use: a resumed run must continue these iterations.
 
         Args:
-            alone: whether to include the main pipes of splits such as `fork`, whose next readers may not have begun
-                yet.
+            alone: whether to include the main pipe of a split such as `fork`, which a child may still begin to read.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources
@@ -215,7 +213,7 @@ class _Saving:
         return not is_torchs(pipe) and (token_of(pipe).finished or record_of(pipe).ended)
 
     def _is_read_by(self, reader: Any, source: Any) -> bool:
-        """Returns whether the running iteration of the source belongs to the running iteration of its reader."""
+        """Returns whether the running iteration of `reader` reads the running iteration of `source`."""
         if not self._has_begun(source):
             return False
         reads = hooks_of(reader)._reads_in_pass(source)
@@ -231,8 +229,8 @@ class _Saving:
     # -- what must be replayed -----------------------------------------------------------------------------------
 
     def _to_replay(self) -> list[Any]:
-        """Returns the pipes to replay. Direct and indirect sources of a replayed pipe are left out, because the pipe
-        replays its sources, too."""
+        """Returns the pipes to replay, without their direct and indirect sources, which are replayed together with
+        them."""
         replayed = [
             pipe
             for pipe in self.pipes
@@ -249,10 +247,10 @@ class _Saving:
         return [pipe for pipe in replayed if id(pipe) not in below]
 
     def _must_replay_all(self, replayed: list[Any]) -> bool:
-        """Returns whether the last pipe of the graph must be replayed instead of the pipes `replayed`. This is
-        necessary if another pipe reads the same source as one of these pipes, as with the children of a `fork`. It is
-        also necessary if the states of the global random generators have changed, because a user function of any pipe
-        may have drawn the numbers."""
+        """Returns whether the whole graph must be replayed, not only the pipes `replayed`. A replay of the whole graph
+        is necessary if another pipe reads the same source as one of these pipes, as with the children of a `fork`, or
+        if the states of the global random generators have changed, because a user function of any pipe may have drawn
+        numbers."""
         beginning = record_of(self.end).beginning
         if beginning is None:
             return False
@@ -331,7 +329,7 @@ class _Saving:
             if not is_restorable(pipe):
                 return PipeEntry(name_of(pipe))
             return with_seeds(PipeEntry(name_of(pipe), restores=True, state=position_of(pipe)), record)
-        # The attributes of a user-defined pipe without `reset` may still contain the position in an earlier iteration.
+        # If a user-defined pipe without `reset` has yielded no item, its attributes may still contain an old position.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or is_stale:
             entry = entry_anew(pipe)
@@ -346,7 +344,7 @@ class _Saving:
 
 
 def beginning_entries(graph: Graph) -> list[PipeEntry]:
-    """Returns the entries with which the next iterations of all pipes begin, or resume from a loaded state."""
+    """Returns the `PipeEntry` with which each pipe begins its next iteration, or resumes from a loaded state."""
     return [entry_anew(pipe) for pipe in graph]
 
 

@@ -67,7 +67,7 @@ def _lists(column: Any, name: str, pipe: str, writable: bool) -> Any:
 
 
 def _objects(values: list[Any]) -> Any:
-    """Returns a one-dimensional array of objects. `numpy.array` would convert nested sequences to further
+    """Returns a one-dimensional array of objects. Unlike `numpy.array`, does not convert nested sequences to further
     dimensions."""
     import numpy as np
 

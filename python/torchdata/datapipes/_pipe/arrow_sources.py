@@ -2,7 +2,8 @@
 
 A part is a row group of a Parquet file, a file of another format, a chunk of an in-memory table, a data file of an
 Iceberg table, or a range of rows of a Lance dataset. An `ArrowSource` can be pickled, because it contains no open file.
-Listing the parts of a table reads only metadata. The library of a table is imported only if such a table is given.
+Listing the parts of a table reads only the metadata of its files. The library of a table is imported only if such a
+table is given.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class ArrowFragments(ArrowSource):
 
 
 def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str], lacks: bool) -> None:
-    """Raises an error for a missing column or a column of another type, which pyarrow would silently fill with nulls,
-    or convert to or from text."""
+    """Raises an error for a missing column, which pyarrow would fill with nulls, and for a column of another type,
+    which pyarrow would convert to or from text."""
     known = _arrow("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
     for column in wanted:
         if column in present.names:
@@ -93,8 +94,8 @@ def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str],
 
 
 def _family(kind: Any) -> str:
-    """Returns the family of an Arrow type, such as "integer". A file may store a column in another type than the table
-    if both types belong to the same family."""
+    """Returns the family of an Arrow type, such as "integer". A column may have different types in the table and in a
+    file if both types belong to the same family."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _family(kind.value_type)

@@ -1,5 +1,5 @@
-"""Names pipes in error messages. For a pipe that only reads a dataset, the messages contain the name of the dataset's
-class or function."""
+"""Names pipes in error messages. If a pipe only reads a dataset, a message contains the name of the dataset's class or
+function instead."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def codes_read_by(datapipe: Any) -> list[UsersCode]:
 
 
 def counted_at(datapipe: Any) -> IterationToken:
-    """Returns the `IterationToken` that counts the skipped items of a pipe.
+    """Returns the `IterationToken` in which the skipped items of a pipe are counted.
 
-    Usually, this is the pipe's own token. If the loader measures the time of a map-style source of the pipe, the token
-    of that source counts the skipped items.
+    If the loader measures the time of a map-style source of the pipe, this is the token of the source; otherwise, it is
+    the pipe's own token.
     """
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:
@@ -30,8 +30,8 @@ def counted_at(datapipe: Any) -> IterationToken:
 
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
-    """Returns the name of the dataset whose code has raised `error`, or the name of the only dataset that the pipe
-    reads if `error` is None. If there is no such dataset, returns the name of the pipe."""
+    """Returns the name of the dataset whose code has raised `error`; if `error` is None, the name of the only dataset
+    that the pipe reads. If no dataset is found, returns the name of the pipe."""
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):
         codes = codes_of_dataset(datapipe, ITERATED)

@@ -73,7 +73,7 @@ def on_failure(clean_up: Callable[[], object]) -> Iterator[None]:
 
 
 #: For IterDataPipe and MapDataPipe: the module and the name of the class that wraps a plain iterable or sequence.
-#: Importing the classes here would be circular.
+#: The modules of these classes import this module, so it cannot import them.
 _wrappers: dict[type, tuple[str, str]] = {}
 
 
@@ -117,7 +117,8 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
 
 
 def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe, words: str = "") -> tuple[Any, ...]:
-    """Checks several sources. If `words` is given, it is the error message of torchdata 0.9."""
+    """Checks several sources. `words` is the error message of torchdata 0.9 for a wrong type, which user code may
+    compare."""
     if not values:
         raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
     pipes = []
@@ -174,7 +175,7 @@ def check_int(
     error: type[Exception] = ValueError,
     words: str = "",
 ) -> int:
-    """Checks an integer. The error message ends with `words`, the message of torchdata 0.9."""
+    """Checks an integer. `words` is the error message of torchdata 0.9, with which the new error message ends."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise wrong_type(pipe, argument, "an integer", value)
     if least is not None and value < least:
@@ -270,7 +271,8 @@ def length_of(pipe: Any, source: Any) -> int:
 
 
 def no_length(pipe: Any, because: str) -> TypeError:
-    """Returns the error of a pipe without a length. Existing user code compares the end of the error message."""
+    """Returns the error of a pipe without a length. The end of the message is that of torchdata 0.9, because user code
+    may compare it."""
     return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")
 
 
@@ -306,7 +308,8 @@ _must_be_certain = ContextVar("_must_be_certain", default=False)
 
 @contextmanager
 def certain_lengths() -> Iterator[None]:
-    """Within this context, `warn_of_length` raises a TypeError instead of a warning. Other threads are not affected."""
+    """Within this context, `warn_of_length` raises a TypeError instead of issuing a warning. Other threads are not
+    affected."""
     token = _must_be_certain.set(True)
     try:
         yield

@@ -1,6 +1,6 @@
 """Recognizes what users pass instead of a pipe: indexable datasets, iterables and generator functions.
 
-The functions do not import PyTorch, because an object can be an instance of its classes only if PyTorch is already
+This module does not import PyTorch, because an object can be an instance of a PyTorch class only if PyTorch is already
 imported.
 """
 
@@ -68,8 +68,8 @@ def is_generator_function(value: Any) -> bool:
 def splits_itself(iterable: Any) -> bool:
     """Returns whether an iterable seems to yield only the current worker's share of the data.
 
-    For classes that are not in `_SPLITTING`, the result is True if the code uses the names `get_worker_info` and
-    `num_workers`, because only code that splits items needs the number of workers.
+    For classes that are not in `_SPLITTING`, the result is True if the code contains the names `get_worker_info` and
+    `num_workers`, because code that splits items needs the number of workers.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
         return is_iterable_dataset(iterable)

@@ -1,5 +1,5 @@
-"""Assigns the items of a sequence to shards, for `sharding_filter`: the shards receive blocks of consecutive items in
-turn."""
+"""Assigns the items of a sequence to shards, for `sharding_filter`: each shard in turn receives a block of consecutive
+items."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class Division:
         return chain.from_iterable(_watched(source, own, block, place, taken, watch, has_ended))
 
     def after(self, taken: int, passed_on: int) -> int:
-        """Returns the position in the sequence after the shard's most recent item.
+        """Returns the position after the item that the shard has yielded last, counted over the items of all shards.
 
         Args:
-            taken: the number of items of the sequence that precede the first item of the iteration.
-            passed_on: the number of items (at least one) that the shard has yielded in the iteration.
+            taken: the position in the sequence at which the iteration begins.
+            passed_on: the number of items that the shard has yielded in the iteration, at least one.
         """
         rounds, place = divmod(self.own_before(taken) + passed_on - 1, self.block)
         return (self.shard + self.shards * rounds) * self.block + place + 1
@@ -71,7 +71,7 @@ def _own_of(source: Iterator[Any], own: list[bool], block: int, place: int, coun
     """Returns the shard's items among the next `count` items of a source.
 
     Args:
-        own: for the items of one block per shard, whether they belong to this shard.
+        own: for each item of a round (one block for every shard), whether the item belongs to this shard.
         block: the number of consecutive items that a shard receives at once.
         place: the index of the source's next item, counted over the items of all shards.
     """

@@ -5,9 +5,9 @@ generators of `random`, NumPy and torch, but a process has only one global gener
 global generators (2.5 KB each) are exchanged whenever another shard runs.
 
 The public functions of `random`, NumPy and torch convert a generator's state to tuples and tensors, which takes up to
-300 microseconds. Copying the memory of the states takes 0.3 microseconds, so this module copies the memory. With new
-generators, it first checks that copying the memory of one generator to another also copies the state. If this check
-fails, for example with another version of a library, this module calls the public functions.
+300 microseconds. Copying the memory of the states takes 0.3 microseconds, so this module copies the memory. Before the
+first copy, a test with new generators shows whether copying the memory also copies the state. If the test fails, for
+example with another version of a library, this module calls the public functions.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from torchdata.datapipes._pipe.state.generators import load_generators, save_gen
 #: The module of the cache's locks. A shard must release its locks before another shard runs.
 LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
-#: The `Exchange` object is replaced when one of these modules is imported.
+#: If one of these modules is imported, the `Exchange` object is replaced, because there are more variables to exchange.
 _IMPORTED_LATE = (_NUMPY, "torch", _WORKER, LOCKS)
 _VARIABLES = (
     (vars(generators), "awaited"),
@@ -48,19 +48,19 @@ _VARIABLES = (
 _WORDS, _PLACE = 624 * 4, 4
 #: Sizes in bytes of PyTorch's generator state: of the header before the 624 numbers, and of the whole state.
 _BEFORE, _TORCH = 20, 2544
-#: The maximum offset in bytes of the state's 624 numbers in PyTorch's generator object.
+#: In PyTorch's generator object, the 624 numbers of the state begin at this offset in bytes or earlier.
 _HEAD = 256
 #: The size in bytes of the spare normal number that NumPy stores, and of the flag for its presence.
 _GAUSS = 16
 
 
 class _Way(NamedTuple):
-    """How to save and load random generators.
+    """Describes how to save and load random generators.
 
     Args:
-        memory: the memory in which the generators store their states. Copying these bytes saves or loads the states.
-        variables: further variables of the generators, which are not in `memory`. Each is given as a dict and the key
-            of the variable in this dict.
+        memory: the memory in which the generators store their states. Copying the bytes of this memory saves or loads
+            the states.
+        variables: further variables of the generators, each as a dict and the variable's key in the dict.
         others: for each generator whose memory is not copied, the functions that save and load its state.
     """
 
@@ -83,8 +83,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Prevents other threads from exchanging globals within this context, because each of them would restore the
-    globals of another shard."""
+    """Within this context, other threads cannot exchange global variables, because they would set the variables of
+    another shard."""
     with _turn:
         yield
 
@@ -98,8 +98,8 @@ class ShardGlobals(SavedGlobals):
         """Saves the random generators and the other global variables of the running shard, before another shard runs.
 
         Args:
-            is_all: whether the shard has nothing else to save or stop, such as threads. `ShardTurns` may then switch
-                between such shards without calling `enter` and `leave`.
+            is_all: whether the shard has nothing else to save or stop, such as threads. If this is True for two shards,
+                `ShardTurns` may switch between the shards without calling `enter` and `leave`.
         """
         global _has_exchanged
         _has_exchanged = True
@@ -109,7 +109,8 @@ class ShardGlobals(SavedGlobals):
         self.is_all = is_all and not self._others
 
     def enter(self) -> bool:
-        """Restores the globals of the shard. Returns whether torch's worker info was restored."""
+        """Restores the global variables that `leave` has saved for the shard. Returns whether torch's worker info was
+        restored."""
         module: Any = sys.modules.get(_WORKER)
         if module is not None:
             module._worker_info = None  # no value was saved if another shard has imported the module
@@ -129,8 +130,8 @@ _has_exchanged = False
 
 
 def current_generators() -> dict[str, Any]:
-    """Returns the states of the global generators. If the memory of the generators has not changed, returns the last
-    result, which is faster."""
+    """Returns the states of the global generators. To save time, returns the previous result if the memory of the
+    generators has not changed since then."""
     global _saved
     exchange, others = _exchange()
     if others:
@@ -142,7 +143,7 @@ def current_generators() -> dict[str, Any]:
 
 
 def exchanged_generators() -> Sequence[bytes]:
-    """Returns the memory of the global generators, if shards take turns in this process."""
+    """Returns the memory of the global generators; an empty sequence if shards do not take turns in this process."""
     return [*map(bytes, _parts)] if _has_exchanged and own_random.is_replica else ()
 
 
@@ -221,10 +222,10 @@ def _of_torch(generator: Any) -> _Way:
 
 
 def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Callable[[Any], Any]) -> bool:
-    """Returns whether copying the memory of one random generator to another makes their states equal.
+    """Tests whether copying the memory of one random generator to another also copies the state.
 
     Args:
-        of: a function from a generator to its `_Way`, which contains the generator's memory.
+        of: a function that returns the `_Way` of a generator, which contains the generator's memory.
         new: a function from a seed to a generator.
         seen: a function from a generator to its state in the library's public interface.
     """
@@ -268,7 +269,7 @@ def _numpy(state: Any) -> _Way:
 
 @functools.cache
 def _gauss_offset(cls: type[Any]) -> int:
-    """Returns the offset of the flag that precedes the spare normal number."""
+    """Returns the offset, in a NumPy generator's memory, of the flag that precedes the stored spare normal number."""
     made = cls(0)
     made.set_state({**made.get_state(legacy=False), "has_gauss": 1, "gauss": 0.123456789})
     raw = ctypes.string_at(id(made), cls.__basicsize__)

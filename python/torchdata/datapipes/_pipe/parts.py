@@ -17,7 +17,7 @@ from torchdata.datapipes.datapipe import DataChunk
 
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
-#: Types of results that are in memory, but do not support slices. They are converted to lists.
+#: Types of results that are in memory, but may not support slices. These results are converted to lists.
 _LISTED: tuple[type, ...] = (
     list,
     tuple,
@@ -73,7 +73,8 @@ class Parts:
             self._item, self._members = None, members[done:] if done else members
             self.left: Iterator[Any] = iter(self._members)
         else:
-            # The item is copied first, because generating a member may read a stream in the item.
+            # The item is copied before its members are generated, because generating them may read a stream in the
+            # item.
             self._item, self._members = with_detached_streams(item), None
             source = iter(result)
             next(islice(source, done, done), None)
@@ -85,7 +86,7 @@ class Parts:
         return state_of_members(self._members, self.left) or {"members": ()}
 
     def detach(self) -> None:
-        """Keeps only what `state_dict` needs, and closes files. Called when the iteration is abandoned."""
+        """When the iteration is abandoned, drops everything that `state_dict` does not need, and closes files."""
         if isinstance(self.left, _Counted):
             self.left = _Counted(iter(()), self.left.done)
         else:

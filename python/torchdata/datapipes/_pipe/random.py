@@ -9,7 +9,7 @@ from typing import Any
 
 from torchdata._importing import loaded
 
-#: Whether this process runs one of several replicas of a graph. A worker process sets this flag.
+#: Whether this process runs one of several replicas of a graph. Worker processes set this variable to True.
 is_replica = False
 
 
@@ -37,7 +37,7 @@ class PrivateRandomness:
     of numbers.
 
     The first `with` block starts the sequence from the seed, and each later block continues it. After a block, the
-    generators have the states that they had before. Generators of libraries that are not imported are not affected.
+    generators have the states that they had before. Libraries that are not imported are left out.
     """
 
     def __init__(self, seed: int) -> None:

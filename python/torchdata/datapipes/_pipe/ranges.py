@@ -9,7 +9,7 @@ from typing import Any
 
 from torchdata._reporting import name_of
 
-#: False in a forked child, because the parent's profiler does not record there.
+#: Whether to name ranges: False in a forked child, because the parent's profiler does not record there.
 _is_main = True
 
 

@@ -48,8 +48,8 @@ class FunctionalForms:
 
     @classmethod
     def register_function(cls, function_name: str, function: Callable[..., Any]) -> None:
-        """Makes `function(pipe, ...)` available as `pipe.function_name(...)`. Raises ValueError if the name exists,
-        unless the form belongs to an older version of one class (see `_may_replace`)."""
+        """Makes `function(pipe, ...)` available as `pipe.function_name(...)`. Raises ValueError if the name is taken,
+        unless it is taken by an older version of the same class (see `_may_replace`)."""
         before = cls.functions.get(function_name)
         if before is not None and not _may_replace(before, function):
             raise ValueError(
@@ -131,10 +131,10 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
             raise
 
     functools.update_wrapper(construct, pipe, assigned=("__module__", "__doc__"), updated=())
-    # `help` shows this name, and pickle finds the bound method by this name.
+    # The name of the form is set, because `help` shows this name, and pickle finds the bound method by this name.
     construct.__name__, construct.__qualname__ = name, f"{base.__name__}.{name}"
     with contextlib.suppress(ValueError):  # the class has a constructor that is written in C
-        # The result of the constructor is declared as None, but the functional form returns the new pipe.
+        # Unlike the constructor, whose declared result is None, the functional form returns the new pipe.
         signature = signature_of(pipe)
         construct.__signature__ = signature.replace(return_annotation=pipe.__name__)  # type: ignore[attr-defined]
     return construct
@@ -151,8 +151,8 @@ def _note_names(error: TypeError, form: str, pipe: type, keywords: dict[str, Any
 
 
 def _may_replace(before: Any, now: Any) -> bool:
-    """Returns whether two functional forms create versions of one class, because a notebook cell was rerun, or the
-    module of a `LateForm` was imported."""
+    """Returns whether two functional forms create versions of the same class, for example because a notebook cell was
+    rerun."""
     if isinstance(before, LateForm):
         return getattr(getattr(now, "__wrapped__", now), "__module__", None) == before.module
     classes = [getattr(form, "__wrapped__", None) for form in (before, now)]
@@ -196,7 +196,7 @@ class functional_datapipe:
 
     def __call__(self, cls: C) -> C:
         kinds = FunctionalForms.__subclasses__() if isinstance(cls, type) else []
-        # The class may also derive from PyTorch's IterDataPipe or MapDataPipe, for which `issubclass` is True, too.
+        # `issubclass` is also True for classes that derive from PyTorch's IterDataPipe or MapDataPipe.
         base = next((kind for kind in kinds if issubclass(cls, kind)), None)  # type: ignore[arg-type]
         if base is None:
             raise TypeError(f"functional_datapipe decorates IterDataPipe and MapDataPipe classes, not {cls!r}")

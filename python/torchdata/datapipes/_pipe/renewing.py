@@ -2,8 +2,8 @@
 
 Role: a generator cannot continue after it has raised an exception. A new call of the pipe's `__iter__` can resume the
 iteration, because the pipe's declared state contains the position at which the exception was raised. The new iterator
-must not restart the sources, so `Renewal` stores their running iterators, from which the new iterator continues to
-read.
+must not restart the sources. `Renewal` therefore stores the sources' running iterators, which the new iterator
+continues to read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Renewal(Iterator[Iterator[Any]]):
 
     Args:
         sources: the sources of the pipe. If neither the pipe nor a source has yielded an item since the previous
-            exception, a new iterator would only raise the exception again.
+            exception, the iterator is not replaced, because a new iterator would only raise the exception again.
     """
 
     __slots__ = (
@@ -46,11 +46,11 @@ class Renewal(Iterator[Iterator[Any]]):
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
         self._is_broken = False
-        #: `_guards`: the running iterators of the sources, by id of the source. `_again`: those of these iterators that
-        #: the pipe's new iterator has not taken over yet.
+        #: `_guards`: the running iterators of the sources, by id of the source. `_again`: the iterators in `_guards`
+        #: that the pipe's new iterator has not taken over yet.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
-        #: The numbers of items that the pipe and each source had yielded at the previous exception.
+        #: The numbers of items that the pipe and each source had yielded when the pipe last raised an exception.
         self._seen: list[int] | None = None
 
     def over(self, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -74,8 +74,8 @@ class Renewal(Iterator[Iterator[Any]]):
         return self._function(datapipe)
 
     def renew(self) -> bool:
-        """Prepares a new iterator of the pipe after an exception. Returns False if no item was yielded since the
-        previous exception, because a new iterator would only raise the exception again."""
+        """Prepares a new iterator of the pipe after the old iterator has raised an exception. Returns False if no item
+        was yielded since the previous exception, because a new iterator would only raise the exception again."""
         seen = [token_of(pipe).yielded for pipe in (self._datapipe, *self._sources)]
         if seen == self._seen:
             return False
@@ -86,7 +86,8 @@ class Renewal(Iterator[Iterator[Any]]):
         self._guards[id(source)] = guard
 
     def take_again(self, source: Any) -> Iterator[Any] | None:
-        """Returns the running iterator of a source; None if the source must begin a new iteration."""
+        """Returns the source's running iterator, which the pipe's new iterator reads; None if the source must begin a
+        new iteration."""
         return self._again.pop(id(source), None)
 
 
@@ -114,7 +115,7 @@ def taken_again(datapipe: Any) -> Iterator[Any] | None:
 
 
 def keep_for_reader(datapipe: Any, guard: Iterator[Any]) -> None:
-    """Stores the iterator `guard`, so that the pipe that reads `datapipe` continues with it after an exception."""
+    """Stores `guard`, the running iterator of `datapipe`, which the next pipe continues to read after an exception."""
     renewal = _reader_of(datapipe)
     if renewal is not None:
         renewal.keep(datapipe, guard)

@@ -12,7 +12,7 @@ R = TypeVar("R")
 
 #: The pause in seconds before a call is repeated, doubled for each further repetition.
 PAUSE = 0.5
-#: These errors are permanent, so the call is not repeated.
+#: A call that raises one of these errors is not repeated, because the error is permanent.
 _FINAL = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 
@@ -21,7 +21,7 @@ def retried(call: Callable[[], R], max_retries: int, what: str, count: Callable[
 
     Args:
         what: the beginning of the warning, such as "opening 'a.txt'".
-        count: a function that is called before each repetition.
+        count: a function that is called before each repetition of `call`.
     """
     pause = PAUSE
     for _ in range(max_retries):

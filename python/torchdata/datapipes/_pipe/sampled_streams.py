@@ -4,11 +4,11 @@ Role: a resumed run compares checksums of sampled items with the original run, t
 items. No Python code of this module runs for the items between two samples.
 
 A stream may draw from the global random generators in order to shuffle or to augment. If a stream draws random numbers
-for its first or second item, its state contains the generators' states before the first draw. A resumed run restores
-the generators, rereads the items, and raises an error if the items differ from those of the original run. In two cases,
-the resumed run only warns: if the stream drew random numbers for its second item, or if the items differ only in
-floating-point numbers and arrays. Such a stream probably draws numbers for each item, as for augmentation. Random
-numbers that other code draws between two items then change the items, but not their order.
+for its first or second item, the stream's saved state contains the states that the generators had before the first
+draw. A resumed run restores the generators, rereads the items, and raises an error if the items differ from those of
+the original run. In two cases, the resumed run only warns: if the stream drew random numbers for its second item, or if
+the items differ only in floating-point numbers and arrays. In both cases, the stream probably draws numbers for each
+item, as for augmentation, so numbers that other code draws between two items change the items, but not their order.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _END: Any = object()
 
 
 class SampledStream:
-    """Reads a stream. `saved` is a result of `state` from which to resume; None begins a new iteration."""
+    """Reads a stream. `saved` is the result of `state` from which to resume; if `saved` is None, a new iteration
+    begins."""
 
     def __init__(self, name: str, saved: dict[str, Any] | None = None) -> None:
         self._name = name
@@ -52,8 +53,8 @@ class SampledStream:
         is_strict: bool = True,
         if_empty: Callable[[], object] | None = None,
     ) -> Iterator[Any]:
-        """Returns an iterator over the items from `position` on. If `is_strict` is True, samples of the items before
-        `position` are compared with the saved samples."""
+        """Returns an iterator over the items from `position` on. If `is_strict` is True, some reread items before
+        `position` are compared with the original items by their checksum."""
         if position or self._generators is not None:
             return chain.from_iterable(self._resumed(make, position, is_strict))
         before = save_generators()
@@ -98,8 +99,8 @@ class SampledStream:
     def _pieces(
         self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: SampleDigest | None = None
     ) -> Iterator[Iterator[Any]]:
-        """Yields iterators for `chain.from_iterable`: in turn, an iterator over the items before the next sample, and
-        an iterator over the one sampled item."""
+        """Yields iterators for `chain.from_iterable`: alternately, an iterator over the items before the next sampled
+        item, and an iterator over the sampled item."""
         source = chain(source)  # `chain` does not call an exhausted iterator again
         digest, position = digest or self._digest, 0
         while True:

@@ -35,7 +35,7 @@ _SAMPLES: tuple[Any, ...] = (
 
 _PLAIN = frozenset({array, list, range, tuple})
 
-#: After `__setstate__(n)`, an iterator of these types yields item n next.
+#: Types of iterators whose `__setstate__(n)` makes item n the next item.
 _SEEKABLE = frozenset(type(iter(sample)) for sample in _SAMPLES)
 
 
@@ -72,7 +72,8 @@ def iterate_from(iterable: Any, position: int) -> Iterator[Any]:
 
 
 def seek(iterator: Any, count: int) -> bool:
-    """Skips `count` items. Returns False if the iterator cannot seek or has fewer items left."""
+    """Skips `count` items of an iterator. Returns False if the iterator cannot seek or has fewer than `count` items
+    left."""
     if type(iterator) not in _SEEKABLE or operator.length_hint(iterator, -1) < count:
         return False
     _, _, *index = iterator.__reduce__()

@@ -1,14 +1,14 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
 Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` of the pipeline and
-itself, so that exceptions of these pipes are skipped. If a pipe's iterator raises an exception and can continue, the
-exception is counted, and the next item is requested. In a new iteration, the counts of skipped exceptions begin at
-zero. In a resumed iteration, they begin at the saved counts.
+itself, so that exceptions of these pipes are skipped. If a pipe's iterator raises an exception, but can yield further
+items, the exception is counted, and the next item is requested. The counts of skipped exceptions begin at zero in a new
+iteration, and at the saved counts in a resumed iteration.
 
 The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
 an exception. A generator cannot continue, because it ends when it raises an exception.
 
-`StatefulDataLoader` skips samples with its own code, and shares the limits, messages and log format with this module.
+`StatefulDataLoader` skips samples with other code, but uses the limits, messages and log format of this module.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ epoch = 0
 #: In the main process: the number of the current epoch of each `on_error` pipe.
 _epochs: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
-#: A limit that is a fraction is checked once a pipe has read this many items, and at the end of the iteration.
+#: If the limit on skipped items is a fraction, it is checked from this number of items on, and at the end of the
+#: iteration.
 FEWEST = 100
 
 
@@ -117,7 +118,8 @@ def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
 
 
 def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
-    """Returns a copy of `kinds` with a higher count of `kind`, because a saved state may contain `kinds` itself."""
+    """Returns a copy of the counts `kinds` in which `kind` has one more. `kinds` must not change, because a state may
+    contain it."""
     return {**kinds, kind: kinds.get(kind, 0) + 1}
 
 
@@ -143,8 +145,8 @@ def check_limit(who: str, name: str, limit: int | float | None) -> None:
 def too_many(
     skipped: dict[tuple[str, str], int], limit: int | float | None, name: str, items: str, where: str, last: str = ""
 ) -> TooManySkipped:
-    """Returns the error for an exceeded limit. `items` names the items that the limit counts, and `where` the process
-    and the epoch of the count."""
+    """Returns the error to raise if more items were skipped than `limit` permits. `items` names the items that the
+    limit counts, and `where` the process and the epoch of the count."""
     permitted = f"{100 * limit:g} % of {items}" if isinstance(limit, float) else f"{limit} {items.split()[-1]}"
     return TooManySkipped(
         f"on_error has skipped {sum(skipped.values())} items, more than {name}={limit!r} permits ({permitted}, in "
@@ -159,8 +161,8 @@ def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_
         counts: for each pipe or dataset, the number of skipped items and the number of items read.
         limit: the permitted number of skipped items of all pipes (an int), or the permitted fraction of the items of
             each pipe (a float); None for no limit.
-        at_the_end: whether the iteration has ended. Before the end, a fraction is not checked for a pipe that has read
-            fewer than `FEWEST` items.
+        at_the_end: whether the iteration has ended. If not, a fraction is checked only for pipes that have read at
+            least `FEWEST` items.
     """
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit
@@ -179,7 +181,7 @@ def limit_error(owner: Any, *, at_the_end: bool = False) -> TooManySkipped | Non
 
 
 def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bool | TooManySkipped:
-    """Skips a failed item, if this is permitted.
+    """Skips an item that has raised an exception, if an `on_error` permits this.
 
     Returns:
         True if the item was skipped; False if the item must not be skipped; the error to raise if the limit is
@@ -209,7 +211,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     if (told := limit_error(owner)) is None:
         return True
     told.__cause__ = error
-    # The copied attributes contain the pipe that raised the error, so that the note does not name a later pipe.
+    # The attributes name the pipe that raised the original error, so that the note does not name a later pipe.
     attributes_of(told).update(attributes_of(error))
     return told
 
@@ -270,7 +272,8 @@ def _key_of(error: BaseException) -> str | None:
 
 
 def _row_read_for(datapipe: Any) -> str | None:
-    """Returns the row of the current item; None unless only `map` and `filter` follow an `ArrowReader`."""
+    """Returns the row of the table from which the current item was computed; None unless only `map` and `filter` follow
+    an `ArrowReader`."""
     while type(datapipe).__name__ in ("Mapper", "Filter"):
         [datapipe] = sources_of(datapipe)
         if hasattr(type(datapipe), "_last_row"):

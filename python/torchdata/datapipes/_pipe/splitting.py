@@ -1,7 +1,7 @@
 """Prevents sources from splitting their items among workers if a `sharding_filter` already splits the items.
 
-Role: some sources call `torch.utils.data.get_worker_info()` to yield only a part of the items in each worker. To
-prevent a `sharding_filter` from dividing the items a second time, `get_worker_info()` reports a single worker to a
+Role: some sources yield only a part of their items in each worker, according to `torch.utils.data.get_worker_info()`.
+To prevent a `sharding_filter` from dividing the items a second time, `get_worker_info()` reports a single worker to a
 thread in which a `sharding_filter` requests an item.
 """
 
@@ -23,19 +23,19 @@ _BASES = "torchdata.datapipes.datapipe"
 #: Libraries whose iterables never call `get_worker_info`.
 _INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
-#: Pipes that may call `get_worker_info`, and that a `sharding_filter` reads.
+#: Pipes before a `sharding_filter` that may call `get_worker_info`, which must report a single worker to them.
 _whole: WeakSet[Any] = WeakSet()
 
 
 class _Depth(threading.local):
-    """The number of running iterators in this thread for which PyTorch must report a single worker."""
+    """The number of iterators running in this thread to which `get_worker_info()` must report a single worker."""
 
     value = 0
 
 
 _depth = _Depth()
 
-#: A function that sets torch's worker info for the running shard. Called when torch is imported.
+#: A function that sets torch's worker info for the running shard when torch is imported.
 telling: Callable[[Any], None] | None = None
 
 
@@ -43,7 +43,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
     """Makes pipes yield all their items in the next iteration, instead of splitting them among workers.
 
     Returns:
-        Whether some pipes belong to PyTorch and must be iterated by `begin_whole`.
+        Whether there are PyTorch pipes among them, which must be iterated by `begin_whole`.
     """
     theirs = False
     for datapipe in datapipes:
@@ -54,7 +54,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
 
 
 def _never_asks(datapipe: Any) -> bool:
-    """Returns whether the pipe's own code, without functions that the user passed, never calls `get_worker_info`."""
+    """Returns whether the pipe never calls `get_worker_info`, not counting calls by functions that the user passed."""
     if not hasattr(type(datapipe), "__iter__"):
         return True
     if type(datapipe).__module__.partition(".")[0] != "torchdata":

@@ -1,5 +1,5 @@
-"""Closes or replaces the streams in items that a pipe drops or stores. The functions cost almost nothing for items
-without streams."""
+"""Closes the streams in items that a pipe drops, and replaces the streams in items that a pipe stores. The functions
+cost almost nothing for items without streams."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 from torchdata.datapipes.datapipe import DataChunk
 
-#: Types of items without streams, which callers need not search.
+#: Types of items that callers need not search for streams.
 PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(None)})
 
 
 def close_dropped(item: Any) -> None:
     if type(item) in PLAIN_TYPES:
         return
-    # No `StreamWrapper` exists if the module of streams is not loaded.
+    # If the module of `StreamWrapper` is not imported, the item contains no `StreamWrapper` to close.
     streams = sys.modules.get("torchdata.datapipes.utils._streams")
     if streams is not None:
         streams.StreamWrapper.close_streams(item)
@@ -49,7 +49,8 @@ def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
         return item
     if isinstance(item, streams.StreamWrapper):
         return exchange(item)
-    # Subclasses of dict, tuple and list are not searched, because their constructors may have other arguments.
+    # Subclasses of dict, tuple and list are not searched, because their constructors may not accept the exchanged
+    # members.
     if kind is dict:
         values = [_exchanged(value, exchange) for value in item.values()]
         changed = any(map(is_not, values, item.values()))

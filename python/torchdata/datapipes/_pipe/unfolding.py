@@ -44,9 +44,9 @@ def _iterator_over(parts: Any, pipe: Any) -> Iterator[Any]:
 
 
 class Unfolding:
-    """A pipe that yields the parts of items. If the parts of an item are in memory, a state contains the parts that
-    were not yielded. If a generator creates the parts on demand, a state contains the item and the number of yielded
-    parts, and a resumed pipe creates the parts again."""
+    """A pipe that yields the parts of its source's items, such as the members of lists. If the parts of an item are in
+    memory, a state contains the parts that were not yielded. If a generator creates the parts on demand, a state
+    contains the item and the number of yielded parts, and a resumed pipe creates the parts again."""
 
     #: The remaining parts of the current item; None before the first item.
     _left: Iterator[Any] | None = state(items=True, saved=False)
@@ -72,11 +72,13 @@ class Unfolding:
                 try:
                     parts = parts_of(item)
                     members: Any = parts if type(parts) in sliced else listed(parts)
-                    # The item is copied first, because generating its parts may read a stream in the item.
+                    # The item is copied before its parts are generated, because generating them may read a stream in
+                    # the item.
                     kept = with_detached_streams(item) if members is None else None
                     left = _iterator_over(parts if members is None else members, self)
                 except Exception as error:
-                    # `_Raising` raises the error outside this generator, which would end if it raised the error.
+                    # `_Raising` raises the error outside this generator, because a generator ends when it raises an
+                    # error.
                     yield _Raising(not_the_end(name_of(self), error))
                     continue
                 if members is None:
@@ -93,7 +95,7 @@ class Unfolding:
         self._item, self._in_memory, self._left = None, [], iter(())
 
     def _park(self) -> None:
-        """Keeps only what `state_dict` needs, and closes files. Called when the iteration is abandoned."""
+        """When the iteration is abandoned, drops everything that `state_dict` does not need, and closes files."""
         if self._in_memory is None:
             self._left = iter(())
         elif self._left is not None:

@@ -1,12 +1,12 @@
 """Lets a `sharding_filter` distribute the indices of items, so that each process loads only the items of its share.
 
 Role: if the source is read by index, the pipes before a
-`sharding_filter` can yield indices instead of items. Only pipes that
-reorder items without inspecting them, such as `shuffle`, or that call a function for each item, such as `map`, can
-yield indices. For each index of its share, the `sharding_filter` loads the item and calls the functions of these pipes.
+`sharding_filter` can yield indices instead of items. Only two kinds of pipes can yield indices: pipes that reorder
+items without inspecting them, such as `shuffle`, and pipes that call a function for each item, such as `map`. For each
+index of its share, the `sharding_filter` loads the item and calls the functions of the pipes before it.
 
-The indices have the order of the items, so positions, seeds and states are as if the pipes yielded items. Each
-iteration of a filter decides whether the pipes before it yield indices.
+The indices have the order of the items, so positions, seeds and states do not depend on whether the pipes yield items
+or indices. When a `sharding_filter` begins an iteration, it decides whether the pipes before it yield indices.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ from torchdata.datapipes.datapipe import IterDataPipe, T_co, begin_iteration
 Load = Callable[[Any], Any]
 
 
-# A pipe that can yield indices defines `_can_wait` (whether its next iteration can yield indices), `_iter_unloaded`
-# (replaces `__iter__`, and returns an iterator over indices and the function that loads an item), and `_loads` (returns
-# this function without a new iteration). A subclass that overrides `__iter__` must also override these three methods.
+# A pipe that can yield indices defines three methods. `_can_wait` returns whether the next iteration can yield indices.
+# `_iter_unloaded` replaces `__iter__`, and returns an iterator over indices and the function that loads an item.
+# `_loads` returns the same function without a new iteration. A subclass that overrides `__iter__` must also override
+# the three methods.
 
 
 def can_wait(datapipe: Any) -> bool:
@@ -40,8 +41,9 @@ def _supports_indices(kind: type) -> bool:
 
 
 def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
-    """Starts an iteration over indices; returns the iterator and the function that loads an item. Raises ValueError if
-    the pipe cannot yield indices, as after loading a state of another pipeline, in which the pipe yielded indices."""
+    """Starts an iteration that yields indices instead of items. Returns the iterator, and the function that loads an
+    item. Raises ValueError if the pipe cannot yield indices, for example because the loaded state belongs to another
+    pipeline."""
     if not _supports_indices(type(datapipe)):
         raise ValueError(
             f"the loaded state is damaged, or belongs to another pipeline: it counts indices that "
@@ -62,8 +64,8 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
     """Begins an iteration for a `sharding_filter`, which skips items without creating them if possible.
 
-    Items can be skipped without creating them only if the pipe's class itself, not a base class, defines
-    `_iter_by_index`.
+    Items can be skipped only if the pipe's class itself, not a base class, defines `_iter_by_index`, because a subclass
+    may yield other items.
     """
     if can_share(datapipe):
         return begin_iteration(datapipe, type(datapipe)._iter_by_index)

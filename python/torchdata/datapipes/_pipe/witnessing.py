@@ -1,11 +1,11 @@
 """Samples the items that a `sharding_filter` reads, to check that all workers read the items in one order.
 
 Role: each worker reads the whole source and yields the items at the positions of its share. If two workers read the
-source in different orders, some items are yielded twice and others never. This module detects different orders: each
-worker records the positions and checksums of some items, and the loader compares the checksums.
+source in different orders, some items are yielded twice and others never. To detect different orders, each worker
+records the positions and checksums of some items, and the loader compares the checksums.
 
 All workers sample items at equal positions, with gaps that grow as the square root of the position. If two workers read
-in different orders, both sample about 36 of the same items.
+in different orders, about 36 items are sampled by both, which suffices to detect the difference.
 
 `SampleDigest` also checks that a resumed run rereads the items of the original run.
 """
@@ -96,7 +96,8 @@ class Witness:
         self._watches: dict[int, SampleWatch] = {}
 
     def watch(self, datapipe: Any, start: int) -> SampleWatch | None:
-        """Returns the `SampleWatch` for a filter; None if the filter already has one in this epoch."""
+        """Returns a `SampleWatch` that samples the items of a filter; None if the filter already has a `SampleWatch` in
+        this epoch."""
         for number, (known, source) in enumerate(self._filters):
             if known is datapipe and number not in self._watches:
                 self._watches[number] = SampleWatch(number, source, start, datapipe.source_splits_itself)
@@ -109,8 +110,8 @@ class Witness:
 
 
 class SampleDigest:
-    """A checksum of sampled items. Its lower 32 bits cover all parts of the items. Its upper 32 bits leave out
-    floating-point numbers and arrays, which random augmentation changes.
+    """A checksum of sampled items. The lower 32 bits cover all parts of the items. The upper 32 bits leave out
+    floating-point numbers and arrays, because random augmentation may change them.
 
     Args:
         next: the position of the next sample.
@@ -143,23 +144,23 @@ class SampleDigest:
         self.checksum, self.next = checksum, following  # in one step, which Ctrl-C cannot interrupt
 
     def add_missing(self) -> None:
-        """Skips the next sample, because the source ended before the position of this sample."""
+        """Leaves out the next sample, because the source ended before the sample's position."""
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:
-        """Returns whether the checksums are equal. If the numbers of samples differ, they cannot be compared, and the
-        result is True."""
+        """Returns whether the checksums are equal. If the numbers of samples differ, the checksums cannot be compared,
+        and the result is True."""
         return self.next != other.next or self.checksum == other.checksum
 
     @staticmethod
     def differ_in_numbers_alone(one: int, other: int) -> bool:
-        """Returns whether the upper 32 bits of two checksums are equal. Because these bits do not cover floats and
-        arrays, the items can then differ only in floats and arrays."""
+        """Returns whether the upper 32 bits of two checksums are equal. If they are equal, the items can differ only in
+        floats and arrays."""
         return one >> 32 == other >> 32
 
 
 def checksum_of(item: Any) -> int | None:
-    """Returns the checksum of an item; None if it could differ between processes."""
+    """Returns the checksum of an item; None if two processes could compute different checksums of the item."""
     try:
         return crc32(marshal.dumps(_plain(item), 2))
     except Exception:  # an error here must not affect the reader of the source

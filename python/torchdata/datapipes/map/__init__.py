@@ -26,7 +26,7 @@ _PIPES = late_names(
         "wrapping": "IterToMapConverter SequenceWrapper",
     }
 )
-#: Private names, to which pickles refer.
+#: Private classes, which pickles name.
 _HELD = late_names(
     {
         "torchdata.datapipes._pipe.arrow_sources": "ArrowChunks ArrowFragments IcebergFiles",

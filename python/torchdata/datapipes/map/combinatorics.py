@@ -114,7 +114,7 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
     _order: Any = state(items=True)
     _epoch: int = state(0, lasts=True, copied=True)
     _stream: SampledStream | None = state(None, saved=False)
-    #: Whether a resumed iteration compares the indices that it rereads with the original indices.
+    #: Whether a resumed iteration compares the sampler's reread indices with the original indices.
     _is_strict = True
 
     def __init__(self, datapipe: MapDataPipe[T_co], sampler: Iterable[Any]) -> None:
@@ -151,8 +151,8 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         return f"the sampler {type(self.sampler).__name__}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of the epoch and the sampler's indices in order. If the sampler has no length, the state
-        contains a checksum of some indices instead of all indices."""
+        """Returns the number of the epoch, and the sampler's indices in the order in which the epoch reads them. If the
+        sampler has no length, the state contains a checksum of some indices instead of all indices."""
         return self._declared_state() | ({} if self._stream is None else {"stream": self._stream.state()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -170,8 +170,8 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         self._is_strict = is_strict
 
     def _drawn(self, randomness: PrivateRandomness) -> Iterator[Any]:
-        """Yields the sampler's indices. While the sampler runs, the global generators produce a private sequence of
-        numbers."""
+        """Yields the sampler's indices. While the sampler runs, the global generators produce numbers that depend only
+        on the pipe's seed."""
         with randomness:
             set_epoch = getattr(self.sampler, "set_epoch", None)
             if callable(set_epoch):

@@ -1,7 +1,7 @@
 """The streams that pipes yield: `StreamWrapper`, a file object that closes itself and can be reopened.
 
-Role: a wrapper has a *recipe* to reopen its stream, such as a path, or an archive and a position in it. If a wrapper is
-pickled or deep-copied, the result contains the recipe and the current offset, and opens its file on first use.
+Role: a wrapper has a *recipe* to reopen its stream, such as a path, or an archive and a position in it. A pickled or
+deep-copied wrapper contains only the recipe and the current offset, and opens its file on first use.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def recipe_of(file_obj: Any) -> Recipe | None:
 
 
 class _Base:
-    """An empty base class, because Python cannot change the bases of a class that derives only from `object`."""
+    """An empty base class of `StreamWrapper`. Python could not add PyTorch's class to its bases if the only base were
+    `object`."""
 
 
 class StreamWrapper(_Base, metaclass=ABCMeta):
@@ -92,8 +93,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     session_streams: ClassVar[dict[Any, int]] = {}
     debug_unclosed_streams: ClassVar[bool] = False
 
-    # The default values are class attributes. A wrapper sets only attributes with other values, to save memory and
-    # time, because an archive creates a wrapper for each member.
+    # Default values are class attributes, so that a wrapper without other values needs less memory and time: an archive
+    # creates a wrapper for each member.
     file_obj: Any
     child_counter: int = 0
     parent_stream: StreamWrapper | None = None
@@ -150,8 +151,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         elif isinstance(v, StreamWrapper):
             v.close()
 
-    # During a call such as `next(items)[1].read()`, only the bound method refers to the wrapper. Without the following
-    # methods, `__getattr__` would return a method of the file object, and the wrapper would be deleted during the call.
+    # In a call such as `next(items)[1].read()`, only the bound method refers to the wrapper. If `__getattr__` returned
+    # a method of the file object, the wrapper would be deleted and the file closed during the call.
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
         return self.file_obj.read(*args, **kwargs)
@@ -229,7 +230,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return sorted({*object.__dir__(self), *dir(self.file_obj)})
 
     def __iter__(self) -> Iterator[Any]:
-        # The frame of this generator keeps the wrapper and its file alive, whereas `iter(self.file_obj)` would not.
+        # A generator refers to `self`, so the file stays open. The result of `iter(self.file_obj)` would not.
         yield from self.file_obj
 
     def __next__(self) -> Any:
@@ -281,7 +282,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 def _move(file_obj: Any, offset: int) -> None:
     try:
         file_obj.seek(offset)
-    # UnsupportedOperation is a ValueError; some file objects of fsspec raise AttributeError or ValueError itself.
+    # If a file cannot seek, `seek` raises UnsupportedOperation (a ValueError), or in fsspec AttributeError or
+    # ValueError.
     except (AttributeError, ValueError):
         while offset > 0 and (skipped := len(file_obj.read(min(offset, _SKIPPED_AT_ONCE)))):
             offset -= skipped
@@ -300,13 +302,13 @@ def _closed_stream(name: str | None) -> StreamWrapper:
 def detached(stream: Any, offset: int | None = None) -> Any:
     """Returns a placeholder without an open file, which reopens `stream` at `offset` (None: at its current position).
 
-    For an in-memory file, returns a copy of the file. If a stream cannot be reopened, returns the stream itself.
+    For an in-memory file, the result is a copy of the file; for a stream that cannot be reopened, the stream itself.
     """
     wrapper = stream if isinstance(stream, StreamWrapper) else None
     file_obj: Any = wrapper.__dict__.get("file_obj") if wrapper is not None else stream
     if wrapper is not None and wrapper.closed:
         return stream
-    # torch's `StreamWrapper` does not have a recipe
+    # torch's `StreamWrapper` has no attribute `_recipe`
     own_recipe: Recipe | None = None if wrapper is None else vars(wrapper).get("_recipe")
     if wrapper is not None and file_obj is None and own_recipe is not None:
         return StreamWrapper.reopening(own_recipe, wrapper._reopen_at if offset is None else offset, wrapper.name)
@@ -402,8 +404,8 @@ def _wrapped(file: Any, name: str | None) -> StreamWrapper:
 
 
 def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, name: str | None) -> StreamWrapper:
-    """Opens a file. The arguments may come from a manipulated state, so only reading a regular file is permitted;
-    otherwise, raises ValueError."""
+    """Opens a file. Raises ValueError unless the call reads a regular file, because the arguments may come from a
+    manipulated state."""
     if not isinstance(mode, str) or not set(mode) <= set("rbt"):
         raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
     if os.path.exists(path) and not os.path.isfile(path):

@@ -205,8 +205,8 @@ def stacked_tensors(torch: Any, batch: Any) -> Any:
 def arrays_as_tensor(torch: Any, batch: Any) -> Any:
     """Stacks arrays to a tensor in memory that a worker can send without a copy.
 
-    Returns None if the members are not arrays, have different shapes, or have a type that torch does not support. If
-    the result is None, the caller converts each member.
+    Returns None if the members are not arrays, have different shapes, or have a type that torch does not support. The
+    caller then converts each member separately.
     """
     import numpy as np
 
@@ -246,7 +246,7 @@ def rebuilt(first: Any, collated: Any) -> Any:
     if type(first) is type(collated):
         return collated
     try:
-        # A copy also has the other data of a container, for example a default factory.
+        # A copy of `first` keeps other data of the container, for example a default factory.
         if not isinstance(first, (MutableMapping, MutableSequence)):
             return type(first)(collated)
         clone: Any = copy.copy(first)

@@ -51,7 +51,7 @@ _LIES = (ArithmeticError, AttributeError, EOFError, LookupError, RecursionError,
 
 @contextlib.contextmanager
 def _decoding(extension: str) -> Iterator[None]:
-    """Converts an undocumented error of a library for invalid contents to a ValueError."""
+    """Converts an undocumented error that a library raises for invalid contents to a ValueError."""
     try:
         yield
     except _LIES as error:

@@ -36,8 +36,8 @@ _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "p
 
 def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
     """Returns the fingerprint of the graph that ends in `datapipe`. If the graph may have been iterated (`begun`),
-    attributes that an iteration may change are left out: the declared state, and for user-defined pipes all attributes
-    except functions."""
+    attributes that an iteration may change are left out. These are the declared state and, in user-defined pipes, all
+    attributes except functions."""
     graph = graph_of(datapipe)
     return [
         {
@@ -69,7 +69,7 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 
 
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
-    """Returns whether an argument may change between epochs, as settings of adapters may, whose names contain a dot."""
+    """Returns whether an argument may change between epochs. The name of an adapter's setting contains a dot."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 
@@ -100,7 +100,7 @@ def short_name(entry: Mapping[str, Any]) -> str:
     return name.rpartition(".")[2]
 
 
-#: For each class: the constructor's arguments, each with the names of the attributes in which a pipe may store it.
+#: For each class: the arguments of the constructor, each with two names of attributes that may contain the argument.
 _arguments: WeakKeyDictionary[type, list[tuple[str, tuple[str, str]]]] = WeakKeyDictionary()
 
 
@@ -111,7 +111,7 @@ def _arguments_of(kind: type) -> list[tuple[str, tuple[str, str]]]:
             names = signature_of(kind.__init__).parameters  # type: ignore[misc]
         except (TypeError, ValueError):
             names = {}  # type: ignore[assignment]
-        # The arguments that a class lists in `tuning` do not affect the items, so they may differ from a loaded state.
+        # The fingerprint leaves out the arguments that a class lists in `tuning`, because they do not affect the items.
         tuning = _CHANGED.union(*(vars(base).get("tuning", ()) for base in kind.__mro__))
         found = [(name, (name, f"_{name}")) for name in names if name not in tuning]
         _arguments[kind] = found
@@ -151,7 +151,8 @@ def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
 
 
 def _whole(value: Any, words: str) -> str:
-    """Returns the text to hash: the whole value if it is a str or bytes, or else its description `words`."""
+    """Returns the text to hash for a value: the `repr` of a str or bytes, and the description `words` of any other
+    value."""
     return repr(value) if isinstance(value, (str, bytes)) else words
 
 
@@ -190,8 +191,8 @@ def _shape(value: Any) -> str:
 
 
 def _name_of(value: Any) -> str:
-    """Returns the qualified name of a class or function. The main module is called `__main__`, even in spawned
-    workers."""
+    """Returns the qualified name of a class or function. The main module is called `__main__`, even in spawned workers,
+    where Python calls it `__mp_main__`."""
     module = getattr(value, "__module__", None) or "builtins"
     if module == "__mp_main__":
         module = "__main__"

@@ -59,8 +59,7 @@ class Graph:
         return list(found.values())
 
     def breadth_first(self, exclude: Iterable[Any] = ()) -> list[Any]:
-        """Returns the pipes in breadth-first order, without the pipes in `exclude` and their direct and indirect
-        sources."""
+        """Returns the pipes in breadth-first order, but leaves out the pipes in `exclude` and all their sources."""
         seen = {id(pipe) for root in exclude for pipe in walk(root, self._sources)}
         found: list[Any] = []
         waiting = deque([self.end])

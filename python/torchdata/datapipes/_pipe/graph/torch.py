@@ -5,13 +5,13 @@ torchdata 0.9. Once other code has imported torch, `isinstance` checks and funct
 for the pipes of the other package. PyTorch's `Dataset`, which is not an ABC, becomes a real base class of this
 package's pipes when torch is imported.
 
-This module patches four parts of PyTorch:
+This module changes PyTorch in the following four ways:
 
 - `ABC.register` makes the classes of this package virtual subclasses of PyTorch's classes;
 - PyTorch's registries of functional forms receive the functional forms of this package, so that PyTorch's pipes have
   these methods, too;
 - PyTorch's decorator `functional_datapipe` accepts classes of this package, although they have another metaclass;
-- PyTorch's function that begins an iteration of a pipe first calls this package, which records the state of the graph.
+- before a PyTorch pipe begins an iteration, this package records the state of the graph.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def derives_from_twin(ours: type, cls: type) -> Any:
 
 
 def _derive(ours: Any, dataset: Any) -> None:
-    """Makes `dataset` a base class of `ours`. Instances of `ours` that already exist stay valid, because another base
-    class does not change their memory layout."""
+    """Makes `dataset` a base class of `ours`. Existing instances of `ours` stay valid, because the new base class does
+    not change their memory layout."""
     if isinstance(dataset, type) and not issubclass(ours, dataset):
         try:
             ours.__bases__ = (*ours.__bases__[:-1], dataset, *ours.__bases__[-1:])  # the last base is Generic
@@ -178,8 +178,8 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
 
 
 def has_begun(datapipe: Any) -> bool:
-    """Returns whether a PyTorch pipe has ever been iterated. Raises TypeError for a PyTorch pipe that draws from a
-    seed, because this pipe does not keep its seed, so its state cannot be saved."""
+    """Returns whether a PyTorch pipe was iterated before. Raises TypeError for a random PyTorch pipe, whose state
+    cannot be saved, because such a pipe does not keep its seed."""
     if hasattr(datapipe, "set_seed"):
         raise TypeError(
             f"the state of {datapipe!r} cannot be saved, because torch's pipe of that name does not keep its seed; "

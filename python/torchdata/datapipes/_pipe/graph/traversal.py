@@ -1,7 +1,7 @@
 """Finds the pipes that a pipe reads from, without serializing anything.
 
-Role: the sources of a pipe are the pipes in its attributes, either directly or in (nested) containers. The search
-inspects at most `LARGEST_STRUCTURE` members per attribute, to limit its cost.
+Role: the sources of a pipe are the pipes in its attributes, either directly or in (nested) containers. To limit the
+cost, at most `LARGEST_STRUCTURE` members of the containers in an attribute are inspected.
 """
 
 from __future__ import annotations
@@ -13,18 +13,20 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Literal
 
-#: A container is skipped if searching it would exceed this number of inspected members for one attribute.
+#: The maximum number of members that are inspected for one attribute. A container that would exceed the maximum is
+#: skipped.
 LARGEST_STRUCTURE = 4096
 
 #: A nested container counts as this many members, because inspecting a container is slower than inspecting a member.
 OPENING = 8
 
-#: `IterDataPipe` and `MapDataPipe`, which register themselves, because importing their module here would be circular.
+#: `IterDataPipe` and `MapDataPipe`. Their module sets this variable, because this module cannot import their module.
 _pipes: tuple[type, ...] = ()
 
 _has_virtual = False
 
-#: The last result of `abc.get_cache_token`, which changes when a virtual subclass is registered.
+#: The last result of `abc.get_cache_token`. If it has changed, a virtual subclass was registered, so cached roles are
+#: dropped.
 _registered: object = None
 
 Role = Literal["pipe", "container"]
@@ -63,8 +65,8 @@ def _role(kind: type) -> Role | None:
 
 
 def _is_pipe_class(kind: type) -> bool:
-    """Calls `issubclass` only if necessary, because `issubclass` also calls the checks of all subclasses of the pipe
-    bases."""
+    """Returns whether a type is a pipe class. Avoids `issubclass` if possible, because `issubclass` also checks all
+    subclasses of the pipe classes."""
     for base in _pipes:
         if base in kind.__mro__ or base.__subclasshook__(kind) is True:
             return True
@@ -73,7 +75,7 @@ def _is_pipe_class(kind: type) -> bool:
 
 @lru_cache(maxsize=1024)  # snapshots search graphs often, and the attributes of a pipe usually keep their types
 def _places(kinds: tuple[type, ...]) -> list[int]:
-    """Returns the indices in `kinds` of the types whose objects are pipes or containers."""
+    """Returns the indices of the types in `kinds` whose instances are pipes or containers."""
     return [place for place, kind in enumerate(kinds) if _role(kind)]
 
 
@@ -97,8 +99,8 @@ def _role_of(value: Any) -> Role | None:
 def pipes_in(value: Any) -> list[Any]:
     """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates.
 
-    Small containers are searched before large containers, because large data could use up the allowed number of members
-    before a pipe in a small container is found.
+    Small containers are searched first. Otherwise, large data could use up the allowed number of members before a pipe
+    in a small container is found.
     """
     _clear_roles()
     role = _role_of(value)
@@ -111,8 +113,8 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # A heap of groups of sibling containers. The first number of a group is the number of its containers plus the first
-    # number of its parent group. The group with the smallest number is searched next.
+    # Each entry of the heap is a group of containers with its width: the number of containers in the group and in all
+    # groups that contain it. The group with the smallest width is searched next.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)
@@ -144,7 +146,7 @@ def _is_small_data(container: Any, levels: int = 2) -> bool:
 
 
 def _members(container: Any) -> list[Any]:
-    """Returns a copy, because another thread may change the container while its members are examined."""
+    """Copies the members to a list, because another thread may change the container while they are examined."""
     return [*container.keys(), *container.values()] if isinstance(container, dict) else [*container]
 
 

@@ -1,4 +1,4 @@
-"""Begins a new iteration of a pipe without `reset`, after a state from the end of an iteration was loaded."""
+"""Begins a new iteration of a pipe without `reset` if the loaded state was saved at the end of an iteration."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from torchdata.datapipes._pipe.state.record import passed
 
 
 class AfterEnd(Iterator[Any]):
-    """If the first iterator ends without an item, because it resumed at the end of an iteration, the pipe and its
-    sources begin a second time."""
+    """If the first iterator yields no item, because the loaded state was saved at the end of an iteration, the pipe and
+    its sources begin a new iteration."""
 
     __slots__ = ("_begin", "_datapipe", "_iterator", "_sources")
 

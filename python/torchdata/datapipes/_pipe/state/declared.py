@@ -127,8 +127,8 @@ class DeclaredState:
 
     def check(self, value: Any) -> None:
         """Raises TypeError or LookupError if a loaded value has another type than the value at the beginning of an
-        iteration (`begins`), or is an invalid number of items. The value is checked only if `begins` is a bool, an int,
-        or one of the classes list, dict, set and deque."""
+        iteration (`begins`), or is an invalid number of items. The value is not checked if `begins` is neither a bool,
+        an int, nor one of the classes list, dict, set and deque."""
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
         kind = list if kind in (deque, set) else kind
         if kind in (bool, int, list, dict) and not isinstance(value, kind):
@@ -155,7 +155,7 @@ def declare(cls: Any) -> tuple[DeclaredState, ...]:
     """Returns the declarations of a class, and replaces each declaration by the initial value of the attribute."""
     own = _of(cls)
     if own or any(not hasattr(base, "_own_state") and _of(base) for base in cls.__bases__):
-        # The declared names also replace the `iteration_state` of a mixin among the base classes.
+        # This also replaces an `iteration_state` that the class inherits from a mixin.
         cls.iteration_state = tuple(state.name for state in own)
     cls._own_state = own
     found: dict[str, DeclaredState] = {}
@@ -178,7 +178,7 @@ def _state_dict(self: Any) -> dict[str, Any]:
 
 
 def _load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-    """Sets the declared attributes. The pipe may modify the values in `state_dict`."""
+    """Sets the declared attributes to the values in `state_dict`, which the pipe may then modify."""
     self._load_declared(state_dict)
 
 

@@ -3,9 +3,9 @@
 Role: a saved state of a graph includes the states of these generators, because user functions may draw numbers from
 them.
 
-When an epoch begins, a worker process seeds the generators of the imported libraries. If a user function imports NumPy
-or torch during the epoch, this module seeds the library's generator before the importing code continues.
-Without this seed, the generator would start from the system's entropy, and the run could not be reproduced. States
+At the beginning of an epoch, a worker process seeds the generators of the libraries that are imported. If a user
+function imports NumPy or torch during the epoch, this module seeds the library's generator before the importing code
+continues. A generator without a seed would start from the system's entropy, and the run could not be reproduced. States
 contain the seeds of libraries that are not imported yet.
 """
 
@@ -27,8 +27,8 @@ from torchdata._plain_pickles import from_plain, to_plain
 def save_generators() -> dict[str, Any]:
     """Returns the states of the global random generators of `random`, NumPy and torch (on the CPU) as plain data.
 
-    For libraries that are not imported yet, the result contains the seeds that their generators receive after the
-    import. The result takes about 10 KiB.
+    If a library is not imported yet, the result contains the seed that its generator receives after the import. The
+    result takes about 10 KiB.
 
     Example:
         >>> import random
@@ -54,8 +54,8 @@ def save_generators() -> dict[str, Any]:
 def load_generators(state: dict[str, Any]) -> None:
     """Sets the global random generators to the states that `save_generators` returned.
 
-    A library whose generator was saved is imported if necessary. If this library is not installed, a warning is issued.
-    The saved seed of a library that was not imported is set now, or right after the import of the library.
+    If the generator of a library was saved, the library is imported, or a warning is issued if the library is not
+    installed. The saved seed of a library that was not imported is set now, or right after the import of the library.
 
     Example:
         >>> import random
@@ -112,7 +112,7 @@ _SEED: Mapping[str, Callable[[Any, int], object]] = {
 }
 
 #: For each module that is not imported yet, by full module name: the seed for its generator. If several shards take
-#: turns in this process, these are the seeds of the running shard.
+#: turns in this process, the dict contains the seeds of the running shard.
 awaited: dict[str, int] = {}
 
 
@@ -120,7 +120,7 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
     """Seeds the generator of each module once, right after the module is imported.
 
     Args:
-        seeds: the seeds by full module name ("torch", "numpy.random"), which replace all seeds of the previous epoch.
+        seeds: the seeds by full module name ("torch", "numpy.random"). Seeds of the previous epoch are dropped.
     """
     global awaited
     awaited = dict(seeds)
@@ -135,8 +135,8 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Sets `awaited` to the seeds of the shard that runs next. If another shard has imported a module since this shard
-    last ran, the module's generator is seeded now."""
+    """Sets `awaited` to `seeds`, the seeds of the shard that runs next. If another shard has imported one of the
+    modules, its generator is seeded now."""
     global awaited
     awaited = seeds
     if seeds and not sys.modules.keys().isdisjoint(seeds):

@@ -28,11 +28,11 @@ class PipeHooks:
     _length_reads_items: ClassVar[bool] = False
 
     #: Whether an iteration of the pipe begins iterations of its sources; False for the children of a split such as
-    #: `fork`, whose main pipe begins the iterations of the source.
+    #: `fork`, because their main pipe begins the iterations of the source.
     _begins_sources: ClassVar[bool] = True
 
     def _outlives_epochs(self) -> bool:
-        """Returns whether the pipe keeps state between epochs that its class does not declare."""
+        """Returns whether the pipe keeps an undeclared state from one epoch to the next."""
         return False
 
     def _compare(self, is_strict: bool) -> None:
@@ -41,24 +41,25 @@ class PipeHooks:
     # -- reading relations -------------------------------------------------------------------------
 
     def _sources_in_use(self) -> list[Any] | None:
-        """Returns the sources from which the running iteration will read further items; None means all sources."""
+        """Returns the sources that the running iteration has not finished reading; None means all sources."""
         return None
 
     def _reads_in_pass(self, source: Any) -> bool | None:
         """Returns whether the running iteration of this pipe reads the running iteration of `source`.
 
-        The default is None. The caller then checks whether the iteration of `source` began after that of this pipe.
+        If the result is None (the default), the caller checks whether the iteration of `source` began after that of
+        this pipe.
         """
         return None
 
     def _goes_on_alone(self) -> bool:
-        """Returns whether further pipes can begin to read the running iteration of this pipe, as with the children of a
+        """Returns whether another pipe can still join the running iteration of this pipe, such as a child of a
         `fork`."""
         return False
 
     def _entries_of_sources(self) -> dict[int, PipeEntry]:
-        """Returns the entries of all direct and indirect sources, by the ids of the sources, if one process reads the
-        sources for several shards; an empty dict by default."""
+        """If one process reads the sources for several shards, returns the `PipeEntry` of each direct and indirect
+        source, by the id of the source. By default, returns an empty dict."""
         return {}
 
     #: Whether `on_error` may call the pipe's `__iter__` again after a skipped exception, because the new iterator
@@ -66,7 +67,7 @@ class PipeHooks:
     _renews: ClassVar[bool] = True
 
     def _number_of_shares(self) -> int:
-        """Returns the number of workers if this pipe yields the items of worker processes, otherwise 1."""
+        """Returns the number of workers if this pipe yields the items of worker processes; 1 by default."""
         return 1
 
     # -- threads -----------------------------------------------------------------------------------
@@ -82,17 +83,19 @@ class PipeHooks:
         return type(self)._threads_at_work is not PipeHooks._threads_at_work
 
     def _passes_begun(self) -> int | None:
-        """Returns the number of iterations that have begun; None if the pipe does not read ahead in a thread."""
+        """Returns the number of the pipe's iterations that have begun; None if the pipe does not read ahead in a
+        thread."""
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
         """Returns how far the pipe's thread has read ahead in the latest iteration. Returns None if the pipe has no
-        such thread, or has begun no iteration after the first `passes` iterations."""
+        read-ahead thread, or has begun at most `passes` iterations."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
-        """Makes the pipe's thread pause in a replay, once the pipe has begun `ahead.passes` further iterations and the
-        thread has read `ahead.items` items of the last one. Called only for pipes that read ahead in a thread."""
+        """In a replay, makes the pipe's read-ahead thread pause, once the pipe has begun `ahead.passes` more iterations
+        and the thread has read `ahead.items` items of the latest iteration. Pipes without such a thread do not need
+        this method."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 

@@ -1,10 +1,11 @@
 """Begins the iterations of pipes, and records the state of the graph at the beginning of an iteration.
 
-Role: this module updates the `PassRecord` of a pipe when the pipe begins an iteration. If a resumed run would have to
-replay this iteration, the `PassRecord` contains the states that the pipe and all its sources had at its beginning.
+Role: this module updates the `PassRecord` of a pipe when the pipe begins an iteration. If the iteration can be resumed
+only by a replay (see `state`), the `PassRecord` contains the states of the pipe and all its sources from the beginning
+of the iteration.
 
-A counter increases whenever a pipe begins an iteration. The running iteration of a pipe reads the running iteration of
-a source only if the source's iteration began later than the pipe's own iteration.
+A counter numbers the iterations of all pipes. An iteration of a pipe can read only iterations of its sources that have
+a higher number, because a pipe begins its iteration before its sources do.
 """
 
 from __future__ import annotations
@@ -55,8 +56,8 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the entry of a pipe that is not being iterated, and a state that the caller must convert to plain data
-    and add to the entry. The state is None if the entry is complete."""
+    """Returns the `PipeEntry` of a pipe that is not being iterated, and a state, which the caller must convert to plain
+    data and add to the entry. The state is None if the entry is complete."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None:
         return with_pending(pipe, record, record.loaded), None
@@ -73,15 +74,16 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
         except AttributeError:
             if record is not None and record.stamp:
                 raise
-            # Before its first iteration, a pipe may lack the attributes from which it creates its state.
+            # `state_dict` may fail before the first iteration, because a pipe may create the attributes of its state
+            # only then.
     elif counted := counted_attributes(pipe):
         entry = entry._replace(state=counted)
     return entry, None
 
 
 def counters_of(pipe: Any) -> dict[str, Any] | None:
-    """Returns the counters and random generators of a user-defined pipe as plain data, or None if the pipe has a state
-    or belongs to a library."""
+    """Returns the counters and random generators of a user-defined pipe without a declared state, as plain data; None
+    for any other pipe."""
     kind: Any = type(pipe)
     if kind.__module__.startswith("torchdata.") or is_torchs(pipe) or not is_iter_pipe(pipe):
         return None
@@ -92,8 +94,8 @@ def counters_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the attributes of `counters_of` whose values have changed since the pipe was first used. A new pipe that
-    replays the iteration must receive these values."""
+    """Returns the attributes of `counters_of` whose values have changed since the pipe was first used. These values
+    must be set in a new pipe before it replays the iteration."""
     now = counters_of(pipe)
     if now is None:
         return {}
@@ -113,7 +115,7 @@ def _set_attributes(pipe: Any, state: dict[str, Any]) -> None:
 
 
 def entry_anew(pipe: Any) -> PipeEntry:
-    """Returns an entry for an iteration that starts from the beginning, with the pipe's next seed."""
+    """Returns a `PipeEntry` for a pipe's next iteration from the beginning, with its seed."""
     entry, lasting = entry_at_beginning(pipe)
     return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
 
@@ -122,7 +124,7 @@ def _keeps_state_between(pipe: Any) -> bool:
     """Returns whether the state of a user-defined pipe that is not being iterated can be loaded into a copy of the
     pipe.
 
-    A copy without `reset` would resume an abandoned iteration instead of starting a new iteration.
+    If the pipe has no `reset`, the copy would resume an abandoned iteration instead of starting a new iteration.
     """
     kind = type(pipe)
     if not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
@@ -140,13 +142,14 @@ def resumes_without_reset(datapipe: Any) -> bool:
 
 
 def _follows_end(datapipe: Any) -> bool:
-    """Returns whether no item was yielded since an iteration has ended."""
+    """Returns whether the pipe has yielded no item since its last iteration ended."""
     token, record = token_of(datapipe), record_of(datapipe)
     return token.finished or record.ended or (record.follows_end and not token.yielded)
 
 
 def _unread_state(datapipe: Any) -> dict[str, Any] | None:
-    """Returns the loaded state of a pipe without `reset` if the pipe has not yielded an item since."""
+    """Returns the state that was loaded into a pipe without `reset`; None if the pipe has yielded an item since
+    then."""
     token, record = token_of(datapipe), record_of(datapipe)
     if record.base is not None and (record.base[0] != token.yielded or (token.finished and not record.ended)):
         record.base = None
@@ -178,7 +181,7 @@ def iterate(datapipe: Any) -> Iterator[Any]:
 
 
 def reader_of(datapipe: Any) -> Any:
-    """Returns the hidden pipe that reads the PyTorch pipe at the end of a graph, and that has the state of the graph's
+    """Returns the internal pipe that reads the PyTorch pipe at the end of a graph, and that records the graph's
     iteration."""
     record = record_of(datapipe)
     if record.reader is None or record.reader.source is not datapipe:
@@ -221,8 +224,8 @@ def is_unnoticed(datapipe: Any) -> bool:
 
 
 def load_last_entry(datapipe: Any, entry: PipeEntry) -> None:
-    """Loads the entry of the PyTorch pipe at the end of a graph. The next iteration resumes, even if it is begun by
-    `iter` instead of `iterate`."""
+    """Loads the `PipeEntry` of the PyTorch pipe at the end of a graph. The next iteration resumes, whether it is begun
+    by `iter` or by `iterate`."""
 
     def once_asked() -> Iterator[Any]:  # called at the first request, when the sources have been restored
         if not inspect.isgeneratorfunction(inspect.unwrap(type(datapipe).__iter__)):
@@ -234,7 +237,7 @@ def load_last_entry(datapipe: Any, entry: PipeEntry) -> None:
 
 
 def can_reset(kind: type) -> bool:
-    """Returns whether pipes of a class can start from the beginning after a state was loaded into them."""
+    """Returns whether pipes of a class can discard a loaded state and start from the beginning."""
     return hasattr(kind, "iteration_state") or (
         iter_base() in kind.__mro__ and kind.reset is not iter_base().reset  # type: ignore[attr-defined]
     )
@@ -248,7 +251,7 @@ def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
 
 
 def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
-    """Returns `loaded` with the settings that were made after loading, such as seeds."""
+    """Returns the loaded entry, with the settings that were made after loading, such as seeds."""
     if loaded.left is not None:
         loaded = loaded._replace(given=(record.given,))
     loaded = with_seeds(loaded, record)
@@ -268,8 +271,8 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     """Begins an iteration of a pipe, and invalidates the iterators of its earlier iterations.
 
     Returns:
-        The number of the new iterator, whether it resumes from a loaded state, the number of items that it must drop,
-        and whether the iteration ends after these items.
+        The number of the new iterator; whether the iteration resumes from a loaded state; the number of items to drop;
+        and whether the iteration ends after the dropped items.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     counted_attributes(datapipe)
@@ -297,14 +300,14 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     dropped = None if loaded is None else loaded.drop
     record.ended = resumed and finished and dropped is None
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # The loaded states of the sources are dropped, because this pipe does not resume the iteration of these states.
+        # The states that were loaded into the sources are dropped, because this iteration starts from the beginning.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, dropped or 0, finished and dropped is not None
 
 
 def _take_end(datapipe: Any, record: PassRecord, state: dict[str, Any] | None) -> None:
-    """Loads the state that a pipe without `reset` had at the end of an iteration."""
+    """Loads `state`, which a pipe without `reset` had at the end of an iteration, unless it is None."""
     record.follows_end = state is not None
     if state is not None:
         _take_base(datapipe, 0, state)
@@ -316,7 +319,7 @@ def _take_base(datapipe: Any, yielded: int, state: dict[str, Any]) -> None:
 
 
 def pending_seed(datapipe: Any) -> Any:
-    """Returns the seed that was set for a pipe's next iteration. For a user-defined pipe, returns the seed that was set
+    """Returns the seed that was set for a pipe's next iteration, or, for a user-defined pipe, the seed that was set
     last."""
     if any(state.name == "_seed" for state in type(datapipe)._declared):
         return datapipe._seed
@@ -324,7 +327,7 @@ def pending_seed(datapipe: Any) -> Any:
 
 
 def give_later_seeds(datapipe: Any) -> None:
-    """After a replay, sets each pipe's seed for its next iteration to the value in the loaded state."""
+    """After a replay, gives each pipe the seed for its next iteration, which the loaded state contains."""
     for pipe in Graph(datapipe):
         record: PassRecord | None = existing_record(pipe)
         if record is not None and record.later is not None:
@@ -355,8 +358,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # The value None means that the result is not known yet, because in a graph with a cycle, a source may come
-        # after this pipe.
+        # None means unknown, because in a graph with a cycle, a source may come after this pipe.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -384,15 +386,15 @@ def is_restorable(datapipe: Any) -> bool:
 def _covers(kind: type) -> bool:
     classes: tuple[Any, ...] = kind.__mro__
     if iter_base() not in classes:
-        # PyTorch resets an iterable-style pipe at the start of each iteration. A map-style PyTorch pipe has no
-        # position.
+        # The state of an iterable-style PyTorch pipe cannot be loaded, because PyTorch resets the pipe at the start of
+        # each iteration.
         iterates = hasattr(kind, "__iter__") and issubclass(kind, iter_base())
         return not iterates and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # The state is declared by a mixin, so the search continues with the first class that names the mixin as a base.
+        # If a mixin declares the state, the declaration counts for the first class that has the mixin as a direct base.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
@@ -407,7 +409,7 @@ def name_of(datapipe: Any) -> str:
 
 
 def forget_state(*datapipes: Any) -> None:
-    """Makes the next iterations of pipes and all their sources start from the beginning, without loaded states.
+    """Drops loaded states, so that the next iterations of pipes and of all their sources start from the beginning.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -428,7 +430,7 @@ def forget_state(*datapipes: Any) -> None:
 def forget_below(datapipe: Any) -> None:
     """Drops the states that were loaded into the direct and indirect sources of a pipe.
 
-    The source that the children of a `fork` share keeps its loaded state, because another child may resume from it.
+    The source of a `fork` keeps its loaded state, because another child of the `fork` may still resume from this state.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
@@ -450,7 +452,7 @@ def _forget(pipe: Any) -> None:
             _forget(record.reader)
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The loaded entry would begin a replay. The pipe begins a new iteration instead, for which `left` is the entry.
+        # The loaded entry would begin a replay, so it is replaced by `left`, the entry for a new iteration.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -483,7 +485,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # If an iterable-style pipe has no `reset`, its state is loaded when the iteration resumes, not here.
+        # The state of an iterable-style pipe without `reset` is loaded later, when the iteration resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):
@@ -504,7 +506,7 @@ def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
         take(state)
         return
     with explaining_damage(name_of(pipe)):
-        # Invalid values raise an error when the state is loaded, rather than in the middle of an iteration.
+        # Invalid values in the state must raise an error here, rather than in the middle of an iteration.
         for each in pipe._declared:
             if each.saved and each.key in state:
                 each.check(state[each.key])

@@ -1,7 +1,7 @@
 """Defines the layout of graph states, and validates states.
 
-Role: because a state may be damaged or malicious, the numbers in it are checked before they are used. The value under
-`state` in the entry of a pipe is checked by the pipe itself.
+Role: because a state may be damaged or malicious, the numbers in it are checked before they are used. Each pipe checks
+the field `state` of its own `PipeEntry`.
 """
 
 from __future__ import annotations
@@ -19,37 +19,38 @@ STATE_VERSION = 3
 
 _PARTS = 1 << 20
 
-#: In a checksum, a list or tuple with only values of these types counts as one value.
+#: A list or tuple with only values of these types is added to a checksum as one text.
 _FLAT = frozenset({NoneType, bool, int, float, str})
 
 _WORDS = 625
 
 
 class PipeEntry(NamedTuple):
-    """The position of one pipe of a graph.
+    """The part of a graph's state that describes the position of one pipe.
 
     Args:
         type: the name of the pipe's class.
         restores: whether the pipe's next iteration resumes; otherwise, it starts from the beginning.
         yielded: the number of items that the iteration to resume has yielded.
         finished: whether the iteration has yielded its last item.
-        state: the pipe's declared state. If `restores` is False, `state` contains only the values that are kept between
-            iterations, including the seed for the next iteration.
+        state: the pipe's declared state. If `restores` is False, `state` contains only the values that outlast an
+            iteration, such as the seed for the next iteration.
         seed: the argument for `set_seed` of a user-defined pipe.
-        follows: whether the pipe derives each seed from its previous seed, as in a graph that `set_graph_random_seed`
-            has seeded, instead of drawing seeds from the global random generators.
+        follows: whether the pipe derives each seed from its previous seed, instead of drawing the seed from the global
+            random generators.
         skipped: the number of items that `on_error` has skipped after exceptions of this pipe, by class of exception.
-        later: the seed for the iteration after the replay, which the pipe receives when the replay is complete.
-        drop: the number of items to drop at the beginning of the iteration, if the pipe is *replayed* because it has no
-            declared state. In a replay, the pipe and its sources begin with the states that they had at the beginning
-            of the saved iteration. The pipe drops items up to the saved position, or all items if `finished` is True.
+        later: the pipe's seed for its next iteration, which the pipe receives only after the replay.
+        drop: the number of items that a *replayed* pipe (a pipe without a declared state) drops at the beginning of the
+            iteration. In a replay, the pipe and its sources begin with the states that they had at the beginning of the
+            saved iteration. The pipe drops items up to the saved position, or all items if `finished` is True.
         seconds: the seconds from the beginning of the saved iteration until the state was saved.
         generators: the states that the global random generators have at
             the beginning of a replay (see `drop`). After the replay, the
             generators are set back to the states that they had before.
         ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
-        left: the entry to load instead of this entry if the saved iteration is not resumed, and a new iteration begins.
-        given: a 1-tuple with the pipe's seed at the time when the state was loaded, to detect seeds that are set later.
+        left: the entry with which a new iteration begins if the saved iteration is not resumed.
+        given: a 1-tuple with the seed that the pipe had when the state was loaded, so that a seed that is set later is
+            detected.
     """
 
     type: str
@@ -177,8 +178,8 @@ def check_checksums(state: dict[str, Any]) -> None:
 
 
 def checksum(value: Any) -> int:
-    """Returns a checksum. Raises ValueError for more than `_PARTS` values, for example if a list contains another list
-    many times."""
+    """Returns a checksum. Raises ValueError for more than `_PARTS` values, which a small state may have if it contains
+    one list many times."""
     crc, left, waiting = 0, _PARTS, [value]
     while waiting:
         part = waiting.pop()
@@ -215,8 +216,9 @@ def explaining_damage(name: str) -> Iterator[None]:
 def check_generators(state: Any, allow_pickle: bool = True) -> None:
     """Raises ValueError unless the value has the form of a result of `save_generators`.
 
-    The index in a generator's state must be checked here, because the libraries use it to access memory without a
-    check. The state of NumPy's generator contains a pickle only if the program has replaced NumPy's default generator.
+    The index in a random generator's state must be checked here, because the libraries access memory at the index
+    without a check. The state of NumPy's generator contains a pickle only if the program has replaced NumPy's default
+    generator.
     """
     if not isinstance(state, dict) or "random" not in state:
         raise ValueError("its global generators are not valid")

@@ -1,6 +1,6 @@
 """Iterates over a pipe repeatedly, and saves and restores positions, for loaders that read any iterable.
 
-Role: adapts a pipe to the interface of `torchdata.nodes.Stateful`.
+Role: `PipePasses` gives a pipe the methods of `torchdata.nodes.Stateful`.
 """
 
 from __future__ import annotations

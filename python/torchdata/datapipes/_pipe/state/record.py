@@ -1,7 +1,8 @@
-"""Stores two objects in the `__dict__` of each pipe: a token, which distinguishes iterations, and a `PassRecord`, which
-describes the current iteration.
+"""Stores two objects in the `__dict__` of each pipe: a token, by which an old iterator detects that a new iteration has
+begun, and a `PassRecord`, which describes the current iteration.
 
-Role: `iteration` and `state` use tokens and records to resume iterations. A *pass* is one iteration of one pipe.
+Role: `iteration` and `state` use tokens and records to resume iterations. In names, a *pass* is one iteration of one
+pipe.
 """
 
 from __future__ import annotations
@@ -24,22 +25,22 @@ class Beginning:
     """The state of a graph at the beginning of an iteration, from which a replay starts."""
 
     moved: dict[str, Any]
-    #: The states of the global random generators with which a replay of this iteration begins: the states at the
-    #: beginning of the iteration (`moved`) or, if this iteration itself began with a replay, the states for that
-    #: replay.
+    #: The states of the global random generators with which a replay of this iteration begins: `moved`, the states at
+    #: the beginning of the iteration, unless the iteration itself began with a replay, whose states are then kept.
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
-    #: The number of items that were yielded according to the loaded state, without the dropped items.
+    #: The number of items that the loaded state counts as yielded, not including the dropped items.
     yielded: int = 0
-    #: Whether this iteration itself began with a replay of the whole graph.
+    #: Whether this iteration began with a replay of the whole graph.
     whole: bool = False
     since: float = field(default_factory=time.monotonic)
     #: The `_valid_iterator_id` of each PyTorch pipe of the graph, by the pipe's id.
     torchs: dict[int, Any] = field(default_factory=dict)
-    #: For each pipe of the graph: the pipe, its entry, and the state to load into the pipe or None.
+    #: For each pipe of the graph: the pipe, its `PipeEntry`, and the state to add to the entry (see
+    #: `entry_at_beginning`).
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
-    #: By the id of each pipe with a read-ahead thread, the number of iterations of the pipe that had begun.
+    #: For each pipe with a read-ahead thread, by id: the number of iterations that the pipe had begun.
     passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, PipeEntry]]:
@@ -48,52 +49,52 @@ class Beginning:
 
 @dataclass(slots=True, eq=False)
 class PassRecord:
-    """The current iteration of a pipe. A copy of a pipe, or an unpickled pipe, starts without a record."""
+    """Describes the current iteration of a pipe. Copies and pickles of the pipe do not contain the record."""
 
-    #: The hidden pipe that reads this PyTorch pipe, if this pipe ends a graph.
+    #: If this PyTorch pipe ends a graph: the internal pipe that reads this pipe (see `reader_of`).
     reader: Any = None
-    #: The number of iterations of all pipes that had begun when the running iteration began; 0 if no iteration is
-    #: running.
+    #: The number of the running iteration among the iterations of all pipes; 0 if no iteration is running.
     stamp: int = 0
     #: The `PipeEntry` of a loaded state; None once an iteration has resumed from it.
     loaded: PipeEntry | None = None
     #: Whether the running iteration yields no items, because the loaded state was saved after the last item.
     ended: bool = False
-    #: For a pipe without `reset`: how many items the pipe had yielded when a state was loaded, and the loaded state.
-    #: Until the pipe yields another item, saved states contain this loaded state, because the pipe's own `state_dict`
-    #: may return an earlier state.
+    #: For a pipe without `reset`: the loaded state, and how many items the pipe had yielded when the state was loaded.
+    #: Until the pipe yields an item, saved states contain the loaded state, because the pipe's `state_dict` may return
+    #: an earlier state.
     base: tuple[int, dict[str, Any]] | None = None
-    #: For a pipe without `reset`: whether the running iteration follows an iteration that has ended.
+    #: For a pipe without `reset`: whether the previous iteration had ended when the running iteration began.
     follows_end: bool = False
-    #: Whether a state was loaded after the last iteration that started from the beginning.
+    #: Whether a state was loaded, and no iteration has started from the beginning since then.
     fed: bool = False
     seed: Any = None
-    #: Whether a loader sets the pipe's seed in each epoch, from which further iterations in the epoch derive their
-    #: seeds.
+    #: Whether a loader sets the pipe's seed in each epoch. Further iterations in the epoch derive their seeds from this
+    #: seed.
     seeded: bool = False
-    #: The seed for the next iteration according to the loaded state.
+    #: The seed for the next iteration that the pipe had when the state was loaded.
     given: Any = None
-    #: The seed for the iteration after a replay, which the pipe receives when the replay is complete.
+    #: The pipe's seed for its next iteration, which the pipe receives only after a replay.
     later: Any = None
-    #: Whether a resumed run must replay this pipe or one of its sources; None if the answer is not known yet.
+    #: Whether a resumed run must replay this pipe or one of its sources; None if this is not known yet.
     watches: bool | None = None
     #: The state of the graph when the running iteration began, if `watches` is True.
     beginning: Beginning | None = None
     fingerprint: Fingerprint | None = None
-    #: The attributes of a user's pipe without a state, from before its first iteration; see `counted_attributes`.
+    #: For a user-defined pipe without a declared state: its counters before the first iteration (see
+    #: `counted_attributes`).
     attributes: dict[str, Any] | None = None
-    #: Names of pipes that were added to this pipe's graph after its first iteration.
+    #: Names of pipes that the graph has gained since its first iteration, so that its state cannot be saved.
     grown: list[str] = field(default_factory=list)
     goes_on: bool = False
     claim: Any = None
-    #: Weak references to the pipes whose exceptions this pipe (an `on_error`) skips.
+    #: If this pipe is an `on_error`: weak references to the pipes whose exceptions it skips.
     claimed: list[Any] = field(default_factory=list)
-    #: A weak reference to the `Renewal` of the running iteration.
+    #: A weak reference to the `Renewal`, which replaces the running iterator after a skipped exception.
     renewal: Any = None
     #: A weak reference to the `Renewal` of the pipe that reads this pipe.
     read_by: Any = None
-    #: The number of items that `on_error` has skipped in the running iteration, by class of exception. The dict must be
-    #: replaced, not modified, because a saved state may contain it.
+    #: The number of items that `on_error` has skipped in the running iteration, by class of exception. This dict must
+    #: be replaced, not modified, because a saved state may contain it.
     skipped: dict[str, int] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:

@@ -43,7 +43,7 @@ _NO_WAY_BACK = "a streamed archive cannot go back: read each member before the n
 
 
 class Refused(OSError):
-    """Raised for a member or stream that would be dangerous to read. The caller converts this error to the error class
+    """Raised for a member or stream that would be dangerous to read. The caller replaces this error by the error class
     of the archive's format."""
 
 
@@ -65,7 +65,7 @@ def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
 
 
 def folder_of(path: str) -> str:
-    """Returns the folder with which the paths of all members of the archive `path` begin."""
+    """Returns the text with which the paths of all members of the archive `path` begin: `path` as a folder."""
     folder = os.path.normpath(path)
     return "" if folder == os.curdir else os.path.join(folder, "")
 
@@ -97,7 +97,7 @@ def seeks_cheaply(file_obj: Any) -> bool:
 
 
 def bare(stream: Any) -> Any:
-    """Returns the object inside a wrapper, because reading from it is faster than through the wrapper."""
+    """Returns the file object inside a wrapper, because reading directly from the file object is faster."""
     if getattr(stream, "closed", False):
         raise ValueError(f"the stream {stream!r} of the archive is closed")
     return stream.file_obj if isinstance(stream, StreamWrapper) else stream
@@ -105,7 +105,7 @@ def bare(stream: Any) -> Any:
 
 def is_damage(error: Exception) -> bool:
     """Returns whether damaged data, and not the operating system or a bug in code, caused the error."""
-    # Errors of damaged gzip and bzip2 files have no `errno`, whereas a wrong offset causes EINVAL.
+    # Damaged gzip and bzip2 files cause errors without `errno`, and a wrong offset in a damaged archive causes EINVAL.
     if isinstance(error, OSError):
         return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")
     return isinstance(error, DAMAGE) or type(error).__name__ == "ZstdError"  # several modules define this class
@@ -115,7 +115,7 @@ def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
     """Returns the error to raise instead of `error`: an error that names the archive, or `error` with a note if the
     cause is not damaged data.
 
-    The error is returned, not raised, because a frame whose variables refer to the raised error forms a reference cycle
+    The error is returned, not raised, because a function that raises an error from a variable forms a reference cycle
     with the error, which keeps files open until garbage collection.
     """
     if isinstance(error, Refused):
@@ -180,8 +180,8 @@ class Archive:
         #: The offset of the archive's first byte in its stream; None if unknown.
         self.start = position_of(source) if start is None else start
 
-        #: The object from which an unpickled archive reopens its source, even if the source was closed before pickling.
-        #: None for an in-memory file, because a pickle would contain a copy of the file.
+        #: A placeholder by which an unpickled archive reopens its stream, even if the stream was closed before
+        #: pickling. None for an in-memory file, because the pickle would contain a copy of the file.
         file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
         stand_in = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
         self._stand_in = stand_in if stand_in is not source else None
@@ -203,7 +203,7 @@ class Archive:
 
     @property
     def parent(self) -> StreamWrapper | None:
-        """The wrapper that counts the open members of the archive."""
+        """The `StreamWrapper` that counts the open members of the archive."""
         return self.source if isinstance(self.source, StreamWrapper) else None
 
 
@@ -225,7 +225,7 @@ class MemberFile(io.RawIOBase):
 
 
 class LibraryMember(MemberFile):
-    """A member that a library opens. Its errors name the member, the archive and the pipe."""
+    """A member that a library such as `rarfile` opens. Errors name the member, the archive and the pipe."""
 
     def __init__(self, archive: Any, key: Any, name: str, file_obj: Any, cheap: bool) -> None:
         super().__init__(archive, name, file_obj)
@@ -306,14 +306,14 @@ class ArchiveLoader(LimitedFiles, HoldsStream[tuple[str, StreamWrapper]]):
     def _release(self, stream: Any) -> None:
         if self._archive is not None and self._archive.source is stream:
             self._archive = None
-        # A wrapper counts its open members, and closes the stream after the last one. A stream without a wrapper stays
-        # open, because its open members are not counted.
+        # A `StreamWrapper` counts its open members, and closes the stream when the last member is closed. Any other
+        # stream stays open, because nothing counts its open members.
         if isinstance(stream, StreamWrapper):
             stream.autoclose()
 
 
 class IndexedArchive(Archive):
-    """An archive with a directory of its members. The directory is read when the archive is opened."""
+    """An archive that contains a list of its members (a *directory*), which is read when the archive is opened."""
 
     next = 0
 
@@ -325,7 +325,7 @@ class IndexedArchive(Archive):
 
 
 class IndexedLoader(ArchiveLoader):
-    """Reads archives with a directory. A saved position is the index of an entry in the directory."""
+    """Reads archives that contain a list of their members. A saved position is an index in this list."""
 
     _format: str
     _opens: type[IndexedArchive]

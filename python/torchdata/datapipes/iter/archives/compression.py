@@ -1,7 +1,7 @@
 """Pipes that decompress streams: Decompressor, Extractor, Bz2FileLoader, XzFileLoader.
 
-Role: data is decompressed only when a decompressed stream is read. This stream owns and closes the compressed stream.
-An unpickled stream reopens the compressed stream and decompresses up to the saved position.
+Role: data is decompressed only when a decompressed stream is read. The decompressed stream owns and closes the
+compressed stream. An unpickled stream reopens the compressed stream and decompresses up to the saved position.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _kind_by_suffix(path: str) -> CompressionType | None:
 
 
 class _Recipe:
-    """Describes how to decompress a stream. `source` is a placeholder for the compressed stream, or None."""
+    """Describes how to decompress a stream. `source` is a placeholder that reopens the compressed stream, or None."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 

@@ -1,6 +1,6 @@
 """Adapts a stream that can only be read forward to archive readers, which read at offsets.
 
-Role: the last bytes that were read are kept for short backward seeks.
+Role: the last bytes that were read are kept, because archive readers seek back a little.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from collections.abc import Callable
 #: end of the stream.
 Pieces = Callable[[], bytes]
 
-#: A reader can always seek back by this number of bytes, which suffices to reread the last header.
+#: An archive reader can always seek back by this number of bytes, which suffices to reread the last header.
 _BACK = 1 << 10
 
 
 class Forwards:
-    """A stream of pieces that `next_piece` returns. `rewind` moves the stream to its start and returns a new
-    `next_piece`; without `rewind`, only the last piece can be reread."""
+    """A stream that consists of the results of `next_piece`. The function `rewind` moves the stream to its start and
+    returns a new `next_piece`. Without `rewind`, only the last piece can be reread."""
 
     def __init__(self, next_piece: Pieces, rewind: Callable[[], Pieces] | None = None, start: int = 0) -> None:
         self._next_piece, self._rewind = next_piece, rewind

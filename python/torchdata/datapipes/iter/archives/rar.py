@@ -88,9 +88,10 @@ class _RarArchive(IndexedArchive):
 
 
 def _mend_bsdtar(rarfile: Any) -> None:
-    """Makes `rarfile` (at least up to release 4.5) call `bsdtar` without `--` between `-f` and the path.
+    """Makes `rarfile` call `bsdtar` without `--` after `-f`, because `bsdtar` would read `--` as the archive's path.
 
-    Calling `bsdtar` without `--` is safe, because the path is that of `rarfile`'s temporary copy.
+    Releases of `rarfile` up to at least 4.5 pass `--`. Leaving it out is safe, because the path is that of `rarfile`'s
+    temporary copy.
     """
     program = rarfile.tool_setup()
     if program.setup is rarfile.BSDTAR_CONFIG and "get_cmdline" not in vars(program):
@@ -122,7 +123,7 @@ def _opened(file_obj: Any) -> Any:
         raise rarfile.BadRarFile(f"damaged header: {error or type(error).__name__}") from error
     if rar.needs_password() and not rar.infolist():
         raise rarfile.PasswordRequired("the names in the archive are encrypted")
-    # Archives of version 2 do not have an end marker.
+    # Only archives of version 5 are checked, because archives of version 2 do not have an end marker.
     if isinstance(last, rarfile.Rar5Info) and last.type != rarfile.RAR_BLOCK_ENDARC:
         raise rarfile.BadRarFile("unexpected end of the archive")
     return rar

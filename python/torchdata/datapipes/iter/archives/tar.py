@@ -1,8 +1,8 @@
 """The pipe that reads tar archives: TarArchiveLoader.
 
-Role: a member is read on demand, so the archive's stream stays open until the last member is closed or dropped. A saved
-member is reopened through its archive object (see `utils/_streams.py`), so members of one archive that were saved
-together open the archive only once.
+Role: a member is read on demand, so the archive's stream stays open until the last member is closed or dropped. An
+unpickled member is reopened by its archive object (see `utils/_streams.py`), so members that were pickled together open
+their archive only once.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ class _HeaderBytes:
         self.failed = False
 
     def count(self) -> None:
-        """Counts a header. Too many headers are refused, because `tarfile` recurses once per header."""
+        """Counts a header of a member. Raises an error for too many headers, because `tarfile` recurses once per
+        header."""
         self._headers += 1
         if self._headers > MOST_HEADERS + 1:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
@@ -165,7 +166,7 @@ class _Header(tarfile.TarInfo):
             tarfile_.fileobj = stream
 
     def _proc_member(self, tarfile_: Any) -> Any:
-        """Counts the header here, because `tarfile` calls `_proc_member` for each header in all Python versions."""
+        """Counts a header, because `tarfile` calls this method for each header in all Python versions."""
         if isinstance(tarfile_.fileobj, _HeaderBytes):
             tarfile_.fileobj.count()
         return super()._proc_member(tarfile_)  # type: ignore[misc]
@@ -212,17 +213,19 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
 
     Args:
         header: the offset of the member header at which to resume reading an uncompressed archive; None (the default)
-            to read any archive from its start. The stream must be `BEFORE` bytes before the offset `header`, or at its
-            start if `header` is 0.
+            to read any archive from its start. The stream's position must be `BEFORE` bytes before `header`, or the
+            stream's start if `header` is 0.
     """
     tar: Any
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # `tarfile` reads a header when it opens an archive, so an empty archive is opened and its stream is replaced.
+        # An empty archive is opened, and its stream is then replaced by the archive's stream, because opening reads a
+        # header.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
-            # Reading the byte before a header makes a buffered stream request the header, too.
+            # Reading the byte before the header makes a buffered stream also request the header, which `tarfile` reads
+            # next.
             file_obj.read(BEFORE)
         source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
         tar.fileobj, tar.plain = source, True
@@ -255,8 +258,8 @@ def _forwards(source: Any, compression: str, ahead: bool, max_ratio: float | Non
 
 
 def _in_proportion(compression: str, max_ratio: float | None, source: CountedStream) -> Pieces:
-    """Returns a function that decompresses a stream, and raises an error for a decompression bomb. Skipped members
-    count, too."""
+    """Returns a function that returns the next decompressed bytes of `source`, and raises an error for a decompression
+    bomb. Skipped members count, too."""
     next_piece, size = _COMPRESSIONS[compression][1](source), 0
 
     def piece() -> bytes:
@@ -398,7 +401,7 @@ class _TarMember(MemberFile):
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Whether seeking back is fast. If this member is itself an archive, its reader seeks back and forth."""
+        """Whether seeking back is fast, as readers of archives require if this member is itself an archive."""
         return self._archive.seeks_cheaply
 
     def tell(self) -> int:
@@ -441,7 +444,7 @@ class _SparseMember(LibraryMember):
 
     def readall(self) -> bytes:
         try:
-            # Only `readall` refuses a large sparse file, because reading the file in pieces needs little memory.
+            # `readall` refuses a sparse file that is too large for memory. Other methods read the file in pieces.
             refuse_bomb(self._size, self._stored, self._archive.max_ratio)
         except Exception as error:
             raise self._archive.explained(self._name, error)
@@ -501,7 +504,7 @@ class TarArchiveLoader(ArchiveLoader):
         stand_in, place = super()._bookmark(path, stream)
         archive = self._archive
         if archive is not None and archive.source is stream is not stand_in and archive.place is not None:
-            # The reopened stream starts before the next member, so a store does not send earlier members.
+            # The reopened stream starts just before the next member, so that a store does not send the earlier members.
             return detached(stream, archive.place - BEFORE), (*place, archive.start)
         return stand_in, place
 

@@ -4,7 +4,7 @@ Role: in `fork`, `unzip`, `demux` and `round_robin_demux`, the main pipe reads t
 that are buffered for a child.
 
 A *round* is one iteration of the source, and one iteration of each child. If `iter` is called on a child a second time,
-a new round begins, which restarts the source and invalidates other iterators.
+a new round begins, which restarts the source and invalidates all earlier iterators.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from torchdata.datapipes.datapipe import IterDataPipe, share_token
 
 
 class Queues(DeclaredState):
-    """Declares an attribute with a queue of items for each child. An item that is in several queues is one object, even
-    after a state was loaded."""
+    """Declares an attribute that contains a queue of items for each child. If an item is in several queues, it is one
+    object, even after a state was loaded."""
 
     __slots__ = ()
 
@@ -51,7 +51,7 @@ class SharedMain(IterDataPipe[Any]):
     _child_tokens: list[IterationToken]
 
     def _begin_round(self, reader: int) -> None:
-        """Begins an iteration for the child `reader`, and invalidates the iterators of all other children."""
+        """Begins a new round with the child `reader`, and invalidates the iterators of all other children."""
         for instance, token in enumerate(self._child_tokens):
             if instance != reader:
                 token.invalidate()
@@ -86,7 +86,7 @@ class Main(SharedMain):
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, instance: int) -> None:
-        """Adds a child to the current iteration of the source. If the child was already added, restarts the source."""
+        """Adds a child to the current round. If the child was already added, restarts the source."""
         if not self._joined or instance in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(
@@ -100,7 +100,8 @@ class Main(SharedMain):
         self._joined.add(instance)
 
     def open(self, instance: int) -> None:
-        """Called when a child begins to read. Begins the iteration of the source, unless it is already running."""
+        """Called when the child `instance` begins to read. Begins an iteration of the source, unless an iteration is
+        running."""
         self._joined.add(instance)
         if token_of(self).armed:
             start_pass(self)
@@ -114,7 +115,7 @@ class Main(SharedMain):
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Called before a restart drops the buffered items. Subclasses may close the streams in buffered items."""
+        """Called before a new round drops the buffered items. Subclasses may close the streams in these items."""
 
     def length(self, instance: int) -> int:
         return length_of(self, self.main_datapipe)
@@ -126,7 +127,8 @@ class Main(SharedMain):
         return lasting
 
     def _goes_on_alone(self) -> bool:
-        # A child that has not joined the round can still join it and read its buffered items.
+        # A child that has not joined the current round can still join, and read the items that are buffered for the
+        # child.
         return 0 < len(self._joined) < self.num_instances
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -166,8 +168,8 @@ class DealMain(Main):
                     self._exhausted = True
                     return
         except BaseException:
-            # After an abandoned or failed iteration, the state still contains the buffered items, but their files are
-            # closed.
+            # After an abandoned or failed iteration, the pipe keeps the buffered items for its state, but closes their
+            # files.
             if self._buffers[instance] is own:
                 self._park()
             raise
@@ -210,7 +212,7 @@ class Child(IterDataPipe[Any]):
         return self.instance_id in source._joined
 
     def reset(self) -> None:
-        """Makes the child join the current round of its main pipe (see the module), or begin a new round."""
+        """Makes the child join the current round of its main pipe, or begin a new round."""
         self.main_datapipe.join(self.instance_id)
 
     def __iter__(self) -> Iterator[Any]:
@@ -218,7 +220,7 @@ class Child(IterDataPipe[Any]):
         return self.main_datapipe.read(self.instance_id)  # type: ignore[no-any-return]
 
     def _drop_broken(self) -> None:
-        """Lets the child continue with its next item after an exception was skipped."""
+        """After a skipped exception, marks the child as not done, so that it continues with its next item."""
         self.main_datapipe._done.discard(self.instance_id)
 
     def __len__(self) -> int:

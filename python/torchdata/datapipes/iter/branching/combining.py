@@ -51,7 +51,8 @@ class Concater(IterDataPipe[Any]):
         self.datapipes = check_sources("Concater", datapipes)
 
     def __iter__(self) -> Iterator[Any]:
-        # The first input begins its iteration now, because a state may have been loaded into this input.
+        # The first input must begin its iteration here, not at the first request, because a state may have been loaded
+        # into it.
         return chain.from_iterable(self._inputs(iter(self.datapipes[self._current])))
 
     def _inputs(self, current: Iterator[Any]) -> Iterator[Iterator[Any]]:
@@ -298,7 +299,7 @@ def _sample_multiplex(
 
     Args:
         seed: as for `SampleMultiplexer`.
-        weight: the weight of the first pipe, if the dict does not name it.
+        weight: the weight of the first pipe, used if the dict does not contain this pipe.
     """
     weights = pipes_to_weights_dict
     if isinstance(weights, dict) and weights and source_datapipe not in weights:

@@ -33,9 +33,9 @@ _SEEDS = (int, float, str, bytes, bytearray)
 class _SplitMain(SharedMain):
     """The main pipe of `random_split`, which chooses for each item the child that yields it.
 
-    Children are chosen at random by their weights. The weight of a child is the number of items that it has yet to
-    receive, so each item that it receives lowers the weight by one. If a weight becomes negative, it is set to 0, and
-    the weights of the other children are scaled to the number of remaining items.
+    Children are chosen at random by their weights. The weight of a child is the number of items that the child will
+    still receive, so each received item lowers the weight by one. If a weight becomes negative, it is set to 0, and the
+    weights of the other children are scaled to the number of remaining items.
     """
 
     drawn_as: ClassVar[str] = "RandomSplitter"
@@ -89,7 +89,7 @@ class _SplitMain(SharedMain):
                 f"group of the last items is unknown; pass the number of items of the source as total_length"
             )
             raise no_fault_of_an_item(error)
-        # Draws like `random.choices` with weights, but without the checks that `random.choices` repeats for each item.
+        # Draws the same number as `random.choices` with weights, but without its checks for each item.
         bounds = list(accumulate(weights))
         chosen = bisect(bounds, self._rng.random() * bounds[-1], 0, len(bounds) - 1)
         weights[chosen] -= 1
@@ -124,7 +124,8 @@ class _Split(Child):
         return source._reader == self.instance_id
 
     def _drop_broken(self) -> None:
-        """Does nothing, because the main pipe does not record which children have ended."""
+        """Does nothing: the child can continue after a skipped exception, because the main pipe does not record which
+        children have ended."""
 
 
 def _scaled(weights: list[float], total: int) -> list[float]:

@@ -45,8 +45,8 @@ class _ForkMain(Main):
         super().__init__(datapipe, num_instances, buffer_size)
 
     def _deliver(self, instance: int) -> Callable[[Any], Any] | None:
-        """Returns the function that the child `instance` applies to each item; None if it yields the items
-        unchanged."""
+        """Returns the function that the child `instance` applies to each item; None if the child yields the source's
+        own items."""
         return self.copy_fn
 
     def read(self, instance: int) -> Iterator[Any]:

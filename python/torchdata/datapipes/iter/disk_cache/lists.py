@@ -2,7 +2,7 @@
 path.
 
 Role: other users, archives and servers may choose file names, so a list of files may be forged. Therefore, a list must
-be a regular file and is read through its descriptor. Its paths may refer only to regular files in the cache's folder.
+be a regular file, and the paths in the list may refer only to regular files in the cache's folder.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.
@@ -60,7 +60,7 @@ class FolderSearch:
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder or os.curdir)
-        #: For each checked folder, whether it is inside `folder`, cached because many files share few folders.
+        #: Whether each checked folder is inside `folder`. The results are cached, because many files share few folders.
         self._known: dict[str, bool] = {}
 
     def __call__(self, path: str) -> os.stat_result | None:

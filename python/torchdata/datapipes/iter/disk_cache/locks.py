@@ -1,4 +1,4 @@
-"""Locks files that are being created. Only one thread of one process on one machine can hold the lock of a file.
+"""Locks files that are being created. At any time, only one thread of one process can hold the lock of a file.
 
 Role: a lock is `flock` on an empty file in the same folder, with a name derived from the file's name. Because a process
 removes the lock file before it releases the lock, another process that acquires the lock must check whether the locked
@@ -20,15 +20,15 @@ from torchdata._reporting import warn_outside
 from torchdata._threads import start
 from torchdata.datapipes.iter.streams.atomic_files import temporary_name
 
-#: A consumer counts as paused if it requests no path for this number of seconds.
+#: If the consumer requests no path for this number of seconds, it counts as paused, and locks are released.
 PAUSE = 1.0
 
 #: The mutex is reentrant, because garbage collection may release the locks of an iterator while this thread holds the
 #: mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
-#: For each section (by id) whose consumer is processing a path: the time when the path was returned, and a function
-#: that releases the section's locks.
+#: For each `Section` (by id) whose consumer is processing a path: the time when the consumer received the path, and a
+#: function that releases the locks of the `Section`.
 _idle: dict[int, tuple[float, Callable[[], None]]] = {}
 _watcher: threading.Thread | None = None
 
@@ -38,8 +38,8 @@ class Lock:
 
     Attributes:
         excludes_processes: whether the lock excludes other processes, which requires a file system with locks.
-        thread: the id of the thread that must release this lock before it waits for another lock; None if it may keep
-            the lock.
+        thread: the id of the thread that must release this lock before it waits for another lock; None if the thread
+            may keep this lock.
     """
 
     __slots__ = ("_fd", "_file", "excludes_processes", "thread")
@@ -49,7 +49,8 @@ class Lock:
         self.excludes_processes = fd is not None
 
     def keep(self) -> bool:
-        """Prevents other threads from releasing the lock. Returns whether the lock is still held."""
+        """Prevents other threads from releasing this lock. Returns whether the lock is still held, because another
+        thread may have released it."""
         with _mutex:
             self.thread = None
             return _held.get(self._file) is self
@@ -88,7 +89,8 @@ def acquire(path: str, thread: int | None = None) -> Lock | None:
 
 
 def release_all_of(thread: int | None) -> None:
-    """Releases the locks that `thread`, or any thread if `thread` is None, must release before it waits."""
+    """Releases the locks that a thread must release before it waits: those of `thread`, or of all threads if `thread`
+    is None."""
     with _mutex:
         for lock in [*_held.values()]:
             if lock.thread is not None and thread in (None, lock.thread):
@@ -96,12 +98,13 @@ def release_all_of(thread: int | None) -> None:
 
 
 def pause(section: int, release: Callable[[], None]) -> None:
-    """Makes a thread call `release` repeatedly, from `PAUSE` seconds after this call until `resume` is called.
+    """If `resume` is not called within `PAUSE` seconds, makes a thread call `release` repeatedly until `resume` is
+    called.
 
     While the consumer uses a path, the `Section` holds the locks of items that the pipes between `on_disk_cache` and
-    `end_caching` have read ahead. The consumer may wait for another process, which may itself wait for such a lock, so
-    both processes would wait forever. Therefore, `release` releases these locks. The calls are repeated, because the
-    pipes may lock further items.
+    `end_caching` have read ahead. The consumer may wait for another process that waits for one of these locks, so both
+    processes would wait forever. Therefore, `release` releases these locks. It is called repeatedly, because the pipes
+    may lock further items.
 
     Args:
         section: the id of the `Section`.
@@ -209,7 +212,7 @@ def _release_all() -> None:
         lock.release()
 
 
-# Before a fork, wait for threads that are opening a lock file, so that the child has a list of all lock files.
+# A fork waits for threads that are opening a lock file, so that the list of lock files in the child is complete.
 os.register_at_fork(
     before=lambda: _mutex.acquire(), after_in_parent=lambda: _mutex.release(), after_in_child=_forget_inherited
 )

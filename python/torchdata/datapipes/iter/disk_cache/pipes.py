@@ -40,7 +40,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
 
     If the files of an item exist, the item skips the section, and `end_caching` yields the paths. An item whose files
     do not exist passes through the section, and `end_caching` writes the files. Any number of processes may share the
-    cached files. Each file is computed by one process, which holds the file's lock. Another process that needs the file
+    cached files. Each file is computed by only one process, which locks the file. Another process that needs the file
     first computes the files of later items, and then waits for the locked file. No process sees an incomplete file. If
     a process is killed, another process computes its file. If the consumer requests no path for one second, the process
     releases the locks of items that were read ahead, because the consumer may be waiting for another process.
@@ -113,7 +113,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             raise RuntimeError("Please call `end_caching()` before iteration.")
         if self._section is not None:
             return self._section.items()
-        # `_section` is None if this pipe is iterated without `end_caching`, so that no file is written or locked.
+        # If this pipe is iterated without `end_caching`, no file is written or locked, and items with existing files
+        # are left out.
         return (item for item in self.source_datapipe if self.found(self.paths_of(item)) is None)
 
     def __add__(self, other: Any) -> Any:
@@ -246,7 +247,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.mode = mode
         self.filepath_fn = holder.filepath_fn if same_filepath_fn else filepath_fn
         self.skip_read = skip_read
-        # This attribute makes `on_disk_cache` a direct source of this pipe, which reads cached items without the
+        # The attribute makes `on_disk_cache` a direct source of this pipe, because cached items do not pass through the
         # section.
         self.cache_holder = holder
         holder._end_caching_flag = True
@@ -333,7 +334,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         section.written(path, record)
 
     def _sources_in_use(self) -> list[Any]:
-        # In addition to the section's last pipe, `end_caching` directly reads the source of `on_disk_cache`.
+        # `end_caching` reads the last pipe of the section, and also reads the source of `on_disk_cache` directly.
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:
@@ -349,7 +350,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
 
 
 def _nearest_holder(datapipe: Any) -> OnDiskCacheHolder | None:
-    """Returns the `on_disk_cache` with the fewest pipes between it and `datapipe`."""
+    """Returns the `on_disk_cache` pipe that is nearest to `datapipe` among its direct and indirect sources."""
     waiting, seen = deque([datapipe]), {id(datapipe)}
     while waiting:
         pipe = waiting.popleft()

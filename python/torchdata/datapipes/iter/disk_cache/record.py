@@ -21,7 +21,7 @@ class Record:
 
     Attributes:
         paths: the paths of the item's files that `filepath_fn` returned.
-        targets: the absolute forms of `paths`; set once a file is missing.
+        targets: the absolute forms of `paths`; set only if a file is missing.
         written: the members of `targets` whose files were written.
         ready: paths of complete files, to be yielded after the paths of all earlier items.
         members: paths of files that were written for the item and are not in `paths`, for example because the item is
@@ -48,8 +48,8 @@ class Record:
                 lock.release()
 
     def mark_unfinished(self, member: str) -> None:
-        """Marks an existing folder as incomplete before its file `member` is written. The marker file remains if the
-        process is killed."""
+        """Marks an existing folder as incomplete before its file `member` is written. If the process is killed, the
+        marker file remains."""
         folder = os.path.abspath(self.paths[0])
         if member.startswith(os.path.join(folder, "")):
             os.makedirs(os.path.dirname(folder), exist_ok=True)

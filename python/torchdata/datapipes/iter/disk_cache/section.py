@@ -1,10 +1,10 @@
 """Determines which items pass through the pipes between `on_disk_cache` and `end_caching`, which process computes them,
 and in which order.
 
-Role: each iteration of the pipe `end_caching` has one `Section`, which reads the source and determines for each item
-whether its files exist (*ready*), must be created by this process (*missing*, with locks on the paths), or are being
-created by another process (*pending*). The methods of `Section` run in the thread that iterates `end_caching`. Only the
-generator `items`, which the pipes after `on_disk_cache` read, runs in another thread if one of these pipes reads ahead.
+Role: each iteration of the pipe `end_caching` has one `Section`, which reads the source. For each item, the `Section`
+determines whether the item's files exist (*ready*), must be created by this process, which locks them (*missing*), or
+are being created by another process (*pending*). The methods of `Section` run in the thread that iterates
+`end_caching`. But if a pipe after `on_disk_cache` reads ahead, the generator `items` runs in the thread of that pipe.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from torchdata.datapipes.iter.streams.atomic_files import write_file
 #: Maximum number of items that are read ahead while the path to yield next waits for another process.
 _AHEAD = 1000
 
-#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Items beyond this limit have no lock,
-#: because each lock is an open file.
+#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Further items are not locked, because each
+#: lock is an open file.
 _LOCKED = 100
 
 
@@ -116,8 +116,8 @@ class Section:
         return True
 
     def _settle(self, record: Record) -> str | None:
-        """Tries to lock an item's files. Returns the path of a file that another process is creating; None if this
-        process creates all missing files."""
+        """Tries to lock the files of a pending item. Returns the path of a file that another process is creating; None
+        if the item is no longer pending."""
         with on_failure(record.release):
             for path in sorted(record.aim()):
                 lock = locks.acquire(path, self._thread)
@@ -131,14 +131,14 @@ class Section:
                 record.kind = "ready" if self._ended_early else "missing"  # ended pipes create no file
             if record.kind == "missing":
                 self._missing.append(record)
-            # Another thread may have called `close` since this thread acquired the locks, which are then released here.
+            # Another thread may have called `close` in the meantime, so that the locks must be released.
             if record.kind != "missing" or self._closed or len(self._in_pipes) + len(self._missing) > _LOCKED:
                 record.release()
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files of the record's item exist. If they exist, the record becomes ready. A record with
-        additional files (from a list of files) becomes ready only if it is the first record in the queue."""
+        """Returns whether all files of the record's item exist, and in this case makes the record ready. But a record
+        with additional files (from a list of files) becomes ready only when it is the first record in the queue."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -189,7 +189,8 @@ class Section:
         return None
 
     def _wait(self, path: str, since: float | None) -> float:
-        """Waits a short time for the file `path`, and returns the time at which the wait began."""
+        """Waits a fraction of a second for the file `path`. Returns the time at which the first wait for the file
+        began."""
         locks.release_all_of(self._thread)  # while this thread waits, its other sections write nothing
         now, limit = time.monotonic(), self._timeout()
         if since is None:
@@ -206,7 +207,7 @@ class Section:
         return since
 
     def owner_of(self, path: str) -> Record | None:
-        """Returns the record of the item that the file `path` was computed for; None if no item produces this file."""
+        """Returns the record of the item to which the file `path` belongs; None if the file belongs to no item."""
         here, in_pipes = os.path.abspath(path), self._in_pipes
         record = next((record for record in in_pipes if here in record.targets), None)
         if record is not None:
@@ -251,7 +252,7 @@ class Section:
             self._queue.appendleft(record)
         else:
             while (earlier := self._in_pipes[0]) is not record:
-                # If a file was written for a later item, a pipe has probably dropped this earlier item.
+                # Because a file was already written for a later item, a pipe has probably dropped this earlier item.
                 self._drops_items |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)
@@ -271,7 +272,7 @@ class Section:
         record.release()
 
     def _list_members(self, record: Record) -> None:
-        """Writes the list of the record's files, by which the caches of all processes find these files."""
+        """Writes the list of the record's additional files, by which all processes find these files later."""
         folder = self._folder_for(record.paths[0])
         lies_within = FolderSearch(folder)  # a missing file is detected later
         outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)
@@ -290,8 +291,8 @@ class Section:
         record.unmark()
 
     def begin_round(self) -> None:
-        """Lets the pipes between `on_disk_cache` and `end_caching` begin another iteration, if a file must be computed
-        after the previous iteration of these pipes."""
+        """Lets the pipes between `on_disk_cache` and `end_caching` begin another iteration, because a file must be
+        computed after their previous iteration has ended."""
         self.chain_ended = self._input_has_paused = False
 
     def end_round(self) -> None:
@@ -331,8 +332,8 @@ class Section:
         }
 
     def load(self, dumped: dict[str, Any]) -> None:
-        """Restores a saved state. Files may have been deleted since the state was saved. For each item that no pipe has
-        begun to process, the section therefore checks again whether the files exist."""
+        """Restores a saved state. For each item that no pipe has begun to process, checks again whether the item's
+        files exist, because they may have been deleted in the meantime."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._in_pipes = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread = dumped["seen"]

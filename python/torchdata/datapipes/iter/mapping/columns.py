@@ -24,8 +24,8 @@ _LENGTHS = 256
 
 
 def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
-    """Returns whether an item lacks one of the columns. Tuples and lists lack negative indices, which do not count from
-    the end."""
+    """Returns whether an item lacks one of the columns. Negative indices do not count from the end, so tuples and lists
+    always lack them."""
     for column in columns:
         try:
             item[column]
@@ -59,7 +59,7 @@ def _warn_of_type(pipe: str, item: Any) -> None:
 def _selecting(pipe: str, columns: Sequence[Any], chosen: Callable[[Any], bool]) -> Callable[[Any], Any]:
     @lru_cache(maxsize=_LENGTHS)
     def selectors(kind: type, length: int) -> tuple[list[bool], bool]:
-        # The columns to keep depend only on the type and the length of a sequence.
+        # Which columns of a sequence are kept depends only on its type and length, so the result is cached.
         return list(map(chosen, range(length))), _lacks(pipe, kind((None,) * length), columns)
 
     def selected(item: Any) -> Any:

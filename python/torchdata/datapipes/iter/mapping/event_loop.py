@@ -1,8 +1,8 @@
 """The event loop of an iteration of `async_map_batches`, which calls a coroutine function for the items of a batch.
 
-Role: the loop is created with the first batch, and closed when the iterator ends or is dropped, or at interpreter exit.
-The loop runs in the thread that requests a batch. If this thread is already running an event loop, the new loop runs in
-a separate thread for each batch.
+Role: the event loop is created with the first batch, and closed when the pipe's iterator ends or is dropped. The loop
+runs in the thread that requests a batch. If this thread is already running an event loop, the new loop runs in a
+separate thread for each batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 def _outside_running_loop(function: Callable[[], T], interrupt: Callable[[], Any]) -> T:
-    """Calls `function` in this thread or, if an event loop is running here, in a new thread.
+    """Calls `function` in this thread or, if this thread is running an event loop, in a new thread.
 
     If Ctrl-C interrupts the wait for the new thread, calls `interrupt` and waits for the end of `function`.
     """
@@ -81,7 +81,8 @@ class EventLoop:
             left = [task for task in tasks if not task.done()]
             for task in left:
                 task.cancel()
-            # Waits for the canceled calls to end, because they would continue when the next batch runs the loop.
+            # Waits for the canceled calls to end, because they would otherwise continue when the loop runs for the next
+            # batch.
             await asyncio.gather(*left, return_exceptions=True)
 
     def _cancel(self) -> None:

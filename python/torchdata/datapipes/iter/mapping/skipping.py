@@ -1,7 +1,7 @@
 """The pipe that skips items for which other pipes raise exceptions: OnError.
 
-Role: `OnError` only yields the items of its source. The module `_pipe/skipping.py` skips the exceptions of earlier
-pipes.
+Role: `OnError` itself only yields the items of its source. Earlier pipes call the module `_pipe/skipping.py` to skip
+exceptions.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class OnError(IterDataPipe[T_co]):
     iteration_state = ()
     #: A run that resumes from a state may use another `log`, because `log` does not affect the items.
     tuning = frozenset({"log"})
-    #: `skipper_of` finds this pipe by this attribute.
+    #: The function `skipper_of` recognizes an `on_error` pipe by this attribute.
     _skips = True
 
     def __init__(

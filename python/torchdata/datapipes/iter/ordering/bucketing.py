@@ -111,7 +111,7 @@ def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> l
 class _Measured(tuple[Any]):
     """A tuple whose only member is the length of an item. The attribute `item` contains the item.
 
-    A heap of these tuples sorts items by length. Comparing tuples does not run Python code.
+    A heap of these tuples sorts items by length without running Python code for each comparison.
     """
 
     item: Any
@@ -224,16 +224,16 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
                 yield DataChunk(rest)
 
     def _park(self, heap: list[_Measured]) -> None:
-        """Closes the files in buffered items, unless a newer iteration has begun. A state still contains these items,
-        with placeholders that reopen the files."""
+        """Unless a newer iteration has begun, replaces the files in buffered items by placeholders that can reopen the
+        files."""
         if self._heap is heap:
             for measured in heap:
                 measured.item = with_detached_streams(measured.item)
             self._batch = list(map(with_detached_streams, self._batch))
 
     def _move_shortest(self) -> DataChunk[Any] | None:
-        """Moves the shortest item of the buffer into the batch. If the batch is full, the item begins a new batch, and
-        the full batch is returned."""
+        """Moves the shortest item of the buffer into the current batch. If the current batch is full, returns it, and
+        begins a new batch with the item."""
         measured = heappop(self._heap)
         (length,) = measured
         if self.include_padding:

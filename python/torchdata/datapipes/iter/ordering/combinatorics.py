@@ -43,7 +43,8 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
 
     #: A list of items, or a `ChunkedList` when the source has ended and more than `CHUNK_SIZE` items remain.
     _buffer: Any = state(list, items=True)
-    #: Whether the buffer contains indices of items that a later `sharding_filter` loads (see `_pipe/unloaded.py`).
+    #: Whether the buffer contains indices instead of items, which a later `sharding_filter` loads (see
+    #: `_pipe/unloaded.py`).
     _unloaded: bool = state(False)
 
     @overload
@@ -76,8 +77,8 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self._shuffled(source) if self._shuffling else source
 
     def _can_wait(self) -> bool:
-        # If the buffer of a loaded state contains items, this iteration must yield items, because one iteration cannot
-        # yield both items and indices.
+        # If a loaded state has items in the buffer, the resumed iteration cannot yield indices, because it must yield
+        # these items.
         restored = token_of(self).armed and bool(self._buffer)
         return can_wait(self.datapipe) and (self._unloaded or not restored)
 
@@ -90,7 +91,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self.datapipe._loads()  # type: ignore[attr-defined, no-any-return]
 
     def _shuffled(self, source: Iterator[T_co]) -> Iterator[T_co]:
-        # Draws the numbers that random.Random.randint would draw, without its four Python calls per number.
+        # Draws the same numbers as `random.Random.randint`, but without its four Python calls per number.
         buffer, size, getrandbits = self._buffer, self.buffer_size, self._rng.getrandbits
         buffer.extend(islice(source, size - len(buffer)))
         if len(buffer) == size:

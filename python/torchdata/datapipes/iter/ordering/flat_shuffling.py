@@ -57,10 +57,10 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     #: The buffered results, each with its remaining members. If shuffling is turned off, the list contains only the
     #: current result.
     _buffer: list[Any] = state(list, items=True, saved=False)
-    #: While the buffer is full: the index in `_buffer` of the result that will yield its next member.
+    #: The index in `_buffer` of the result whose member is yielded next; None if the buffer is not full.
     _next: int | None = state()
     _asked: Parts | None = state(items=True, saved=False)
-    #: A list with the item that was read, but whose result is not in the buffer yet.
+    #: A list that contains the item that was read last, until the item's result is in the buffer.
     _waiting: list[Any] = state(list, items=True)
     #: The results in a loaded state, with which the next iteration fills its buffer.
     _restored: list[dict[str, Any]] | None = state(items=True, saved=False)
@@ -151,19 +151,20 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
             index = getrandbits(width)
         return index
 
-    #: Computing this pipe's length reads items, so loaders must not request it when `list` or a trainer calls `len`.
+    #: Computing this pipe's length reads the source, so a loader must not do so only because `list` or a trainer calls
+    #: `len`.
     _length_reads_items = True
 
     def __len__(self) -> int:
         if self.fn is not chosen:
             raise no_length(self, "ShuffledFlatMapper's length relies on the output of its function")
-        # Reading the source itself would end an iteration and consume a seed, so a copy is read.
+        # A copy of the source is read, because an iteration of the source itself would change its state and seed.
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:
         left = self._restored
         if left is None:
-            # Results whose members were all yielded are also saved, because `_next` is an index in the whole buffer.
+            # Results without remaining members are also saved, because `_next` counts them as entries of the buffer.
             left = [parts.state_dict() for parts in self._buffer]
         return {"parts": left, **self._declared_state()}
 

@@ -90,8 +90,9 @@ class Batcher(IterDataPipe[T_co]):
             yield wrap(batch)
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # zip_longest collects a batch without Python code, but reuses its result tuple if nothing else refers to it,
-        # which would keep the last batch alive. `chunk` refers to the result tuple, which prevents the reuse.
+        # `zip_longest` collects a batch without Python code, but keeps and reuses its result tuple if nothing else
+        # refers to the tuple, so the last batch would stay alive. The function `chunk` refers to the tuple to prevent
+        # this.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)

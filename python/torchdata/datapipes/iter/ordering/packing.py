@@ -48,7 +48,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     In `position_ids` and `cu_seqlens`, the padding at the end of a row counts as a further sequence.
 
-    The `method` determines into which row a sequence is placed:
+    The argument `method` determines into which row a sequence is placed:
 
     - `"first_fit"`: the first incomplete row that has room for the sequence, or a new row. If there are more than
       `buffer_size` incomplete rows, the row with the most tokens is yielded. `"first_fit"` changes the order of the
@@ -209,8 +209,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return piece
 
     def _placed(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Adds a piece to a row. Returns the row to yield next, because it is full or there are too many incomplete
-        rows; None if there is no such row."""
+        """Adds a piece to a row. If a row is full, or there are too many incomplete rows, returns the row to yield
+        next; otherwise None."""
         for row in self._rows:
             if row[0] >= size:
                 row[0] -= size
@@ -224,8 +224,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return 0, row[1]
 
     def _begun(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Begins a new row with the piece. Returns the new row if the piece fills it, or the row with the most tokens
-        if there are too many incomplete rows. Returns None if no row is to be yielded."""
+        """Begins a new row with a piece. Returns the new row if the piece fills the row, the row with the most tokens
+        if there are too many incomplete rows, and otherwise None."""
         rows, any_row = self._rows, self.method == "first_fit"
         if size == self.max_tokens and (any_row or not rows):
             return 0, [piece]

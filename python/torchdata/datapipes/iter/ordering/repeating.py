@@ -20,8 +20,9 @@ class Cycler(IterDataPipe[T_co]):
     """Reads its source several times.
 
     Args:
-        source_datapipe: the pipe to read. Each pass is a new iteration of this pipe.
-        count: number of passes; None (the default) for no limit. Reading without a limit ends if a pass yields no item.
+        source_datapipe: the pipe to read. Each repetition is a new iteration of this pipe.
+        count: number of times that the source is read; None (the default) for no limit. Without a limit, reading ends
+            if the source yields no item.
 
     Raises:
         ValueError: `count` is negative.
@@ -32,8 +33,8 @@ class Cycler(IterDataPipe[T_co]):
         [0, 1, 0, 1]
     """
 
-    #: The number of the current iteration of the source, from 0. `_pass_begin` is the number of items of all earlier
-    #: iterations.
+    #: The number of the current iteration of the source, from 0. `_pass_begin` is the number of items that were yielded
+    #: in earlier iterations of the source.
     _pass: int = state(0)
     _pass_begin: int = state(0)
 
@@ -114,7 +115,7 @@ class Repeater(IterDataPipe[T_co]):
         return self.times * length_of(self, self.source_datapipe)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the item that is being repeated, and the number of remaining repetitions."""
+        """Returns the item that the pipe is repeating, and how many times it will still be yielded."""
         left = self._left if self._left else -token_of(self).yielded % self.times
         return {"item": self._item if left else None, "left": left}
 

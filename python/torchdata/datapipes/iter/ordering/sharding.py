@@ -77,20 +77,20 @@ class ShardingFilter(IterDataPipe[T_co]):
         "ShardingPolicy.enable": "_sharding_enabled",
     }
 
-    #: Whether the source splits its items among workers itself, and this filter does not. If two workers nevertheless
-    #: read the same items, the loader raises an error.
+    #: Whether the source itself splits its items among workers, so that this filter does not. If two workers still read
+    #: the same items, the loader raises an error.
     source_splits_itself: bool = False
 
     _taken: int = state(0)  # items read from the source before the current iterator was created
     _yielded_before: int = state(0, saved=False)  # items yielded before the current iterator was created
     #: The number of items between the saved states of the source and this filter's position, which a resumed run must
     #: recompute. The number is 0 unless one process reads the source for several shards (see `common_parts`).
-    #: `_generators` contains the random generators at the position of the source's saved states.
+    #: `_generators` contains the states of the random generators at the position of the source's saved states.
     _behind: int = state(0)
     _generators: Any = state()
 
-    #: The iterator to read if one common part serves several shards (see `common_parts`). The loader sets this
-    #: attribute in each epoch.
+    #: If one process reads the source for several shards (see `common_parts`): the iterator over this shard's items.
+    #: The loader sets this attribute in each epoch.
     _share: Any = state(items=True, lasts=True, saved=False)
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
@@ -213,8 +213,8 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     def _share_of(self, source: Iterator[Any], is_unloaded: bool = False) -> Iterator[Any]:
         """Returns this shard's items of `source`. If `is_unloaded` is True, `source` yields the indices of items (see
-        `unloaded`). The source pipe itself is then not iterated, so its token does not show whether the items have
-        ended."""
+        `unloaded`). In this case, the source pipe itself is not iterated, so its token does not show whether the items
+        have ended."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
         if self._behind:  # the state was saved with a common part
@@ -257,7 +257,7 @@ class ShardingFilter(IterDataPipe[T_co]):
 
 
 def _group(value: Any, argument: str) -> int:
-    """Returns the integer of a group, which may be a member of torch's enum."""
+    """Returns a sharding group, which may be a member of torch's enum, as an integer."""
     try:
         return SHARDING_PRIORITIES(value)
     except ValueError:

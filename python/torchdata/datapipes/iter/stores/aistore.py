@@ -30,8 +30,8 @@ _VERSION = "Ais-Version"
 
 @dataclass(frozen=True)
 class _Cluster:
-    """The settings of a cluster. `timeout` limits both the wait for a response and the total time of a request with its
-    retries, in seconds."""
+    """The settings of a cluster. `timeout` is the limit in seconds for a response, and also for the total time of a
+    request with its retries."""
 
     pipe: str
     endpoint: str
@@ -68,7 +68,8 @@ class _Cluster:
         return self.client().bucket(name, provider), inner
 
 
-#: Clients by process id, endpoint and timeout. A forked child does not use the clients of its parent.
+#: Clients by process id, endpoint and timeout. The process id is a key, because a forked child must not use the clients
+#: of its parent.
 _clients: dict[tuple[int, str, float], Any] = {}
 
 
@@ -164,7 +165,7 @@ class _AISRecipe(ObjectRecipe):
 class _AISObject(RemoteFile[_AISRecipe]):
     """An object as a file. Sequential reads use one HTTP response. The first read after a seek sends a new request."""
 
-    #: The offset in the object, in bytes, up to which the current response was read.
+    #: The offset in the object of the next byte of the current response.
     _answer_at = 0
 
     def _opened(self, recipe: _AISRecipe) -> _AISRecipe:

@@ -78,7 +78,8 @@ class FSSpecFileLister(ListsFolders):
 
 def _naming(root: str, path: str) -> Callable[[str], str]:
     links = root.split("::")
-    # fsspec lists the first URL of a chain that has a path, which caching protocols such as `simplecache` lack.
+    # In a chain such as `simplecache::s3://bucket`, fsspec lists the first URL with a path. Caching protocols have no
+    # path.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])
@@ -130,7 +131,8 @@ class _FSSpecRecipe:
         if self.mode[0] == "r":
             with on_failure(file.close):
                 self._check_version(getattr(file, "details", None))
-        # The file refers to its file system, because file systems of archives close when nothing refers to them.
+        # The file must refer to its file system, because the file system of an archive is closed when nothing refers to
+        # it.
         with suppress(AttributeError):
             file.opened_by = fs
         return file
@@ -218,7 +220,7 @@ class FSSpecSaver(SavesItems):
         ModuleNotFoundError: fsspec is not installed (extra `fsspec`), or while iterating, the library of a protocol is
             not installed.
         OSError: while iterating, a file cannot be written.
-        TypeError: while iterating, the data does not fit the mode.
+        TypeError: while iterating, the data is not bytes for a binary mode, or not a str for a text mode.
         ValueError: the mode does not write, or while iterating, a protocol is unknown.
 
     Example:
@@ -259,8 +261,7 @@ class FSSpecSaver(SavesItems):
 
 
 def _give_up(file: Any) -> None:
-    """Closes the file after a failed write. The incomplete file is not uploaded, provided that the file system supports
-    this."""
+    """Closes the file after a failed write. If the file system supports this, the incomplete file is not uploaded."""
     from fsspec.spec import AbstractBufferedFile
 
     inner = getattr(file, "buffer", None) if not isinstance(file, AbstractBufferedFile) else file

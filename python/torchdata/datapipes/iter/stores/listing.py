@@ -28,8 +28,8 @@ def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
 
 
 class ListsRoots(IterDataPipe[str]):
-    """Lists the entries of roots. The state contains the root that is being listed, which a resumed iteration lists
-    again, and the root's last yielded entry."""
+    """Lists the entries of roots. The state contains the current root and its last yielded entry. A resumed iteration
+    lists this root again, and continues after this entry."""
 
     #: The root that is being listed. `_last` is the position of the last yielded entry of this root, or None.
     _root: str | None = state()
@@ -40,8 +40,8 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` begins the source's epoch now, not when the first item is requested. Otherwise, a state that is saved
-        # before the first item would still belong to the last epoch.
+        # `iter` begins the source's epoch now, not when the first item is requested. A state that is saved before the
+        # first request must belong to the new epoch.
         return self._names_of_all(iter(sources_of(self)[0]))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:
@@ -63,7 +63,7 @@ def after_last(names: list[str], last: tuple[int, str] | None, pipe: object, roo
     the name in `last` determines where to continue.
 
     Args:
-        last: the position and the name that were yielded last before the state was saved; None to yield all names.
+        last: the last position and name that were yielded before the state was saved; None to yield all names.
 
     Raises:
         RuntimeError: `names` no longer contains the name in `last`.

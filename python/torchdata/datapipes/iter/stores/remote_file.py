@@ -1,8 +1,8 @@
 """Objects of a store as files: shared code of S3 and AIStore, and the base class of the pipes that open objects.
 
 Role: the response to the request that opens an object is kept for the first read. If the pipe opens its next object
-before the first read, the response is dropped and requested anew at the first read, so unread streams, for example in a
-shuffle buffer, do not keep connections open.
+before the first read, the response is dropped, and the first read sends a new request. Therefore, unread streams, for
+example in a shuffle buffer, do not keep connections open.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class ObjectRecipe:
         raise NotImplementedError
 
     def open(self) -> io.BufferedReader:
-        """Opens the object. Sends a request only if `version` is None."""
+        """Opens the object. Sends a request only if the object's version is unknown (`version` is None)."""
         return io.BufferedReader(self.file(), _SMALL_READS)
 
     def __repr__(self) -> str:
@@ -67,7 +67,7 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         self._recipe: R = recipe if recipe.version is not None else self._opened(recipe)
 
     def _opened(self, recipe: R) -> R:
-        """Requests the object. Returns an `ObjectRecipe` that contains the object's current version."""
+        """Requests the object. Returns an `ObjectRecipe` with the version that the response contains."""
         raise NotImplementedError
 
     @property
@@ -79,7 +79,7 @@ class RemoteFile(io.RawIOBase, Generic[R]):
         return self._recipe
 
     def drop_answer(self) -> None:
-        """Drops the response and releases its connection. The next read sends a new request."""
+        """Drops the current response and releases its connection, so that the next read sends a new request."""
         raise NotImplementedError
 
     def close(self) -> None:

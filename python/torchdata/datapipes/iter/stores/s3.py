@@ -120,8 +120,8 @@ class S3FileLister(GivenLength, ListsRoots):
                     yield key, url
 
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
-        """Yields the keys that begin with `prefix`. obstore lists only whole folders, sorted by key, so this method
-        lists a part of the folder that contains the prefix."""
+        """Yields the keys that begin with `prefix`. obstore lists only folders, sorted by key, so this method lists the
+        folder that contains the prefix, from the prefix on."""
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)
         pages = obstore.list(store, folder or None, offset=start or None, chunk_size=_KEYS_PER_PAGE)
@@ -140,7 +140,7 @@ class S3FileLister(GivenLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """Returns a text that sorts shortly before the nonempty `text`, as the start of a listing."""
+    """Returns a text that sorts shortly before the nonempty `text`, because a listing begins after the given key."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
         return f"{first}{chr(ord(last) - 1)}~"
@@ -148,14 +148,14 @@ def _just_before(text: str) -> str:
 
 
 def _is_folder(obstore: Any, store: Any, key: str) -> bool:
-    """Returns whether the key of an empty object is the marker of a folder. obstore omits the last slash of listed
-    keys."""
+    """Returns whether an empty object marks a folder. The object's key then ends with a slash, which obstore omits in
+    listings."""
     try:
         obstore.head(store, key)
     except FileNotFoundError:
         return True
     except Exception as error:
-        # A user may have the permission to list objects, but not to read them.
+        # Listing needs no permission to read, so a refused request is no error.
         if type(error).__name__ != "PermissionDeniedError":
             raise
     return False

@@ -3,7 +3,7 @@
 Role: this module also makes obstore work in a forked child. The extension module of obstore starts threads, which do
 not exist in a forked child, so each call to the inherited extension module would wait forever. Therefore, the child
 loads a second copy of the extension module, which starts its own threads (16 ms, 15 MB). The child neither uses nor
-frees the copy that it inherited from its parent.
+frees the copy of its parent.
 """
 
 from __future__ import annotations
@@ -125,8 +125,8 @@ class S3Settings:
 
 
 def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Returns the region (as a dict) and the credential provider from the user's AWS profile, without values that the
-    pipe's options (`given`) or the environment contain.
+    """Returns the region (as a dict) and the credential provider from the user's AWS profile. Leaves out values that
+    the pipe's options (`given`) or the environment contain.
 
     boto3 reads the profile's files, and is imported only if the files exist.
     """
@@ -183,7 +183,8 @@ class _Process:
 
 
 _process = _Process(inherited=False)
-#: Objects of a parent process, which are never freed, because freeing needs threads that this process does not have.
+#: Objects inherited from a parent process, which are never freed, because freeing needs threads that a forked child
+#: lacks.
 _kept: list[Any] = []
 
 
@@ -201,9 +202,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _own_copy() -> Any:
-    """Loads a second copy of obstore's extension module for this forked child. The dynamic loader does not load the
-    same file or the same path twice, so the module is copied to an anonymous file whose path contains the process
-    id."""
+    """Loads a second copy of obstore's extension module for this forked child. The system's dynamic loader does not
+    load a file or path twice, so the module is copied to an anonymous file whose path contains the process id."""
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
 

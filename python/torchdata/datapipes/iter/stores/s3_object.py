@@ -17,8 +17,8 @@ from torchdata.datapipes.iter.stores.s3_client import (
 )
 
 DEFAULT_BUFFER_SIZE = 16 << 20
-#: Size in bytes of each request if several parallel requests fetch one piece of an object. The first request for an
-#: object fetches at most this many bytes.
+#: Size in bytes of each request if several parallel requests fetch one piece of an object. Also the maximum size of the
+#: first request for an object.
 PART_SIZE = 4 << 20
 #: The number of bytes that are requested first after a seek. Each further request for consecutive bytes requests twice
 #: as many bytes as the previous request.
@@ -106,7 +106,7 @@ class S3Object(RemoteFile[S3Recipe]):
 
     def _here(self, wanted: int) -> memoryview:
         """Returns the bytes of the current piece from the current position on. If the piece is used up, requests the
-        next piece. At the end of the S3 object, the returned memoryview is empty."""
+        next piece. At the end of the S3 object, the result is empty."""
         self._check_open()
         if self._position >= self.size:
             return _NOTHING

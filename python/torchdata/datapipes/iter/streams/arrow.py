@@ -40,7 +40,8 @@ class ArrowReader(IterDataPipe[Any]):
             `shuffle`, and then by pipes such as `sharding_filter`. Instead of a pipe, the source may also be a table
             that `ArrowParts` accepts, whose parts are read in order.
         columns: the columns to read, in this order; None (the default) for all.
-        parts: the `ArrowParts` whose part numbers the source yields; by default, the only `ArrowParts` in the source.
+        parts: the `ArrowParts` to whose parts the numbers from the source refer; by default, the only `ArrowParts` in
+            the source.
         rows: whether each item is a row: a dict from column names to Python values. If `rows` is False, items are
             frames.
         frame_size: the number of rows per frame (the last frame of a part may have fewer); None for one frame per part.
@@ -71,8 +72,8 @@ class ArrowReader(IterDataPipe[Any]):
     #: A state contains the number of a row, not of a frame, so a resumed run may use another frame size.
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
-    #: The number of the part that is being read. If the source yields a list of numbers, `_part` is this list, and its
-    #: parts are read together. `_row` is the number of rows of `_part` that were yielded.
+    #: The number of the part of the table that is being read, or the list of numbers if parts are read together. `_row`
+    #: is the number of rows of the part that were yielded.
     _part: int | list[int] | None = state()
     _row: int = state(0)
     #: The name of the part. An error is raised if the part with the number `_part` has another name when a state is
@@ -220,7 +221,7 @@ class LanceReader(ArrowReader):
 
     Raises:
         IndexError: while iterating, a row does not exist.
-        Exception: any other error of `ArrowReader`.
+        Exception: any error that `ArrowReader` raises.
 
     Example:
         >>> import lance, pyarrow

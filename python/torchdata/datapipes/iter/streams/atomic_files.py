@@ -2,7 +2,7 @@
 
 Role: pipes that save files write a temporary file in the final folder, and `appearing` renames this file. The pipe
 `end_caching` uses `write_file`, which also verifies a checksum and calls `fsync`. `write_file` derives the name of the
-temporary file from the final name, so that the next writer removes the file of a killed writer.
+temporary file from the final name, so that if a writer is killed, the next writer replaces the temporary file.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
 
 
 def create_anew(path: str, mode: str = "wb") -> Any:
-    """Opens a new file for writing. An existing file, such as a malicious link, is replaced."""
+    """Opens a new file for writing. If `path` exists, for example as a malicious link, it is replaced."""
     exclusive = mode.replace("w", "x")  # "x" means O_EXCL, which does not follow links
     try:
         return open(path, exclusive)

@@ -68,10 +68,11 @@ class FileLister(GivenLength, IterDataPipe[str]):
     """
 
     _pending: list[str] = state(list)  # directories to list, the next directory last
-    #: The directory that is being listed. `_names_seen` is the number of names in this directory that were processed.
+    #: The directory that is being listed. `_names_seen` is the number of its names that were processed.
     _directory: str | None = state()
     _names_seen: int = state(0)
-    #: The first subdirectory that was not listed. `_unwanted` is the first file that matches no mask.
+    #: The first subdirectory that was not listed, because `recursive` is False. `_unwanted` is the first file that
+    #: matches no mask.
     _passed_over: str | None = state(saved=False)
     _unwanted: str | None = state(saved=False)
 
@@ -95,8 +96,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` is called here, so that the source begins its iteration before the first item is requested. If a state
-        # is saved before the first request, it must belong to this epoch, not to the previous one.
+        # `iter` begins the source's epoch now, not when the first item is requested. A state that is saved before the
+        # first request must belong to the new epoch.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:

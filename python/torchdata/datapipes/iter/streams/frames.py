@@ -102,8 +102,8 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
 
     With `library="numpy"`, items are dicts from column to array:
 
-    - Numbers and booleans become arrays of their dtype. A null becomes NaN in floats, and raises an error in integers
-      and booleans unless `dtype={"column": "float64"}` converts the column to floats.
+    - Numbers and booleans become arrays of the column's type. A null becomes NaN in floats, and raises an error in
+      integers and booleans unless `dtype={"column": "float64"}` converts the column to floats.
     - Dates, timestamps (in UTC, if they have a zone) and durations become datetime64 and timedelta64. A null becomes
       NaT.
     - Lists become arrays of objects with one converted array per row. A null becomes None.
@@ -124,8 +124,8 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
             None (the default), each row group is one item.
 
     Raises:
-        TypeError: an argument has the wrong type, or `dtype` is a dtype of torcharrow, which is no longer maintained;
-            or, while iterating, the source yields neither paths nor pairs.
+        TypeError: an argument has the wrong type, or `dtype` is a dtype of torcharrow; or, while iterating, the source
+            yields neither paths nor pairs.
         ValueError: the library is unknown or does not support the dtype, the device is unknown, or `dataframe_size` is
             not positive; or, while iterating, a file is not a Parquet file or is truncated (pyarrow.ArrowInvalid),
             lacks a column, or has nulls that the type of an array cannot represent.

@@ -1,7 +1,7 @@
 """The base class of pipes that yield many items from each (path, stream) pair, such as readers of lines and archives.
 
-Role: the state of a reading pipe is the pair that is being read, and the position in its stream. When the iterator is
-abandoned, the pipe closes the stream and stores a placeholder that can reopen it.
+Role: the state of a reading pipe is the pair that is being read, and the position in its stream. When an iteration is
+abandoned, the pipe closes the current stream and stores a placeholder that can reopen the stream.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class HoldsStream(IterDataPipe[T_co]):
     stream, `_bookmark`."""
 
     _held: Any = state(saved=False)
-    #: The position in the current stream where `_read` begins.
+    #: The position at which `_read` begins to read the current stream.
     _place: Any = state(saved=False)
     #: Whether an iterator is reading the current pair, so that `_place` is outdated.
     _reading: bool = state(False, saved=False)
@@ -85,9 +85,9 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # `iter` is called here, so that the source begins its iteration before the first item is requested. If a state
-        # is saved before the first request, it must belong to this epoch, not to the previous one.
-        # Each pair is read by a separate generator, so that an exception in one pair does not end the iteration.
+        # `iter` begins the source's epoch now, not when the first item is requested. A state that is saved before the
+        # first request must belong to the new epoch. Each pair is read by a separate generator, so that an exception in
+        # one pair does not end the iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)
@@ -96,13 +96,14 @@ class HoldsStream(IterDataPipe[T_co]):
     def _items_of(self, pair: Any, place: Any = None) -> Iterator[Any]:
         path, stream = path_and_stream(pair, self)
         del pair
-        # An older iterator detects by the identity of this new tuple that the pipe reads another pair.
+        # If `_held` is no longer its own tuple, an older iterator detects that the pipe reads another pair.
         held = self._held = (path, stream)
         self._reading = True
         try:
             yield from self._read(path, stream, place)
         except BaseException as error:
-            # If garbage collection has closed the stream, the position in the stream cannot be determined.
+            # No position is stored if garbage collection has closed the stream, because a closed stream has no
+            # position.
             collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
             if self._held is held and not collected:
                 self._held, self._place = self._bookmark_of(held)
@@ -125,7 +126,7 @@ class HoldsStream(IterDataPipe[T_co]):
         self._reading = False
 
     def _drop_broken(self) -> None:
-        """Forgets the stream, which the failed iterator has already closed."""
+        """Drops the current stream, which the failed iterator has already closed."""
         self._held = self._place = None
         self._reading = False
 

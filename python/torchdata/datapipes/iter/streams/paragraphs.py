@@ -58,7 +58,8 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
                 self._path = path
                 self.buffer.append(line)
             elif self.buffer:
-                # The next paragraph's first line is stored before the `yield`, because a state may be saved there.
+                # The first line of the next paragraph is stored before the `yield`, because a state that is saved at
+                # the `yield` must contain it.
                 complete = self._path, self.buffer
                 self._path, self.buffer = path, [line] if line else []
                 yield complete[0], self.joiner(complete[1])

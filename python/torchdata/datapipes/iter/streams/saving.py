@@ -1,6 +1,6 @@
 """Pipes that write or verify files: Saver, HashChecker.
 
-Role: `HashChecker` closes only streams for which it raises an error; correct streams stay open for the next reader.
+Role: `HashChecker` closes a stream only if it raises an error. Correct streams stay open for the next pipe.
 """
 
 from __future__ import annotations

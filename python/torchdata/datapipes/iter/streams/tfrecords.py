@@ -35,7 +35,7 @@ MAX_LENGTH = 128 << 20
 
 _LONGEST = (1 << 31) - 1
 
-#: `spec` may contain NumPy dtypes of these kinds.
+#: The kinds of NumPy dtypes (`dtype.kind`) that `spec` may contain.
 _NUMBERS = "biufc"
 
 
@@ -51,11 +51,11 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
     Args:
         datapipe: yields pairs of path and binary stream. Each stream is closed after it was read. Compressed streams
             must be decompressed by an earlier pipe.
-        spec: the features to read: a dict from name to a pair of shape and dtype. The shape is a tuple, in which one
-            length may be -1 (inferred), or None to keep the shape of the values in the record. The dtype is a dtype of
-            NumPy or torch, or None for the type in the record; a feature of bytes requires None, and becomes a nested
-            list. If a dtype is given, the steps of a feature list are stacked into one array. If the value for a name
-            is None instead of a pair, the feature stays unchanged. In a SequenceExample, a name that occurs in the
+        spec: a dict from the name of each feature to read to a pair of shape and dtype. The shape is a tuple, in which
+            one length may be -1 (inferred), or None to keep the shape of the values in the record. The dtype is a dtype
+            of NumPy or torch, or None for the type in the record; a feature of bytes requires None, and becomes a
+            nested list. If a dtype is given, the steps of a feature list are stacked into one array. If the value for a
+            name is None instead of a pair, the feature stays unchanged. In a SequenceExample, a name that occurs in the
             context and as a feature list refers to the context. Without a spec, all features are read unchanged.
         length: the number of records that `len` returns; with -1 (the default), `len` raises TypeError.
         verify_checksums: whether records with wrong checksums (CRC-32C) cause an error; True by default.
@@ -125,7 +125,8 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             return detached(stream), self._place
         reader = self._open[1]
         stand_in = detached(stream, reader.offset if self._tells else None)
-        # If the stream cannot be reopened, the state contains the bytes after the last yielded record.
+        # If the stream cannot be reopened, the state must contain the bytes that were read after the last yielded
+        # record.
         unread = reader.unread if stand_in is stream else b""
         return stand_in, {"offset": reader.offset, "record": reader.record, "unread": unread}
 

@@ -1,8 +1,8 @@
 """The pipe that groups the files of an archive into samples: WebDataset.
 
 Role: consecutive files whose paths differ only in the extension form one sample. The state is the incomplete sample,
-including its streams. The streams of an abandoned iteration are closed and replaced by placeholders that can reopen
-them.
+including its streams. When an iteration is abandoned, these streams are closed and replaced by placeholders that can
+reopen them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["WebDataset"]
 
-#: When the dict of recent samples has this many entries, it replaces the dict of older samples.
+#: The maximum number of samples in each dict of `_gathered`. A full dict of recent samples replaces the dict of older
+#: samples.
 _GENERATION = 1 << 15
 
 
@@ -57,10 +58,10 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     tuning = frozenset({"strict"})  # for well-packed archives, `strict` does not affect the items
 
-    #: A list with the incomplete sample. Each iteration has its own list.
+    #: A list that contains the incomplete sample. Each iteration has its own list, by which `_park` recognizes it.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
-    #: For recent and for older samples of this iteration, a dict from the key of a sample to its fields.
+    #: Two dicts, for the recent and for the older samples of this iteration, from the key of a sample to its fields.
     _gathered: tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]] = state(lambda: ({}, {}), saved=False)
 
     def __init__(self, source_datapipe: Iterable[tuple[str, Any]], *, strict: bool = True) -> None:
@@ -71,7 +72,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         return self._samples(iter(self.source_datapipe), self._gathering)
 
     def _samples(self, source: Iterator[Any], gathering: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        # No variable may refer to a yielded sample, so that the consumer can free it.
+        # No variable here may refer to a yielded sample, so that its memory is freed as soon as the consumer drops it.
         with on_failure(lambda: self._park(gathering)):
             for item in source:
                 path, data = path_and_stream(item, self)
@@ -92,14 +93,14 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
                 yield self._whole(gathering.pop())
 
     def _park(self, gathering: list[dict[str, Any]]) -> None:
-        """Closes the streams of the incomplete sample, which the state still contains, unless a newer iteration has
-        begun."""
+        """Unless a newer iteration has begun, replaces the streams of the incomplete sample by placeholders that reopen
+        them."""
         if self._gathering is gathering:
             gathering[:] = [{field: _detached(data) for field, data in sample.items()} for sample in gathering]
 
     def _whole(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Returns a complete sample. If files of this sample were yielded earlier, closes its streams and raises
-        ValueError."""
+        """Returns a complete sample. If an earlier sample has the same key but other files, closes the streams and
+        raises ValueError."""
         try:
             self._refuse_scattered(sample)
         except ValueError:
@@ -140,7 +141,7 @@ def _key_and_field(path: str) -> tuple[str, str]:
 
 
 def _detached(data: Any) -> Any:
-    """Closes a stream, and returns a placeholder that reopens it if this is possible."""
+    """Closes a stream and returns a placeholder that reopens the stream, if reopening is possible."""
     if not isinstance(data, StreamWrapper) or data.closed:
         return data
     stand_in = detached(data)

@@ -23,8 +23,8 @@ __all__ = ["PinMemory"]
 
 @functional_datapipe("pin_memory")
 class PinMemory(_PrefetchBase[T_co]):
-    """Copies items to pinned memory in a thread, one item ahead. With worker processes, this pipe runs in the main
-    process.
+    """Copies items to pinned memory in a thread, one item ahead of the consumer. With worker processes, this pipe runs
+    in the main process.
 
     Args:
         source_datapipe: the pipe to read.
@@ -78,7 +78,7 @@ class PinMemory(_PrefetchBase[T_co]):
         _fill(prefetch_data, lambda item: pin_memory_fn(item, device))
 
     def is_replicable(self) -> bool:
-        """Returns False, because a copy of the pipe in a worker would need its own CUDA context."""
+        """Returns False, because a copy of the pipe in a worker process would need its own CUDA context."""
         return False
 
 

@@ -1,7 +1,7 @@
 """The thread pool that calls the function of a `threadpool_map` pipe, and returns results in order.
 
 Role: a pool serves one iteration, and its queue owns the submitted items and the pending results. The threads do not
-refer to the pool, so that the pool is closed when the iterator is dropped.
+refer to the pool object, so that dropping the iterator frees and closes the pool.
 """
 
 from __future__ import annotations
@@ -57,8 +57,8 @@ class _PoolWork(ReadAhead):
             if self.queue.closed:
                 result = with_detached_streams(result)
         except BaseException as error:
-            # The error may not be picklable. If the item is immutable, a saved state contains the item instead of the
-            # error, and a resumed run calls the function for the item again.
+            # The error may not be picklable. If the item is immutable, a state therefore contains the item, and a
+            # resumed run calls the function for the item again.
             kept = (item,) if type(item) in PLAIN_TYPES else None
             self.queue.fail(slot, not_the_end("ThreadPoolMapper", without_own_frame(error)), None, kept)
         else:
@@ -74,7 +74,7 @@ class Pool:
         self._queue = self._work.queue
         #: Returns the next result, or raises the error of its call; raises StopIteration if the pool was closed.
         self.take = self._queue.pop
-        #: The source's error, which is raised after all results.
+        #: The source's error, which is raised after the results of all earlier items.
         self.source_error: Exception | None = None
         #: Keeps the threads paused after a state was saved, until the consumer requests an item.
         self.rest: ReadAheadHold | None = None
@@ -105,8 +105,8 @@ class Pool:
     def close(self) -> None:
         """Makes each thread end after its current call.
 
-        Items that no thread has begun to process are kept, so that a state can contain them. This method may be called
-        repeatedly, from any thread, and by the garbage collector.
+        Items for which the function was not called yet are kept, so that a state can contain them. This method may be
+        called repeatedly, from any thread, and by the garbage collector.
         """
         self._work.close()
         if self.is_inherited():
@@ -126,7 +126,8 @@ class Pool:
             rest.release()
 
     def entries(self, patience: float) -> list[tuple[str, Any]]:
-        """Returns all pending items and results in the form of a state, while no thread may take or submit items.
+        """Returns all pending items and results as data for a state. No thread may take or submit items at the same
+        time.
 
         If items are mutable, this method waits for running calls, and delays further calls until the consumer
         continues, so that no call modifies an item while the state is being saved.
@@ -161,9 +162,9 @@ class Pool:
 
 
 def _entry(kind: str, content: Any, kept: tuple[Any] | None) -> tuple[str, Any]:
-    """Returns the entry of a saved state for one submitted item: its kind and its content.
+    """Returns the kind and the content that a state stores for one submitted item.
 
-    If a call has failed and its item was kept, the entry contains the item, because the error may not be picklable.
+    If a call has failed and its item was kept, the content is the item, because the error may not be picklable.
     """
     if kind == "error" and kept is not None:
         return "item", kept[0]

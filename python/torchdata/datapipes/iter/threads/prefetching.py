@@ -1,8 +1,8 @@
 """Pipes that read their source in a separate thread: Prefetcher, and the base class of such pipes.
 
-Role: the thread that iterates the pipe calls `iter` of the source, and starts a daemon thread. The daemon thread reads
-the source's items and puts them into a bounded native queue, until the source ends or fails, or the pipe's iterator is
-closed. The daemon thread does not refer to the pipe's iterator, so it ends when the iterator is dropped.
+Role: the thread that iterates the pipe begins the iteration of the source, and starts a daemon thread. The daemon
+thread reads the source's items and puts them into a bounded native queue, until the source ends or fails, or the pipe's
+iterator is closed. The daemon thread does not refer to the pipe's iterator, so it ends when the iterator is dropped.
 
 A forked child has no daemon thread, and does not use the inherited queue.
 """
@@ -34,19 +34,19 @@ class _PrefetchData(ReadAhead):
     def __init__(self, name: str, source: Iterator[Any], buffer_size: int) -> None:
         super().__init__(name, min(buffer_size, sys.maxsize), "torchdata-prefetch")
         self.source: Iterator[Any] | None = source
-        #: The object that keeps the queue paused between `pause()` and `resume()`.
+        #: The object that keeps the read-ahead thread paused between `pause()` and `resume()`.
         self.pause: ReadAheadHold | None = None
         #: Whether the pipe was shut down, and no further iteration may follow.
         self.abandoned = False
         self._left = False
         self.is_over = False
-        #: The number of items that the source had yielded before this iteration of the pipe. If the source does not
-        #: count its items, the value is None, and the thread counts the items in `taken`.
+        #: The number of items that the source had yielded when the pipe's iteration began. If the source does not count
+        #: its items, `before` is None, and the thread counts the items in `taken`.
         self.before: int | None = None
         self.taken = 0
-        #: The position at which the thread pauses during a replay; None if the thread does not pause.
+        #: Where the thread pauses if the iteration is replayed; otherwise None.
         self.halt: Halt | None = None
-        #: Set when the thread has released the source's iterator, possibly in the middle of an item.
+        #: Set when the thread no longer uses the source's iterator, which may still be computing an item.
         self.released = Latch()
 
     def begin(self, worker: Callable[[_PrefetchData], None]) -> None:
@@ -64,7 +64,8 @@ class _PrefetchData(ReadAhead):
         self.leave(for_good=True)
 
     def await_release(self, seconds: float) -> bool:
-        """Waits up to `seconds` until the thread of a closed queue has released the source. Returns whether it has."""
+        """After the queue was closed, waits up to `seconds` until the thread no longer uses the source's iterator.
+        Returns whether the wait succeeded."""
         return not self.queue.closed or not self.others() or self.released.wait(seconds)
 
     def buffered(self) -> tuple[list[Any], BaseException | None]:
@@ -89,7 +90,7 @@ _END = object()
 class _Reader(map):  # type: ignore[type-arg]
     """The iterator that the consumer reads. Dropping it ends the thread.
 
-    Ctrl-C loses no item, because no Python code runs when `map` takes an item from the queue.
+    Ctrl-C cannot lose an item, because no Python code runs between taking an item from the queue and returning it.
     """
 
     def __new__(cls, data: _PrefetchData) -> _Reader:
@@ -107,7 +108,7 @@ class _Reader(map):  # type: ignore[type-arg]
 
 
 def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> None:
-    """Reads the source until it ends or the queue is closed. Runs in the prefetching thread."""
+    """Runs in the read-ahead thread: reads the source until the source ends or the queue is closed."""
     queue, source, data.source, halt, counts = data.queue, data.source, None, data.halt, data.before is None
     assert source is not None
     if halt is None:  # if there is a `halt`, `halt.stand` pauses the thread instead
@@ -138,7 +139,7 @@ def _fill(data: _PrefetchData, prepare: Callable[[Any], Any] | None = None) -> N
 
 
 class _PrefetchBase(IterDataPipe[T_co]):
-    """A pipe that reads ahead in a thread. Subclasses pass additional arguments to `thread_worker`."""
+    """The base class of pipes that read ahead in a thread. Subclasses define `_worker`."""
 
     _data: _PrefetchData | None = state(saved=False)
     #: The buffered items in a loaded state, and the error to raise after these items.
@@ -146,7 +147,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
     _passes: int = state(0, saved=False, lasts=True)
     _halt: Halt | None = state(saved=False, lasts=True)  # where the thread pauses in a replay
 
-    #: The maximum number of seconds that pausing or restarting waits for the source's current item.
+    #: The maximum number of seconds that pausing or restarting the pipe waits for the item that the source is
+    #: computing.
     patience: ClassVar[float] = 60.0
 
     tuning: ClassVar[frozenset[str]] = frozenset({"buffer_size"})
@@ -158,12 +160,13 @@ class _PrefetchBase(IterDataPipe[T_co]):
         self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1, words=POSITIVE.format("buffer_size"))
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
-        """Returns the function that the read-ahead thread runs. The function must not refer to the pipe, because the
-        thread would keep the pipe alive."""
+        """Returns the function that the read-ahead thread runs. The function must not refer to the pipe, which would
+        otherwise live as long as the thread."""
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
-        """Processes the items of a loaded state like the thread processes new items, for example by pinning them."""
+        """Processes the items of a loaded state in the same way as the thread processes new items, for example by
+        pinning them."""
         return items
 
     def __iter__(self) -> Iterator[T_co]:
@@ -192,8 +195,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """If the pipe has begun more than `passes` iterations, returns how far the paused thread has read ahead in the
-        latest iteration; otherwise, returns None."""
+        """Returns how far the paused thread has read ahead in the latest iteration; None if the pipe has begun only
+        `passes` iterations."""
         data = self._data
         if data is None or data.is_inherited or self._passes == passes:
             return None
@@ -221,7 +224,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         data.join(self.patience)
 
     def _stop_reading(self) -> None:
-        """Closes the queue, and waits until the thread no longer reads the source."""
+        """Makes the read-ahead thread stop, and waits until the thread no longer reads the source."""
         data = self._data
         if data is None or data.is_inherited:
             return
@@ -254,7 +257,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
     def pause(self) -> None:
         """Stops reading ahead. When this method returns, the thread no longer reads the source.
 
-        Buffered items can still be read. A reader that needs more items waits for `resume()`.
+        The consumer can still read the items in the buffer. If it needs more items, it waits for `resume()`.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.
@@ -276,7 +279,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
                 pause.release()
 
     def _held(self, data: _PrefetchData) -> ReadAheadHold:
-        """Pauses the thread. The thread stays paused until the returned object is released."""
+        """Pauses the thread. The thread stays paused until the caller releases the returned object."""
         hold = data.queue.hold()
         with on_failure(hold.release):
             if not hold.wait(self.patience) or not data.await_release(self.patience):
@@ -285,8 +288,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
     @contextmanager
     def standing_still(self) -> Iterator[None]:
-        """Within this context, the thread is paused, so that the states of the source and of this pipe belong to the
-        same position."""
+        """Within this context, the read-ahead thread is paused, so that the states of the source and of this pipe
+        belong to the same position."""
         data = self._data
         if data is None or data.is_inherited:
             yield
@@ -326,8 +329,8 @@ def end_threads(datapipe: Any) -> None:
 def stop_reading(datapipe: Any) -> None:
     """Stops the read-ahead threads of an abandoned iteration, before the seeds of the next iteration are set.
 
-    If a thread continued to read, a `cycle` in the graph could begin a further repetition, which would use seeds of the
-    next iteration.
+    If a thread continued to read, a `cycle` in the graph could begin its next repetition with seeds of the next
+    iteration.
     """
     for pipe in pipes_with_threads(datapipe) if are_there_any() else ():
         pipe._stop_reading()

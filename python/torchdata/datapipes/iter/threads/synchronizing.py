@@ -4,9 +4,9 @@ Role: `fullsync` is the last pipe of the graph in the main process of every rank
 ranks then *vote* on whether every rank has an item.
 
 Each vote is one all-reduce: every rank contributes a number, and all ranks receive the minimum of the numbers. With n
-ranks, the number `-(r + 1)` means that rank r ends its run, and `-(n + r + 1)` that rank r has raised an exception. As
-soon as one rank has no item in a vote, the votes end, so all ranks yield equally many items. When a loader resumes, no
-vote takes place for items that a rank rereads, because the number of these items may differ between ranks.
+ranks, rank r contributes `-(r + 1)` if it ends its run, and `-(n + r + 1)` if it has raised an exception. As soon as
+one rank has no item in a vote, the votes end, so all ranks yield equally many items. When a loader resumes, no vote
+takes place for items that a rank rereads, because the number of these items may differ between ranks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from torchdata.datapipes.iter.threads.prefetching import _END, _PrefetchBase, _P
 __all__ = ["FullSync", "PrefetchTimeoutError"]
 
 
-#: The possible votes of a rank: the rank has an item, has no more items, or has left its loop for the next epoch.
+#: The numbers by which a rank votes: it has an item, has no more items, or has left its loop for the next epoch.
 _HAS, _ENDED, _LEFT = 2, 1, 0
 
 #: If another rank has ended, a rank counts its remaining items for at most this number of seconds.
@@ -58,31 +58,31 @@ class _StepData(_PrefetchData):
     """One iteration of a rank. In a *vote*, an all-reduce, the ranks determine whether every rank has an item to yield.
 
     Args:
-        again: if positive, the number of items that this rank rereads without a vote, because the votes on these items
-            took place before the state was saved. If negative, this rank takes part in `-again` votes before it reads
-            an item, because later pipes already contain these items, which other ranks may still have to read.
+        again: if positive, the number of items that this rank rereads without a vote, because the ranks voted on these
+            items before the state was saved. If negative, this rank takes part in `-again` votes before it reads an
+            item, because it has already passed on the items on which the ranks vote.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: A thread holds this lock while it moves an item from `voted_on` to the queue, or reads both.
+        #: A thread holds this lock while it moves an item from `voted_on` to the queue, or reads both places.
         self.lock = threading.Lock()
         self.slot: int | None = None
-        #: The item that this rank has read. The item enters the queue once a vote shows that every rank has an item. If
-        #: another rank ends or fails, the item stays here, so that a saved state contains the item.
+        #: The item that this rank has read. When a vote shows that every rank has an item, this item is moved to the
+        #: queue. If another rank ends or fails, the item stays in `voted_on`, so that a saved state contains the item.
         self.voted_on: Any = _END
         self.failure: BaseException | None = None
-        #: An error because of which the ranks could not vote, such as the exit of a rank, until the consumer has
-        #: received the error.
+        #: The error that has prevented a vote, such as the exit of a rank; None once the consumer has received the
+        #: error.
         self.untold: BaseException | None = None
-        #: Whether to count the remaining items that this rank does not yield.
+        #: Whether to count the items that remain in this rank's source when another rank has ended.
         self.counts_rest = False
         self.rest = (0, True)  # the number of remaining items, and whether the number is exact
 
     def read(self, source: Iterator[Any]) -> bool:
-        """Reads the next item, unless the queue is closed. Returns True if a resumed run rereads
-        the item, so that the item enters the queue without a vote."""
+        """Reads the next item, unless the queue is closed. Returns True if a resumed run rereads the item, which is
+        yielded without a vote."""
         item: Any = _END
         failure: BaseException | None = None
         self.slot = self.queue.reserve()
@@ -140,8 +140,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be computing an item
             data.released.set()
         failure = data.failure
-        # If the pipe was shut down, the source also ends, because its workers have stopped. This rank then reports the
-        # end of its run to the other ranks, not the end of its source.
+        # If the pipe was shut down, the source may have ended only because its workers have stopped. This rank
+        # therefore reports to the other ranks that its run ends, not that its source has ended.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if goes:
@@ -175,7 +175,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
 
 
 class _Hold:
-    """An object that keeps an iteration running as long as the pipe or the iteration's reader refers to it."""
+    """Ends an iteration when neither the pipe nor the iteration's reader refers to this object."""
 
     __slots__ = ("_data",)
 
@@ -187,8 +187,8 @@ class _Hold:
 
 
 class _StepReader(Iterator[Any]):
-    """The iterator that the consumer reads. Dropping the iterator does not notify other ranks, because only the next
-    use of the pipe shows whether the loop was interrupted or left for the next epoch."""
+    """The iterator that the consumer reads. If the iterator is dropped, the other ranks are not notified yet. Only the
+    next use of the pipe shows whether the loop was interrupted or left for the next epoch."""
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
 
@@ -216,7 +216,7 @@ class _StepReader(Iterator[Any]):
 
 
 def _meaning_of_vote(number: int, group: RankGroup) -> str:
-    """Returns the error message for the vote `-(number + 1)` of a rank that ended its run or failed."""
+    """Returns the error message for `-(number + 1)`, the vote of a rank that ended its run or raised an exception."""
     if number >= group.world_size:
         what = f"rank {number - group.world_size} raised an exception while it read its items"
     else:
@@ -246,22 +246,22 @@ class FullSync(_PrefetchBase[T_co]):
 
     If a rank raises an exception, exits, or shuts its loader down within an epoch, all remaining ranks raise an error
     within the timeout, and the error names this rank. If a rank breaks out of its loop and begins its next epoch, the
-    current epoch ends on all ranks. `DistributedReadingService` appends this pipe automatically. The pipe reads one
-    item ahead, and always runs in the main process, even if worker processes run the pipes before it. Put pipes that
-    read ahead in a thread (`prefetch`, `pin_memory`) before `fullsync`, because pausing the thread of a pipe after
+    current epoch ends on all ranks. `DistributedReadingService` appends this pipe automatically. The pipe always runs
+    in the main process, even if worker processes run the pipes before it, and reads one item ahead. Put pipes that read
+    ahead in a thread (`prefetch`, `pin_memory`) before `fullsync`, because pausing the thread of a pipe after
     `fullsync` (for `limit()` or a saved state) would have to wait for other ranks.
 
     Args:
         datapipe: the pipe to read. Every rank has its own pipe.
         timeout: the number of seconds that a rank waits for all ranks at each item, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
-            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. If
-            `process_group` is None (the default), all ranks of `torch.distributed` end together. Ranks of
-            `torch.distributed` open separate connections when all ranks begin their first iteration.
+            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None (the
+            default) for all ranks of `torch.distributed`, which open separate connections for `fullsync` in their first
+            iteration.
 
     Raises:
-        ValueError: `timeout` is zero, negative or over three years, the mesh has several dimensions, or this rank does
-            not belong to the process group.
+        ValueError: `timeout` is zero, negative or over three years, the `DeviceMesh` has several dimensions, or this
+            rank does not belong to the process group.
         TypeError: `process_group` lacks `rank`, `world_size` or `all_reduce_min`.
         RuntimeError: while iterating, `torch.distributed` is not available or not initialized, or another rank raised
             an error or left in the middle of the epoch.
@@ -280,8 +280,7 @@ class FullSync(_PrefetchBase[T_co]):
     _hold: _Hold | None = state(saved=False, lasts=True)
     _untold: BaseException | None = state(saved=False, lasts=True)
     _has_warned: bool = state(False, saved=False, lasts=True)
-    #: The number of items that the next iteration rereads without votes, or minus the number of votes without reading;
-    #: see `make_again`.
+    #: The argument of `make_again` for the next iteration.
     _again: int = state(0, saved=False, lasts=True)
 
     def __init__(
@@ -320,7 +319,7 @@ class FullSync(_PrefetchBase[T_co]):
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
-        # Like an item from the source, an item in a loaded state is yielded only once every rank has an item.
+        # The ranks also vote on the items in a loaded state before they yield these items.
         source = chain(items, _begun(self.source_datapipe) if error is None else _failing(error))
         again, self._again = self._again, 0
         if group.world_size == 1 and not items:
@@ -333,7 +332,7 @@ class FullSync(_PrefetchBase[T_co]):
         return _StepReader(data, hold, self._warn_of_rest)
 
     def _warn_of_rest(self, left: int, is_all: bool) -> None:
-        """Warns once if this rank has more remaining items than an even split among ranks and workers can cause."""
+        """Warns once if this rank has so many remaining items that the items are not split evenly among the ranks."""
         graph = Graph(self.source_datapipe)
         shares = max(hooks_of(pipe)._number_of_shares() for pipe in graph)
         if left <= shares:
@@ -347,11 +346,11 @@ class FullSync(_PrefetchBase[T_co]):
         )
 
     def make_again(self, count: int) -> None:
-        """Makes the next iteration reread items without votes of the ranks, or vote without reading items.
+        """Makes the next iteration reread items without a vote on them, or vote without reading items.
 
-        The number of reread items differs between ranks, because each rank resumes from its own latest snapshot. If the
-        ranks voted on reread items, one vote would concern different items on different ranks. Without these votes, the
-        first vote of every rank concerns the first item after the position at which the state was saved.
+        Each rank resumes from its own latest snapshot, so the number of reread items differs between ranks. If the
+        ranks voted on reread items, the same vote would concern items at different positions. Without these votes, the
+        first vote concerns the first item after the saved position on every rank.
 
         Args:
             count: if positive, the number of items to reread without a vote; if negative, `-count` is the number of
@@ -360,7 +359,8 @@ class FullSync(_PrefetchBase[T_co]):
         self._again = count
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the items that this rank has read but not yielded, and the exception of this rank's source.
+        """Returns the items that this rank has read but not yielded, and the exception that this rank's source has
+        raised.
 
         The state does not contain errors that other ranks have caused. If another rank has ended or failed, the last
         item that this rank has read was not yielded, so the state contains this item.
@@ -375,14 +375,14 @@ class FullSync(_PrefetchBase[T_co]):
         return {"items": list(items), "error": error}
 
     def is_replicable(self) -> bool:
-        """Returns False, because the pipe must run in the main process of each rank."""
+        """Returns False, because the pipe must run in the main process, not in worker processes."""
         return False
 
     def __len__(self) -> int:
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends the iteration. The next all-reduce in which this rank takes part reports the end to the other ranks."""
+        """Ends the iteration of this rank. The next vote reports the end to the other ranks."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:
@@ -420,9 +420,9 @@ class FullSync(_PrefetchBase[T_co]):
         self._raise_pending_error()
 
     def leave(self, for_good: bool) -> None:
-        """Ends the iteration. Every other rank detects the end when it requests another item.
+        """Ends the iteration on all ranks. Every other rank detects this when it requests another item.
 
-        This method does not wait for the other ranks, and does nothing if the iteration is already over.
+        `leave` does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
             for_good: with True, this rank takes part in no further epoch, so all other ranks raise an error; with

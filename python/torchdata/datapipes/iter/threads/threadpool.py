@@ -47,7 +47,7 @@ _DRAWS = (
 class _Results(Iterator[Any]):
     """Yields the results of a pool. Dropping this iterator closes the pool.
 
-    The pool has up to `ahead` submitted items while the consumer uses a result.
+    Up to `ahead` items are submitted to the pool, so that the threads work while the consumer processes a result.
     """
 
     __slots__ = ("_ahead", "_is_watched", "_pool", "_source")
@@ -73,16 +73,15 @@ class _Results(Iterator[Any]):
         pool.wait()
         if before and before != self._generators():
             warn_outside(_DRAWS, RuntimeWarning)
-        # Submits the next item after the wait, so that an interruption of the wait loses no item. The threads process
-        # submitted items while the consumer uses the result.
+        # The next item is submitted after the wait, so that Ctrl-C during the wait loses no item.
         self._read_ahead(self._ahead + 1)
         take = pool.take
         del self, pool  # a stored error refers to this frame, which would keep these objects alive
         return take()
 
     def _generators(self) -> Sequence[bytes]:
-        """Returns the memory of the global random generators, which shows whether the pool's threads draw numbers. The
-        result is empty if this check is not necessary, or if threads outside the pool may also draw numbers."""
+        """Returns the memory of the global random generators, which changes if the pool's threads draw numbers. The
+        result is empty if no warning about this is needed, or if threads outside the pool may also draw numbers."""
         exchanging = loaded(_EXCHANGING) if self._is_watched else None
         return () if exchanging is None or current_thread() is not main_thread() else exchanging.exchanged_generators()
 
@@ -115,8 +114,7 @@ class _Results(Iterator[Any]):
         self._pool.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # During finalization, the queue is already closed, and globals may be None, so a parameter refers to
-        # `is_finalizing`.
+        # At interpreter exit, the queue is already closed. Globals may be None then, so `is_finalizing` is a parameter.
         if not _is_finalizing():
             self._pool.close()
 
@@ -129,9 +127,9 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
     position of its result, and later results can still be read. The thread that iterates this pipe reads the source.
     Numbers from the global random generators depend on the timing of the threads, so draw them in a later `map`.
 
-    A state contains the results that are ready, and the items without a result. Saving a state waits for running calls,
-    because a call may modify its item. If the items are numbers, strings or bytes, saving does not wait, and a resumed
-    run repeats the running calls.
+    A state contains the results that are ready, and the items without a result. Saving a state waits for running calls
+    of `fn`, because a call may modify the item that the state contains. If the items are numbers, strings or bytes,
+    saving does not wait, and a resumed run repeats the running calls.
 
     Args:
         source_datapipe: the pipe to read.
@@ -214,7 +212,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         self._close_pool()
         fn = self.fn if self.input_col is None else replacing_columns(self.fn, self.input_col, self.output_col)
         workers = self.max_workers or min(32, (os.cpu_count() or 1) + 4)
-        # Threads beyond the number of concurrent tasks would be idle.
+        # At most `scheduled_tasks + 1` items are in the pool at a time, so further threads would be idle.
         pool = Pool(fn, min(workers, self.scheduled_tasks + 1), **{**_OPTIONS, **self.threadpool_kwargs})
         is_alone = not any(hooks_of(pipe)._may_have_threads() for pipe in Graph(self) if pipe is not self)
         results = _Results(iter(self.datapipe), pool, self.scheduled_tasks, is_alone)

@@ -19,8 +19,8 @@ from torchdata.datapipes._pipe.checks import check_int, on_failure
 #: The default time limits in seconds: for connecting, and for a server that sends nothing.
 DEFAULT_TIMEOUT = (30.0, 120.0)
 DEFAULT_RETRIES = 3
-#: The delay in seconds before the second retry. There is no delay before the first retry. Each later delay is twice as
-#: long as the previous delay.
+#: The delay in seconds before the second retry of a request. There is no delay before the first retry, and each later
+#: retry is delayed twice as long as the retry before it.
 BACKOFF = 1.0
 #: Maximum delay in seconds that a server may request by `Retry-After`.
 LONGEST_WAIT = 60.0
@@ -113,7 +113,7 @@ class Connections:
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
                 for key in manager.pools.keys():  # noqa: SIM118  # the container is not iterable
-                    # Without this call, a response would keep the pool and its connections alive.
+                    # The pool must be closed, because an open response would keep the pool and its connections alive.
                     manager.pools[key].close()
             self._adapter.close()
         self._adapter, self._process = None, 0
@@ -147,12 +147,12 @@ class Client:
         return url
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:
-        """Returns a response whose body has not been read."""
+        """Sends a request. Returns a response whose body has not been read."""
         return self.get(connections.session(), url, url, headers)
 
     def get(self, session: Any, url: Any, named: Any, headers: Mapping[str, str]) -> Any:
-        """Returns a successful response whose body has not been read. Error messages contain `named` instead of
-        `url`."""
+        """Requests `url`, which error messages call `named`. Returns a successful response whose body has not been
+        read."""
         import requests
         from urllib3.exceptions import MaxRetryError, ReadTimeoutError
 

@@ -1,4 +1,5 @@
-"""Requests the file of a link to Google Drive, and confirms the page that may precede the download."""
+"""Requests the file of a link to Google Drive, and confirms the warning page that the server sends before large
+files."""
 
 from __future__ import annotations
 

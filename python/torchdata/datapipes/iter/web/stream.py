@@ -41,7 +41,8 @@ class _Version(NamedTuple):
     modified: str | None
     #: The total size in bytes, if known.
     size: int | None
-    #: Whether the body was compressed, so that an offset in the stream is not an offset in the body.
+    #: Whether the server compressed the body, so that an offset in the decompressed stream is not an offset in the
+    #: body.
     encoded: bool
 
     @classmethod
@@ -82,9 +83,10 @@ class HttpRecipe:
         return HttpStream(self)
 
     def ask(self, offset: int) -> tuple[Any, int]:
-        """Requests the file from `offset` on. Returns a response, and how many of its first bytes must be dropped.
+        """Requests the bytes of the file from `offset` to the end. Returns a response, and how many of its first bytes
+        must be dropped.
 
-        Returns None instead of a response if the file ends at this offset.
+        Returns None instead of a response if the file ends at `offset`.
 
         Raises:
             requests.RequestException: the file is not available.
@@ -130,8 +132,8 @@ class HttpRecipe:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
             # The server answers 416 if the file has no bytes at the offset, because the file was read to its end, or
-            # has become shorter. Status 416 proves that the file has not changed if the request contained `If-Range`;
-            # without `If-Range`, the headers of the whole file must be compared.
+            # has become shorter. If the request contained `If-Range`, status 416 proves that the file has not changed.
+            # Without `If-Range`, the whole file is requested, because its headers show whether it has changed.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
@@ -141,8 +143,7 @@ class HttpRecipe:
 
 
 class _Body(io.RawIOBase):
-    """The unbuffered contents of a file. The first read requests the file, unless the constructor received a
-    response."""
+    """The unbuffered contents of a file, which the first read requests, unless the constructor received a response."""
 
     def __init__(self, recipe: HttpRecipe, response: Any = None) -> None:
         self.recipe, self.response = recipe, response
@@ -150,7 +151,7 @@ class _Body(io.RawIOBase):
         #: The number of unread bytes of the response that precede `position` and must be dropped.
         self._early = 0
         self._failure: Exception | None = None
-        #: The remaining retries; None until the first retry after bytes were received.
+        #: The remaining retries of the current request; None if no retry was needed since bytes were last received.
         self._retry: Any = None
 
     @property
@@ -270,10 +271,10 @@ def _without_traceback(error: Exception) -> Exception:
 class HttpStream(io.BufferedReader):
     """A binary stream of a file at a URL, as yielded by the pipes over HTTP.
 
-    The stream reads forward only. `seekable()` returns False, which makes archive readers read the stream only forward.
-    `seek` can move forward. A `seek` before the first read sets the offset at which the server begins to send. If the
-    connection breaks, the remaining bytes are requested. The pipe's `max_retries` limits the number of consecutive
-    requests without data. After the last failed request, every read raises its error.
+    The stream reads forward only. `seekable()` returns False, so that archive readers do not seek back. `seek` can move
+    forward. A `seek` before the first read sets the offset at which the server begins to send. If the connection
+    breaks, the remaining bytes are requested. The pipe's `max_retries` limits the number of consecutive requests
+    without data. After the last failed request, every read raises its error.
 
     Args:
         recipe: the recipe for requests.
