@@ -1,16 +1,9 @@
 """Folders import only from lower layers, and modules do not import each other in cycles."""
 
-import sys
-from pathlib import Path
-
 import grimp
+import import_picture
 
 from fresh_processes import run_python
-
-TOOLS = Path(__file__).resolve().parents[3] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-import import_picture  # noqa: E402
 
 
 def test_every_module_belongs_to_a_layer() -> None:
@@ -38,5 +31,5 @@ def test_the_engine_knows_nothing_of_loaders() -> None:
 
 
 def test_the_picture_is_drawn_from_the_actual_imports() -> None:
-    done = run_python(TOOLS / "import_picture.py", "--check")
+    done = run_python(import_picture.__file__, "--check")
     assert done.returncode == 0, done.stderr
