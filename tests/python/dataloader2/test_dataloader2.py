@@ -3,12 +3,11 @@
 import gc
 import io
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
 
+from programs import output_of
 from refusals import refuses
 from torchdata.dataloader2 import (
     DataLoader2,
@@ -320,8 +319,7 @@ builtins.kept = loader
 
 
 def test_the_interpreters_exit_shuts_down():
-    done = subprocess.run([sys.executable, "-c", EXITING], capture_output=True, text=True, timeout=250)
-    assert (done.stdout, done.stderr, done.returncode) == ("finalized\n", "", 0)
+    assert output_of(EXITING) == "finalized\n"
 
 
 def test_a_pipe_that_cannot_be_copied_is_named_with_its_attribute():

@@ -16,6 +16,7 @@ import pytest
 import resuming
 from lives import pipelines
 from one_rank import Alone
+from programs import output_of
 from resuming import check_resumes, continued, epochs_of, resumed, saved, stopped
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import (
@@ -201,9 +202,7 @@ print(json.dumps(found))
 
 def test_snapshots_of_any_size_reach_main_whole():
     """A snapshot of up to 4 KiB is sent inside a message, and a larger snapshot in a block of shared memory."""
-    run = subprocess.run([sys.executable, "-c", OF_ANY_SIZE], capture_output=True, text=True, timeout=250)
-    assert run.returncode == 0, run.stderr
-    for whose, sizes in json.loads(run.stdout).items():
+    for whose, sizes in json.loads(output_of(OF_ANY_SIZE)).items():
         assert sum(size < 4096 for size in sizes) > 2, (whose, sizes)
         assert sum(4096 < size < 10_000 for size in sizes) > 2, (whose, sizes)
         assert max(sizes) > 300_000, (whose, sizes)

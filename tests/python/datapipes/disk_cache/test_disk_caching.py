@@ -3,13 +3,12 @@
 import hashlib
 import io
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cache_checks import Maker, archives, cached, content, made, members, names, no_lock_is_left
+from programs import output_of
 from stream_checks import open_files
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.disk_cache import locks, section
@@ -336,9 +335,7 @@ except OSError as error:
 
 
 def test_a_file_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path):
-    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "a")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
-    assert done.stdout == "File too large []\n"
+    assert output_of(FULL_DISK, tmp_path / "a") == "File too large []\n"
 
 
 def test_files_that_killed_writers_left_are_removed(tmp_path):
@@ -359,7 +356,7 @@ next(running)
 
 
 def test_a_program_that_exits_early_leaves_only_complete_files(tmp_path):
-    subprocess.run([sys.executable, "-c", LEFT_HALF_WAY, str(tmp_path)], timeout=250, check=True)
+    output_of(LEFT_HALF_WAY, tmp_path)
     assert content(tmp_path) == {"a": ""}
 
 

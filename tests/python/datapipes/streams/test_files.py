@@ -4,11 +4,10 @@ import copy
 import io
 import os
 import pickle
-import subprocess
-import sys
 
 import pytest
 
+from programs import output_of
 from refusals import refuses
 from stream_checks import check_restore, open_files
 from torchdata.datapipes import iter as pipes
@@ -186,7 +185,4 @@ next(items)
 other = iter(FileLister("/etc", "host*").open_files())
 kept = next(other)
 """
-    done = subprocess.run(
-        [sys.executable, "-X", "dev", "-W", "error", "-c", script], capture_output=True, text=True, timeout=250
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    output_of(script, options=["-X", "dev", "-W", "error"])
