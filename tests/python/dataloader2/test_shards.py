@@ -15,7 +15,7 @@ import pytest
 from process_checks import nothing_is_left  # noqa: F401
 from random_graphs.users import Passing, unpinned
 from rank_threads import ThreadGroup, in_ranks
-from resuming import begun, continued, epochs_of, resumed, saved, stopped
+from resuming import begun, continued, epochs_of, resumed, saved, stopped, with_states
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -117,11 +117,8 @@ def loader(form: str, workers: int, state: Any = None) -> DataLoader2[Any]:
 def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(number: int, form: str) -> None:
     pair = PAIRS[number % len(PAIRS)]
     old, new = pair if number < len(PAIRS) else pair[::-1]
-    first, states = [], []
     with loader(form, old) as made:
-        for item in made:
-            first.append(item)
-            states.append(saved(made))
+        first, states = with_states(made)
         later = list(made)
     # With state between epochs, later epochs keep the number of shards, because each shard has a separate state.
     following = later if lasts(FORMS[form]()) else epochs_of(loader(form, new))[1]
