@@ -46,9 +46,16 @@ demo: $(STAMPS)/build ## Train a classifier on real images through two worker pr
 
 # Tests of processes mostly wait. Meanwhile all others, linters and loom, which give way to them, have the cores.
 .PHONY: test
-test: say-test setup test-rust ## Every check that a change must pass; CI runs this target
+test: say-test ## Every check that a change must pass; CI runs this target
+	$(MAKE) --jobs=2 --no-print-directory setup compiled-tests
+	$(MAKE) --no-print-directory test-rust
 	$(MAKE) --jobs=3 --no-print-directory all-of-processes test-beside lint-and-loom
 	@$(call say_what_ran,test)
+
+# pip and the linker of the release build need one core, so compiling the tests uses the other.
+.PHONY: compiled-tests
+compiled-tests: $(STAMPS)/venv
+	cargo test --workspace --no-run
 
 .PHONY: all-of-processes lint-and-loom
 all-of-processes:
@@ -105,7 +112,8 @@ $(STAMPS)/build: $(STAMPS)/venv $(RUST_SOURCES) pyproject.toml
 # PyTorch is optional for the package and so it is here: without it the tests that need it are skipped, and say so.
 TORCH_INSTALL := $(PIP) install --quiet $(if $(TORCH_WHEEL),--find-links $(WHEELS) '$(patsubst torch,torch==2.13.0,$(TORCH:cpu=torch))', \
   $(if $(filter cpu,$(TORCH)),--index-url $(TORCH_CPU_INDEX) torch,'$(TORCH)'))
-$(STAMPS)/dev: $(STAMPS)/venv pyproject.toml
+# Two runs of pip must not write to .venv at the same time, so this one waits for the build.
+$(STAMPS)/dev: $(STAMPS)/venv pyproject.toml | $(STAMPS)/build
 ifeq ($(TORCH)$(TORCH_WHEEL),torch)
 	@echo "note: PyTorch for Linux on x86-64 comes with gigabytes of CUDA packages; \`make TORCH=cpu\` does without them"
 endif
