@@ -303,7 +303,7 @@ def test_branches_without_a_dispatched_source_are_found():
         assert find_non_dispatching_branches(traverse_dps(Reader([fed, plain, plain]))) == [plain]
 
 
-def test_what_reads_from_a_non_replicable_pipe_stays_in_main():
+def test_pipes_that_read_from_a_non_replicable_pipe_stay_in_the_main_process():
     plain = source().map(str)
     assert find_replicable_branches(traverse_dps(plain)) == [plain]
     single = NotReplicable(plain)
@@ -326,7 +326,7 @@ def circle():
     return single, forked, start, behind, single.zip(forked, behind)
 
 
-def test_a_replacement_in_a_circle_is_read_by_those_that_read_the_old_pipe():
+def test_a_replacement_in_a_circle_is_read_by_the_readers_of_the_old_pipe():
     _, _, start, behind, end = circle()
     new = dispatched(start)
     replace_dp(traverse_dps(end), start, new)
@@ -358,7 +358,7 @@ def test_a_cycle_that_dispatches_is_cut_nearest_to_its_end(cut):
         (None, ["end"]),
     ],
 )
-def test_branches_of_circles_may_be_replicated_up_to_what_must_exist_once(lonely, branches):
+def test_branches_of_circles_may_be_replicated_up_to_the_pipes_that_must_exist_once(lonely, branches):
     pipes = dict(zip(("single", "forked", "start", "behind", "end"), circle(), strict=True))
     if lonely is not None:
         pipes[lonely].is_replicable = lambda: False

@@ -126,7 +126,7 @@ def test_states_of_another_release_are_refused(change, error, words):
         DataLoader2(None).load_state_dict(change(state))
 
 
-def test_a_loader_without_a_pipe_or_already_read_says_what_is_wrong():
+def test_an_error_explains_that_a_loader_has_no_pipe_or_was_already_read():
     with pytest.raises(RuntimeError, match="Please provide datapipe"):
         iter(DataLoader2(None))
     with pytest.raises(RuntimeError, match="no state to save"):

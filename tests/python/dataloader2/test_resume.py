@@ -323,7 +323,7 @@ def test_a_program_that_is_killed_while_it_saves_resumes_from_its_last_file(tmp_
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_the_shards_of_an_epoch_are_described_whoever_runs_them(dispatched):
+def test_the_shards_of_an_epoch_are_described_for_every_process_that_runs_them(dispatched):
     pipe = IterableWrapper(range(50)).shuffle()
     pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
     state = None

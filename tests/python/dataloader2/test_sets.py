@@ -66,7 +66,7 @@ def read_with_hash_seed(readers: list[str], members: str, seed: int) -> list[str
 
 
 @pytest.mark.parametrize(("readers", "members"), [(["DataLoader2"], "mixed"), ([*READERS][1:], "paths")])
-def test_sets_are_read_in_one_order_whatever_the_hash_seed(readers: list[str], members: str) -> None:
+def test_sets_are_read_in_the_same_order_for_every_hash_seed(readers: list[str], members: str) -> None:
     if "nodes" in readers:
         pytest.importorskip("torch")
     lines, again = (read_with_hash_seed(readers, members, seed) for seed in (1, 2))

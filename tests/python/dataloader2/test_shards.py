@@ -360,7 +360,7 @@ def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new
     assert in_steps(begun) + rest == whole
 
 
-def test_a_thread_that_reads_ahead_while_a_state_is_saved_does_not_take_the_shards_out_of_it(
+def test_a_thread_that_reads_ahead_takes_no_item_while_shards_are_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """While shards are saved, the thread of `fullsync` that reads ahead on each rank must not take an item."""
@@ -394,7 +394,7 @@ def test_a_state_after_ended_shards_resumes_with_another_number_of_ranks(workers
             assert set(rest) <= set(own)
 
 
-def test_what_cannot_be_split_is_refused_by_name() -> None:
+def test_an_error_names_the_service_or_the_number_that_cannot_be_used_with_splits() -> None:
     class Own:
         def initialize(self, datapipe: Any) -> Any:
             return datapipe

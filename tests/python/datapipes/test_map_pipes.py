@@ -113,7 +113,7 @@ test_wrong_arguments_are_refused_by_the_constructor = refuses(
 )
 
 
-def test_a_wrapped_sequence_is_a_copy_unless_told_otherwise():
+def test_a_wrapped_sequence_is_copied_by_default():
     source = [[1]]
     copied, same = map_pipes.SequenceWrapper(source), map_pipes.SequenceWrapper(source, deepcopy=False)
     source[0].append(2)
@@ -209,7 +209,7 @@ def test_items_that_are_not_pairs_raise_an_error_each_time(item, error):
             pipe["a"]
 
 
-def test_len_of_a_map_reads_its_source_only_where_that_does_not_know():
+def test_len_of_a_map_reads_its_source_only_if_the_source_has_no_length():
     known = iter_pipes.IterableWrapper([("a", 1)]).to_map_datapipe()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

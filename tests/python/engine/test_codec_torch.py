@@ -191,7 +191,7 @@ def tensors_in(item):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_of_a_large_tensor_only_what_an_item_holds_is_sent(loopback, name):
+def test_only_the_part_of_a_large_tensor_that_an_item_contains_is_sent(loopback, name):
     item = VIEWS[name]()
     received = tensors_in(loopback.one(item))
     for sent, found in zip(tensors_in(item), received, strict=True):

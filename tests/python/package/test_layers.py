@@ -26,7 +26,7 @@ def test_every_exemption_is_used() -> None:
     assert all(pair in found for pair in import_picture.EXEMPT)
 
 
-def test_the_engine_knows_nothing_of_loaders() -> None:
+def test_the_engine_does_not_import_loaders() -> None:
     assert not [pair for pair in import_picture.imports() if pair[0].startswith("_engine") and "dataloader2" in pair[1]]
 
 

@@ -146,7 +146,7 @@ LOADERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_an_object_that_keeps_and_changes_the_state_it_is_given_changes_no_other(kind: str) -> None:
+def test_an_object_that_keeps_and_changes_its_loaded_state_does_not_change_other_states(kind: str) -> None:
     make = LOADERS[kind]
     whole = [plain(batch) for batch in make()]
     loader = make()

@@ -223,7 +223,7 @@ def test_more_than_the_limit_is_an_error_with_a_table(workers: int, limit: Any) 
     assert errors.TooManySkipped is TooManySkipped
 
 
-def test_the_limit_counts_what_was_skipped_before_the_state() -> None:
+def test_the_limit_counts_samples_that_were_skipped_before_the_state() -> None:
     loader = loader_of(error_limit=5)
     advanced(loader, 2)
     resumed = loaded(loader_of(workers=2, error_limit=5), loader.state_dict())

@@ -126,7 +126,7 @@ def test_iterable_datasets_end_worker_by_worker_as_with_torch() -> None:
         assert ours == theirs
 
 
-def test_it_is_an_instance_of_torch_s_loader_with_its_attributes() -> None:
+def test_a_stateful_loader_is_an_instance_of_torch_s_loader_with_the_same_attributes() -> None:
     loader = StatefulDataLoader(range(10), batch_size=4, shuffle=True, num_workers=1, timeout=5)
     assert isinstance(loader, DataLoader)
     assert isinstance(loader.sampler, RandomSampler)

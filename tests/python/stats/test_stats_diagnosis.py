@@ -100,7 +100,7 @@ def test_loading_limits_without_workers():
     assert math.ceil(0.75 * items / steps) <= int(advice[1]) <= math.ceil(1.5 * items / steps)
 
 
-def test_without_times_of_pipes_it_says_how_to_get_them():
+def test_a_diagnosis_without_times_of_pipes_says_how_to_get_these_times():
     verdict = measured(IterableWrapper(range(90)).sharding_filter().map(decode), level="counts")
     assert (verdict.kind, verdict.pipe) == ("loading", None)
     assert "TORCHDATA_STATS=full" in str(verdict)

@@ -213,7 +213,7 @@ def test_two_simultaneous_requests_each_get_one_stack():
     assert {answer.count("Stack (most recent call first)") for answer in answers if answer} == {1}
 
 
-def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork():
+def test_threads_begin_and_end_loaders_while_other_threads_request_stacks_and_fork():
     rng, over, failures = random.Random(0), threading.Event(), []
 
     def guarded(step):

@@ -140,13 +140,13 @@ def test_an_unannounced_file_next_to_an_announced_one_raises_an_error(tmp_path):
         list(archives(tmp_path, "a", one_of_each))
 
 
-def test_members_made_by_a_thread_that_reads_ahead_are_refused_as_nobody_knows_whose_they_are(tmp_path):
+def test_members_from_a_thread_that_reads_ahead_are_refused_because_their_file_is_unknown(tmp_path):
     pipe = IterableWrapper([str(tmp_path / "a")]).on_disk_cache().flatmap(members).prefetch(2).end_caching()
     with pytest.raises(RuntimeError, match="read ahead in a thread"):
         list(pipe)
 
 
-def test_several_paths_of_one_item_must_be_those_that_are_made(tmp_path):
+def test_several_paths_of_one_item_must_equal_the_created_paths(tmp_path):
     def twice(name):
         return [str(tmp_path / name / "x"), str(tmp_path / name / "y")]
 
@@ -193,7 +193,7 @@ def test_an_endless_source_continues_even_if_a_batch_never_fills(tmp_path):
     assert names(next(paths) for _ in range(5)) == [*"ababa"]
 
 
-def test_pipes_that_change_the_order_change_it_for_what_is_made(tmp_path):
+def test_pipes_that_change_the_order_also_change_the_order_in_which_files_are_created(tmp_path):
     pipe = cached(tmp_path, "abcdef", between=lambda pipe: pipe.shuffle(buffer_size=3).set_seed(1))
     plain = IterableWrapper("abcdef").shuffle(buffer_size=3).set_seed(1)
     assert names(pipe) == list(plain) != list("abcdef")

@@ -84,7 +84,7 @@ def test_a_missing_root_raises_an_error_that_names_it(tmp_path):
         pipes.TFRecordLoader,
     ],
 )
-def test_len_is_what_the_user_declared(make):
+def test_the_length_is_the_length_that_the_user_declared(make):
     assert len(make([], length=7)) == 7
     with pytest.raises(TypeError, match="valid length"):
         len(make([]))

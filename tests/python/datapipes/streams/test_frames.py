@@ -257,7 +257,7 @@ LARGE = 200_000
 
 
 @pytest.mark.parametrize("make", [pandas.DataFrame, pyarrow.table])
-def test_large_frames_from_workers_stay_what_they_are_while_others_follow(make: Any) -> None:
+def test_large_frames_from_workers_stay_unchanged_while_more_frames_arrive(make: Any) -> None:
     pipe = IterableWrapper(range(24)).sharding_filter().map(lambda number: make({"n": np.arange(LARGE) + number}))
     service = MultiProcessingReadingService(2, multiprocessing_context="fork", memory_budget=16 << 20)
     with DataLoader2(pipe, reading_service=service) as loader:

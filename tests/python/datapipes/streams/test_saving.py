@@ -162,7 +162,7 @@ def test_streams_with_the_right_hash_are_rewound(folder, hash_type, tool):
     assert [content for _, content in check_restore(build)] == [*BLOBS.values()]
 
 
-def test_a_bare_stream_comes_out_wrapped_and_other_data_as_they_are():
+def test_a_bare_stream_is_yielded_in_a_wrapper_and_other_data_unchanged():
     items = [("bytes", b"\xffx"), ("array", bytearray(b"x")), ("text", "été")]
     hashes = {"bytes": sha256(b"\xffx"), "array": sha256(b"x").upper(), "text": sha256("été".encode())}
     pipe = pipes.HashChecker(pipes.IterableWrapper(items), hashes)
