@@ -147,7 +147,7 @@ def test_a_tensor_with_properties_beyond_its_elements_is_received_with_these_pro
         assert tells(received)
 
 
-def test_a_tensor_that_is_received_in_inference_mode_is_like_any_tensor_created_in_this_mode(loopback):
+def test_a_tensor_that_is_received_with_gradients_disabled_is_like_any_tensor_created_then(loopback):
     with torch.no_grad():
         assert loopback.one(torch.ones(3)).requires_grad_().requires_grad
     with torch.inference_mode():
