@@ -244,7 +244,7 @@ some_ran = grep -Eq '^test result: ok\. [1-9]' $(1) || { echo "error: no test ra
 MINUTES ?= 10
 DRIVERS ?= graphs graph-lives
 .PHONY: fuzz
-fuzz: setup ## Run random drivers, all or for example DRIVERS="graphs lives": make fuzz MINUTES=30
+fuzz: setup ## Run random drivers, for example DRIVERS="graphs lives" or DRIVERS=all: make fuzz MINUTES=30
 	cd tests/python/support && for name in $(DRIVERS); do \
 	  ../../../$(BIN)/python -m drivers $$name --seconds $$((60 * $(MINUTES))) $(ARGS) || exit 1; done
 

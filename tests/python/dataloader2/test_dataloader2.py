@@ -144,7 +144,7 @@ def test_an_error_of_the_service_is_raised_and_leaves_the_loader_usable(stage):
     assert calls.count("finalize") == 1
 
 
-def test_errors_while_ending_never_hide_the_error_that_came_first():
+def test_errors_during_the_shutdown_never_hide_the_first_error():
     loader = loader_of(Failing(), "end", "finalize")
 
     def use():

@@ -151,7 +151,7 @@ def test_the_order_of_a_sampler_follows_from_the_seed_and_leaves_the_generator_a
         assert head + list(other) == orders[0]
 
 
-def test_a_sampler_is_told_the_number_of_the_epoch() -> None:
+def test_a_sampler_receives_the_number_of_the_epoch() -> None:
     pipe = SequenceWrapper(Tens()).sample_by(Numbered())
     assert [list(pipe) for _ in range(3)] == [[30], [40], [50]]
 
@@ -163,7 +163,7 @@ def test_a_sampler_determines_the_length() -> None:
     assert lint(SequenceWrapper(Tens()).sample_by(Sized(3)).sharding_filter()) == []
 
 
-def test_torchs_samplers_give_the_order() -> None:
+def test_the_samplers_of_torch_determine_the_order() -> None:
     data = pytest.importorskip("torch").utils.data
     pipe = SequenceWrapper(Tens(6)).sample_by(data.RandomSampler(range(6))).sharding_filter()
     with loader(pipe, 2) as loading:
@@ -195,13 +195,13 @@ def test_batches_do_not_depend_on_the_number_of_workers(dataset: Any) -> None:
                 assert sorted(itertools.chain(*found[1])) == items
 
 
-def test_batches_become_arrays_and_single_items_stay_what_they_are(no_torch: None) -> None:
+def test_batches_become_arrays_and_single_items_stay_unchanged(no_torch: None) -> None:
     assert [batch.tolist() for batch in DataLoader2.from_dataset(Tens(3), batch_size=2)] == [[0, 10], [20]]
     assert list(DataLoader2.from_dataset(Tens(3))) == [0, 10, 20]
     assert list(DataLoader2.from_dataset(Tens(3), collate_fn=str)) == ["0", "10", "20"]
 
 
-def test_a_sampler_or_a_service_can_be_given() -> None:
+def test_a_sampler_or_a_service_can_be_passed() -> None:
     assert list(DataLoader2.from_dataset(Tens(), sampler=[4, 0])) == [40, 0]
     service = MultiProcessingReadingService(2, multiprocessing_context="fork")
     with DataLoader2.from_dataset(Tens(), reading_service=service) as loading:
@@ -320,7 +320,7 @@ def test_sources_that_divide_themselves_see_their_worker_with_and_without_a_filt
             assert sorted(loading) == [(n, n % 2) for n in ALL]
 
 
-def test_rows_of_hugging_face_come_once(tmp_path: Any) -> None:
+def test_rows_of_hugging_face_are_yielded_once(tmp_path: Any) -> None:
     datasets = pytest.importorskip("datasets")
     pytest.importorskip("torch")
     rows = datasets.Dataset.from_dict({"n": ALL}).to_iterable_dataset(num_shards=4)

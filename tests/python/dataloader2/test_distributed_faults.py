@@ -97,7 +97,7 @@ def main(rank):
 """
 
 
-def test_errors_about_other_ranks_are_runtime_errors_and_what_python_has_for_them() -> None:
+def test_errors_about_other_ranks_are_runtime_errors_and_also_timeout_or_connection_errors() -> None:
     late, lost = PrefetchTimeoutError(2.5, "rank 1 is late"), RanksLostError("rank 1 is gone")
     assert isinstance(late, TimeoutError)
     assert isinstance(lost, ConnectionError)

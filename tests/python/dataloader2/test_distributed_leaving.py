@@ -227,7 +227,7 @@ def test_if_a_rank_exits_in_its_last_epoch_the_other_ranks_fail_with_its_name(
     assert "rank 1 shut its loader down or came to an end in the middle of the epoch" in str(error)
 
 
-def test_after_an_exception_behind_fullsync_the_other_ranks_fail_with_the_name_of_its_rank(tmp_path: Path) -> None:
+def test_if_a_pipe_after_fullsync_raises_the_other_ranks_fail_with_the_name_of_its_rank(tmp_path: Path) -> None:
     body = """
     def fail_on(rank):
         def check(item):

@@ -84,7 +84,7 @@ def test_the_remaining_and_the_next_epochs_equal_those_of_an_uninterrupted_run(s
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(("times", "items", "heads"), [(3, 4, [1]), (3, 4, [3]), (10, 46, [2, 2, 2])])
-def test_a_state_of_resumed_workers_that_have_not_opened_their_share_resumes_alike(times, items, heads):
+def test_a_state_of_resumed_workers_that_have_not_opened_their_share_resumes_in_the_same_way(times, items, heads):
     def made():
         pipe = IterableWrapper(range(8)).sharding_round_robin_dispatch()
         pipe = pipe.flatmap(lambda number: [(number, each) for each in range(times)])

@@ -443,7 +443,7 @@ def test_an_epoch_that_is_replayed_up_to_the_state_has_its_shards(workers: int) 
     assert head == whole[:3]
 
 
-def test_threads_that_read_shards_in_one_process_leave_none_of_a_shard_s_globals_behind() -> None:
+def test_threads_that_read_shards_in_one_process_restore_its_globals() -> None:
     torch = pytest.importorskip("torch")
     second_is_in_its_shard, first_is_done = threading.Event(), threading.Event()
     seen: list[tuple[str, int]] = []

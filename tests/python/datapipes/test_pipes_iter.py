@@ -298,7 +298,7 @@ def test_nested_data_is_searched_within_one_budget_per_attribute(
     assert 0 < Counted.looked_at <= 2 * LARGEST_STRUCTURE  # once for types, once to find pipes
 
 
-def test_data_in_a_structure_does_not_hide_the_pipes_beside_it() -> None:
+def test_data_in_a_structure_does_not_hide_pipes_in_the_same_structure() -> None:
     class Holder(IterDataPipe):
         def __init__(self, held: Any) -> None:
             self.held = held

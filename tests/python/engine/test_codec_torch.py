@@ -105,7 +105,7 @@ def elsewhere():
     torch.set_default_device(None)
 
 
-def test_tensors_arrive_on_the_cpu_whatever_the_default_device_is(loopback, elsewhere):
+def test_tensors_are_received_on_the_cpu_with_every_default_device(loopback, elsewhere):
     whole = torch.arange(6.0, device="cpu")
     sent = [whole, whole[1:], whole[:0], Pair(whole.view(2, 3).t(), 1), whole.clone().as_subclass(Marked)]
     for item in (sent, *sent):

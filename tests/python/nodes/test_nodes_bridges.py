@@ -97,7 +97,7 @@ def test_the_state_of_a_pipeline_holds_that_of_the_nodes_in_it() -> None:
     assert list(fresh) == list(make())
 
 
-def test_an_error_of_a_node_comes_out_of_the_pipe_and_the_next_item_can_be_read() -> None:
+def test_a_pipe_raises_the_error_of_a_node_and_the_next_item_can_be_read() -> None:
     iterator = iter(tn.to_pipe(tn.Prefetcher(tn.Mapper(tn.IterableWrapper([1, 0, 2]), lambda n: 2 // n), 2)))
     assert next(iterator) == 2
     with pytest.raises(ZeroDivisionError):

@@ -125,7 +125,7 @@ def test_a_stateful_sampler_resumes_in_the_order_of_its_epoch(name: str) -> None
     assert epochs[0] != epochs[2]
 
 
-def test_a_sampler_is_told_the_epoch_before_its_state_is_loaded_and_asked_for() -> None:
+def test_a_sampler_receives_the_epoch_before_its_state_is_loaded_or_requested() -> None:
     class Notes(TakesOnce):
         def __init__(self) -> None:
             super().__init__(3)

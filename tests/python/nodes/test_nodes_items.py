@@ -103,7 +103,7 @@ def test_an_ended_cycle_stays_ended_even_if_another_pass_would_yield_items() -> 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("prebatch", [None, 1, 2, 4])
-def test_an_error_of_a_function_comes_in_place_of_its_result(workers: int, prebatch: int | None) -> None:
+def test_an_error_of_a_function_is_raised_at_the_position_of_its_result(workers: int, prebatch: int | None) -> None:
     node = tn.ParallelMapper(numbers(5), at_odds, workers, prebatch=prebatch)
     assert outcomes(node) == [0, 10, "two", 30, 40]
 
@@ -120,7 +120,7 @@ class CutOff:
 
 
 @pytest.mark.parametrize("kind", ["map", "filter", "batch"])
-def test_an_item_interrupted_by_ctrl_c_comes_next_in_this_loop_and_from_a_state(kind: str) -> None:
+def test_an_item_interrupted_by_ctrl_c_is_the_next_item_of_this_loop_and_of_a_state(kind: str) -> None:
     def node(at: int = -1) -> tn.BaseNode[Any]:
         if kind == "filter":
             cut_off = CutOff(at)

@@ -62,7 +62,7 @@ def test_no_more_items_are_taken_ahead_than_requested() -> None:
         node.shutdown()
 
 
-def test_results_out_of_order_come_as_they_are_ready() -> None:
+def test_results_out_of_order_are_received_as_soon_as_they_are_ready() -> None:
     slow = threading.Event()
 
     def first_waits(number: int) -> int:
@@ -106,7 +106,9 @@ def test_several_threads_call_the_function_at_once_and_one_at_a_time_reads_the_s
     ],
     ids=["prefetch", "function", "source", "prebatch"],
 )
-def test_an_error_comes_in_its_place_with_its_traceback_and_what_follows_it_can_be_read(node: tn.BaseNode[int]) -> None:
+def test_an_error_is_raised_at_its_position_with_its_traceback_and_later_items_can_be_read(
+    node: tn.BaseNode[int],
+) -> None:
     node.reset()
     assert [next(node) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(KeyError, match="three") as caught:
@@ -119,7 +121,7 @@ def test_an_error_comes_in_its_place_with_its_traceback_and_what_follows_it_can_
     node.shutdown()
 
 
-def test_an_error_of_an_unordered_source_comes_after_the_earlier_items() -> None:
+def test_an_error_of_an_unordered_source_is_raised_after_the_earlier_items() -> None:
     node = tn.ParallelMapper(tn.Mapper(numbers(6), fails_at_three), abs, 3, in_order=False)
     found = outcomes(node)
     assert sorted(found[:3]) == [0, 1, 2]
@@ -127,7 +129,7 @@ def test_an_error_of_an_unordered_source_comes_after_the_earlier_items() -> None
     assert sorted(found[4:]) == [4, 5]
 
 
-def test_an_error_of_a_state_that_cannot_be_made_comes_after_the_item() -> None:
+def test_an_error_while_a_state_is_saved_is_raised_after_the_item() -> None:
     class Forgetful(tn.IterableWrapper[int]):
         def get_state(self) -> dict[str, Any]:
             if self._num_yielded == 2:
@@ -156,7 +158,9 @@ def test_a_handled_error_leaves_no_reference_cycle_that_keeps_threads_alive() ->
 
 
 @each_kind
-def test_a_state_does_not_wait_for_what_is_under_way(kind: Callable[[tn.BaseNode[Any]], tn.BaseNode[Any]]) -> None:
+def test_saving_a_state_does_not_wait_for_unfinished_items(
+    kind: Callable[[tn.BaseNode[Any]], tn.BaseNode[Any]],
+) -> None:
     source = Gate(closed_at=4)
     node = kind(source)
     found = [next(node), next(node)]

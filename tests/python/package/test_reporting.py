@@ -147,7 +147,7 @@ def place_in(error):
     return note.removeprefix("This exception was raised while ")
 
 
-def test_one_note_tells_the_pipe_its_function_its_place_and_the_item():
+def test_one_note_names_the_pipe_its_function_its_position_and_the_item():
     with loader(pipeline(), 1) as dl:
         for each in (pipeline(), dl):
             error = failure_of(each, ValueError)

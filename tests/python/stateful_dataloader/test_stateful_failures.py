@@ -112,7 +112,7 @@ def test_an_error_keeps_its_type_and_names_the_worker(error: Exception) -> None:
     assert "Traceback" in text
 
 
-def test_after_an_error_the_next_batches_come_as_with_torch_and_from_a_state() -> None:
+def test_after_an_error_the_next_batches_equal_those_of_torch_and_can_be_read_from_a_state() -> None:
     loader = loader_of(raising(KeyError("five")))
     iterator = iter(loader)
     assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]

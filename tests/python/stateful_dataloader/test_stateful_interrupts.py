@@ -177,7 +177,7 @@ class CutOff(torch.utils.data.Dataset[int]):
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.usefixtures("interrupts_raise")
-def test_without_workers_a_batch_interrupted_by_ctrl_c_comes_next_in_this_loop_and_from_a_state(
+def test_without_workers_a_batch_interrupted_by_ctrl_c_is_the_next_batch_of_this_loop_and_of_a_state(
     shuffle: bool, batch_size: int | None
 ) -> None:
     def loader(at: int | None = None) -> StatefulDataLoader[Any]:
@@ -449,7 +449,7 @@ def test_the_second_ctrl_c_ends_a_sampler_that_hangs() -> None:
 
 
 @pytest.mark.usefixtures("interrupts_raise")
-def test_ctrl_c_within_a_sampler_comes_when_the_batch_is_handed_over() -> None:
+def test_ctrl_c_within_a_sampler_is_raised_when_the_batch_is_delivered() -> None:
     class Pressed(PythonShuffled):
         def __iter__(self) -> Iterator[int]:
             for index in range(12):

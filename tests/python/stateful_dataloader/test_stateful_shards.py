@@ -218,7 +218,7 @@ def test_workers_that_are_killed_in_the_resumed_epoch_are_replaced_with_all_of_t
 
 
 @pytest.mark.parametrize("after", [0, 2])
-def test_out_of_order_each_sample_comes_once(after: int) -> None:
+def test_out_of_order_each_sample_is_yielded_once(after: int) -> None:
     first = loader(WithState, 3, in_order=False)
     iterator = iter(first)
     given = [next(iterator) for _ in range(3)]

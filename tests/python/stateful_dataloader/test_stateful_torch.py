@@ -110,7 +110,7 @@ def test_workers_are_seeded_and_have_worker_info_as_torch_s(persistent: bool) ->
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_other_start_methods_give_the_same(method: str) -> None:
+def test_other_start_methods_give_the_same_batches(method: str) -> None:
     marks = torch.zeros(8, dtype=torch.int64).share_memory_()
     theirs, _ = both(Told(), batch_size=2, num_workers=1, epochs=1)
     torch.manual_seed(3)

@@ -233,7 +233,7 @@ def renames(worker: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["StatefulDataLoader", "own names", "DataLoader2", "dispatching"])
-def test_processes_have_names_and_the_loader_tells_their_numbers(kind: str) -> None:
+def test_processes_have_names_and_the_loader_reports_their_ids(kind: str) -> None:
     rename = renames if kind == "own names" else None
     loader: Any = StatefulDataLoader(Photos(), num_workers=2, worker_init_fn=rename, multiprocessing_context="fork")
     if kind == "DataLoader2":

@@ -115,7 +115,7 @@ class Refusing(MultiProcessingReadingService):
         raise ValueError("no epoch")
 
 
-def test_workers_that_never_come_to_an_epoch_leave_no_memory():
+def test_workers_that_never_begin_an_epoch_leave_no_memory():
     """`nothing_is_left` tolerates a few open descriptors, so it could miss the leak of one descriptor per loader."""
     pipe = IterableWrapper(range(4)).sharding_filter()
     service = MultiProcessingReadingService(1, multiprocessing_context="fork")

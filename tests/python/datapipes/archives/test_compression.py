@@ -123,7 +123,7 @@ def test_closing_a_stream_closes_the_file_that_the_pipe_opened_but_no_file_of_th
 
 
 @pytest.mark.parametrize("name", ["all.tar", "all.tar.gz", "all.tar.xz", "all.tar.zst"])
-def test_tar_archives_come_out_open_and_can_be_loaded(folder, name):
+def test_tar_archives_are_yielded_open_and_can_be_loaded(folder, name):
     before = open_files()
     [(path, stream)] = opened(folder, name).decompress()
     assert isinstance(stream.file_obj, tarfile.TarFile)
@@ -166,12 +166,12 @@ def test_members_of_a_tar_archive_compressed_by_bzip2_can_be_read_after_it_was_l
         ("s3://bucket/what?.tar", "TAR"),
     ],
 )
-def test_the_suffix_tells_the_type(path, kind):
+def test_the_suffix_determines_the_type(path, kind):
     assert iter_pipes.Decompressor([])._kind_of(path) is iter_pipes.Decompressor.types[kind]
 
 
 @pytest.mark.parametrize("path", ["a", "a.7z", "a.gz/b", "gz", ".gz", "https://host/a?gz"])
-def test_a_suffix_that_tells_nothing_raises_an_error_that_names_the_path(folder, path):
+def test_an_unknown_suffix_raises_an_error_that_names_the_path(folder, path):
     stream = StreamWrapper(open(folder / "a.txt.gz", "rb"))  # noqa: SIM115
     with pytest.raises(RuntimeError, match=rf"{re.escape(repr(path))}.*pass file_type"):
         list(iter_pipes.Decompressor([(path, stream)]))
@@ -179,7 +179,7 @@ def test_a_suffix_that_tells_nothing_raises_an_error_that_names_the_path(folder,
 
 
 @pytest.mark.parametrize("file_type", ["gzip", "GZIP", iter_pipes.Decompressor.types.GZIP])
-def test_the_type_can_be_given(folder, file_type):
+def test_the_type_can_be_passed(folder, file_type):
     [(_, stream)] = opened(folder, "a.txt.gz").map(lambda pair: ("unnamed", pair[1])).decompress(file_type)
     assert stream.read() == b"alpha\n"
 
@@ -292,7 +292,7 @@ def test_a_decompression_bomb_raises_an_error_that_names_pipe_and_path_and_the_w
         assert read_all() == 2 << 20, "a large file with a normal ratio is no bomb"
 
 
-def test_zip_archives_come_out_open_and_can_be_loaded_and_take_arguments_by_name_through_the_wrapper(folder):
+def test_zip_archives_are_yielded_open_and_can_be_loaded_with_named_arguments_through_the_wrapper(folder):
     before = open_files()
     [(_, archive)] = opened(folder, "all.zip").decompress()
     assert isinstance(archive.file_obj, zipfile.ZipFile)

@@ -18,7 +18,7 @@ from torchdata.datapipes.utils import StreamWrapper
 __all__ = ["no_lock_is_left"]
 
 
-def test_files_are_made_once_and_their_paths_come_in_the_order_of_the_source(tmp_path):
+def test_files_are_created_once_and_their_paths_are_yielded_in_the_order_of_the_source(tmp_path):
     maker = Maker()
     pipe = cached(tmp_path, ["b", "a", "c"], maker)
     assert [list(pipe), list(pipe)] == [[str(tmp_path / name) for name in "bac"]] * 2
@@ -52,7 +52,7 @@ def test_the_section_starts_when_it_is_needed_and_reads_no_further(tmp_path):
     assert maker.made == ["a"]
 
 
-def test_a_function_gives_the_paths_and_may_give_several(tmp_path):
+def test_a_function_returns_one_path_or_several_paths(tmp_path):
     def both(name):
         return [str(tmp_path / name / part) for part in ("x", "y")]
 

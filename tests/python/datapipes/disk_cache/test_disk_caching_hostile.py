@@ -44,7 +44,7 @@ def test_a_newline_in_the_name_of_a_member_names_no_other_file(tmp_path):
     assert str(secret) not in (folder / "pack.torchdata_list").read_text().splitlines()
 
 
-def test_a_list_is_read_back_as_it_was_written_whatever_the_names_are(tmp_path):
+def test_a_list_of_files_with_any_names_is_read_as_it_was_written(tmp_path):
     rng = random.Random(1)
     alphabet = ["\n", "\\", "n", "\\n", "/", "a", "\r", "é", "\udcff", " ", "\t", "\x85", "\u2028"]
     for _ in range(200):

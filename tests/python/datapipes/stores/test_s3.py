@@ -46,7 +46,7 @@ def test_strange_keys_are_listed_and_read():
         assert [*map(read, S3FileLoader([url]))] == [(url, key.encode())]
 
 
-def test_several_buckets_and_prefixes_come_one_after_the_other():
+def test_several_buckets_and_prefixes_are_listed_in_order():
     roots = ["s3://second/", "s3://first/train/", "s3://vacant", "s3://first/o"]
     assert listed(*roots) == urls("second") + urls("first", "train/") + urls("first", "o")
 

@@ -124,7 +124,7 @@ def test_the_library_s_own_dtypes_are_taken_by_column_or_for_all(library: str, d
     assert [str(kind) for kind in types] == expected
 
 
-def test_large_integers_beside_nulls_are_exact_with_a_nullable_dtype() -> None:
+def test_large_integers_in_a_column_with_nulls_are_exact_with_a_nullable_dtype() -> None:
     large = 2**53 + 1
     [frame] = IterableWrapper([(large,), (None,)]).dataframe(dtype={"n": "Int64"})
     assert frame["n"][0] == large

@@ -89,7 +89,7 @@ def files(folder: str) -> Any:
 
 
 @pytest.mark.usefixtures("no_torch")
-def test_examples_and_sequences_come_out_as_arrays_and_lists_of_bytes(folder: str) -> None:
+def test_examples_and_sequences_are_yielded_as_arrays_and_lists_of_bytes(folder: str) -> None:
     first, second, *others = files(folder).load_from_tfrecord()
     assert len(others) == 5
     assert {name: type(value) for name, value in first.items()} == {
@@ -271,7 +271,7 @@ def test_wrong_checksums_are_read_over_on_demand() -> None:
     assert plain(loaded(data, verify_checksums=False)) == [{"x": ("int64", [1])}]
 
 
-def test_records_in_memory_and_behind_other_bytes_are_restored() -> None:
+def test_records_in_memory_and_after_other_bytes_are_restored() -> None:
     data = framed(*(record({"x": ("int", [i])}) for i in range(4)))
 
     def build() -> Any:

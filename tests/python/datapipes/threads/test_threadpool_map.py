@@ -97,7 +97,7 @@ def test_neither_a_kept_exception_nor_a_finished_iterator_keeps_threads_alive() 
     assert list(iterator) == []
 
 
-def test_the_exception_of_the_source_comes_after_the_results_of_the_items_before_it() -> None:
+def test_the_exception_of_the_source_is_raised_after_the_results_of_earlier_items() -> None:
     pipe = Watched(10, fail_at=5).threadpool_map(str)
     iterator = iter(pipe)
     assert [next(iterator) for _ in range(5)] == list("01234")
