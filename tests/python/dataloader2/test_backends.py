@@ -1,4 +1,4 @@
-"""Loaders behave alike if their workers are processes, processes with carriers, or actors on two nodes of Ray."""
+"""Loaders behave alike with local workers, with workers on simulated machines, and with actors on two nodes of Ray."""
 
 import functools
 import os

@@ -25,7 +25,7 @@ calls: list[str] = []
 
 @pytest.fixture(autouse=True)
 def no_calls():
-    gc.collect()  # Loaders of earlier tests would otherwise add their calls to the list.
+    gc.collect()  # Loaders of earlier tests are collected first, so that they add no calls to the list.
     calls.clear()
 
 
@@ -231,7 +231,7 @@ def test_a_pipeline_may_pause_itself():
 
     class Direct(Recorder):
         def initialize(self, datapipe):
-            return Steps()  # unlike a pipe, this iterator does not end at any StopIteration
+            return Steps()  # `Steps` raises a StopIteration, and can nevertheless be read further.
 
     loader = DataLoader2(Pausing(), reading_service=Direct())
     iterator = iter(loader)

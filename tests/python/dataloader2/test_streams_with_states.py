@@ -266,7 +266,7 @@ def reads_to_resume(make: Callable[[], Any], position: int) -> int:
     in_workers.value = 0
     later.step()
     later.step()
-    end(later.loader)  # A worker of this loader might otherwise still read items during the next count.
+    end(later.loader)  # A running worker could still read items during the next count.
     return int(streams.reads.since() + in_workers.value)
 
 

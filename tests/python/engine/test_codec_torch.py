@@ -95,7 +95,7 @@ def test_a_sparse_tensor_keeps_its_parts_and_is_not_kept_alive(loopback, name):
     assert noted.note == "kept"
     known = [weakref.ref(one) for one in (alone, kept, noted)]
     del alone, kept, noted, received
-    assert [one() for one in known] == [None] * 3  # torch's records of loaded tensors keep no tensor alive
+    assert [one() for one in known] == [None] * 3  # Torch's records of loaded tensors must not keep a tensor alive.
 
 
 @pytest.fixture

@@ -75,7 +75,7 @@ def test_loading_the_start_forgets_a_state_that_the_stream_has_not_loaded_yet(
     second = loader.state_dict()
     whole += [plain(batch) for batch in iterator]
     loader = loaded(StatefulDataLoader(stream(), 2, **options), second)
-    iter(loader)  # The stream's generator applies the state only when an item is requested.
+    iter(loader)  # `iter` only creates the stream's generator, which applies the state at the first request.
     assert epochs_of(loaded(loader, first), 1) == [whole]
 
 

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.alone
 
 
 def computing(seconds):
-    """Computes until the thread has used a processor time, which other programs do not affect."""
+    """Computes until the thread has used `seconds` of processor time, which other programs do not affect."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
