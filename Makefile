@@ -44,11 +44,18 @@ help: ## Show this list
 demo: $(STAMPS)/build ## Train a classifier on real images through two worker processes
 	PYTHONPATH=examples $(BIN)/python -m demo $(ARGS)
 
-# Tests of processes mostly wait. Meanwhile all others, linters and loom, which give way to them, have the cores.
+# Tests of processes mostly wait. Meanwhile, the other tests, the linters and loom use the cores with lower priority.
 .PHONY: test
-test: say-test setup test-rust ## Every check that a change must pass; CI runs this target
+test: say-test ## Every check that a change must pass; CI runs this target
+	$(MAKE) --jobs=2 --no-print-directory setup compiled-tests
+	$(MAKE) --no-print-directory test-rust
 	$(MAKE) --jobs=3 --no-print-directory all-of-processes test-beside lint-and-loom
 	@$(call say_what_ran,test)
+
+# pip and the linker of the release build use a single core, so the tests are compiled on the other core.
+.PHONY: compiled-tests
+compiled-tests: $(STAMPS)/venv
+	cargo test --workspace --no-run
 
 .PHONY: all-of-processes lint-and-loom
 all-of-processes:
@@ -105,7 +112,8 @@ $(STAMPS)/build: $(STAMPS)/venv $(RUST_SOURCES) pyproject.toml
 # PyTorch is optional for the package and so it is here: without it the tests that need it are skipped, and say so.
 TORCH_INSTALL := $(PIP) install --quiet $(if $(TORCH_WHEEL),--find-links $(WHEELS) '$(patsubst torch,torch==2.13.0,$(TORCH:cpu=torch))', \
   $(if $(filter cpu,$(TORCH)),--index-url $(TORCH_CPU_INDEX) torch,'$(TORCH)'))
-$(STAMPS)/dev: $(STAMPS)/venv pyproject.toml
+# Two runs of pip must not write to .venv at the same time, so this one waits for the build.
+$(STAMPS)/dev: $(STAMPS)/venv pyproject.toml | $(STAMPS)/build
 ifeq ($(TORCH)$(TORCH_WHEEL),torch)
 	@echo "note: PyTorch for Linux on x86-64 comes with gigabytes of CUDA packages; \`make TORCH=cpu\` does without them"
 endif
@@ -164,14 +172,14 @@ stubtest: setup ## Hold _native.pyi against the extension as it was built
 	$(BIN)/python -m mypy.stubtest --ignore-disjoint-bases --mypy-config-file tools/stubtest.ini --allowlist tools/stubtest.allowed torchdata._native
 
 .PHONY: test-rust
-test-rust: $(STAMPS)/venv ## The engine: cargo test
+test-rust: $(STAMPS)/venv ## Test the engine: cargo test
 	mkdir -p $(RAN)
 	cargo test --workspace $(ARGS) 2>&1 | tee $(RAN)/rust.log
 	@$(call some_ran,$(RAN)/rust.log)
 
-# Interleavings explode, so loom runs optimised; without LTO and in a folder of its own, as its flags rebuild everything.
+# Loom explores millions of interleavings, so the tests are optimized. Its flags would rebuild all crates in a shared folder.
 .PHONY: test-loom
-test-loom: ## The engine's lock-free parts under every interleaving: loom
+test-loom: ## Test the engine's lock-free code under every interleaving of threads: loom
 	@ls tests/loom_*.rs > /dev/null
 	mkdir -p $(RAN)
 	RUSTFLAGS="--cfg loom" CARGO_TARGET_DIR=target/loom CARGO_PROFILE_RELEASE_LTO=off \
@@ -179,18 +187,18 @@ test-loom: ## The engine's lock-free parts under every interleaving: loom
 	  cargo test --release --package torchdata-core --test 'loom_*' $(ARGS) 2>&1 | tee $(RAN)/loom.log
 	@$(call some_ran,$(RAN)/loom.log)
 
-# A process of tests that crashes is not started again: the test that did it would run, and crash, in each new one.
+# A worker of pytest-xdist that has crashed is not replaced, because its test would crash each replacement.
 PYTEST = $(BIN)/python -m pytest --max-worker-restart=0 --junitxml=$(RAN)
 
 .PHONY: test-python
-test-python: setup ## The facade: pytest
+test-python: setup ## Test the Python package: pytest
 ifeq ($(ARGS),)
 	$(MAKE) --jobs=2 --no-print-directory all-of-processes test-beside
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-# Tests of processes mostly wait, so three files of them run side by side; some watch the clock, so the others give way.
+# Tests of processes mostly wait, so three files run at a time. Some measure times, so the other tests have lower priority.
 # glibc puts the heap into huge pages, because thousands of forks copy the heap's page table.
 .PHONY: test-alone test-ray test-beside
 test-alone test-beside: export GLIBC_TUNABLES = glibc.malloc.hugetlb=1
@@ -202,24 +210,24 @@ test-ray: setup
 	$(PYTEST)/ray.xml -n 2 --dist loadfile -m ray
 
 .PHONY: test-unit
-test-unit: setup ## Those of them in files that start no process
+test-unit: setup ## Run the Python tests of files that start no process
 	$(PYTEST)/unit.xml -n 2 -m unit $(ARGS)
 
-# What the fallback does in its own way: files in place of memory, naps in place of wake-ups, deaths seen by looking, and
-# descriptors that stay. The tests of all else of the worker processes (signals, locks, exceptions, …) run once.
+# The portable fallback uses files as shared memory, sleeps instead of wake-ups, checks repeatedly for exited processes, and
+# keeps descriptors open. These tests run a second time with the fallback. All other tests of processes run once.
 PORTABLE = $(addprefix tests/python/engine/test_multiprocessing,.py _deaths.py _fork_server.py _forks.py _memory.py _protocol.py)
 
 .PHONY: test-portable
-test-portable: setup ## The tests of waiting, memory and deaths once more, on the engine's portable fallback
+test-portable: setup ## Run the tests of waits, shared memory and exits with the engine's portable fallback
 	TORCHDATA_PORTABLE=1 $(PYTEST)/portable.xml -n 2 --dist loadfile $(PORTABLE) $(ARGS)
 
-# Other versions of CPython, as far as they are installed, with the wheel that serves all of them: make PYTHONS="3.14 3.15" …
-# PYTHONS_TORCH=torch, or what else pip is to install, has PyTorch there, too.
+# PYTHONS contains the versions of CPython that test the wheel: make test-pythons PYTHONS="3.14 3.15". PYTHONS_TORCH, a
+# requirement for pip such as `torch`, adds PyTorch to these environments.
 PYTHONS ?= 3.12 3.13 3.14 3.15
 # A chroot with those that are not installed here, see `make chroot`.
 CHROOT ?= .pythons/sid
 .PHONY: test-pythons
-test-pythons: wheel ## The tests that depend on the interpreter on CPython 3.12 to 3.15, as far as they are installed, with the wheel
+test-pythons: wheel ## Test the wheel with each installed CPython from 3.12 to 3.15: the tests that depend on the interpreter
 	$(BIN)/python tools/other_pythons.py $(if $(PYTHONS_TORCH),--torch '$(PYTHONS_TORCH)') --chroot $(CHROOT) \
 	  --versions $(PYTHONS) -- "$$(ls -t dist/torchdata_rs-*.whl | head -n 1)" $(ARGS)
 
@@ -228,20 +236,20 @@ chroot: ## CPython 3.14 and 3.15 for test-pythons and release-check, from Debian
 	@command -v debootstrap > /dev/null || { echo "error: debootstrap is not installed: apt-get install debootstrap" >&2; exit 1; }
 	debootstrap --variant=minbase --include=ca-certificates,python3.14-venv,python3.15-venv sid $(CHROOT) http://deb.debian.org/debian
 
-# cargo calls a run without tests a success.
+# cargo succeeds even if no test has run.
 some_ran = grep -Eq '^test result: ok\. [1-9]' $(1) || { echo "error: no test ran, see $(1)" >&2; exit 1; }
 
-# A failure prints the seed, the plan, and the command that does it again. `ARGS="--switch 1e-6"` lets threads in main get
-# ahead of each other anywhere.
+# A failure prints the seed, the plan, and the command that repeats the failure. With `ARGS="--switch 1e-6"`, the threads of
+# the main process switch more often.
 MINUTES ?= 10
 DRIVERS ?= graphs graph-lives
 .PHONY: fuzz
-fuzz: setup ## Random drivers, as DRIVERS="graphs lives", or all: make fuzz MINUTES=30
+fuzz: setup ## Run random drivers, for example DRIVERS="graphs lives" or DRIVERS=all: make fuzz MINUTES=30
 	cd tests/python/support && for name in $(DRIVERS); do \
 	  ../../../$(BIN)/python -m drivers $$name --seconds $$((60 * $(MINUTES))) $(ARGS) || exit 1; done
 
 .PHONY: fuzz-files
-fuzz-files: setup ## Hostile archives, records, caches, states and messages, from a seed: make fuzz-files MINUTES=30
+fuzz-files: setup ## Read malicious archives, records, caches, states and messages: make fuzz-files MINUTES=30
 	cd tests/python/support && ../../../$(BIN)/python -m drivers files --seconds $$((60 * $(MINUTES))) $(ARGS)
 	PROPTEST_CASES=$$((1000 * $(MINUTES))) cargo test --package torchdata-core --test tar --test tfrecord --test example
 

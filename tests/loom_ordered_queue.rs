@@ -53,7 +53,9 @@ impl Shared {
             if slots.is_empty() {
                 self.queue.wait_claimable(EVER);
             }
-            slots.into_iter().zip(items).for_each(|(slot, item)| drop(self.queue.put(slot, Outcome::Item(item))));
+            for (slot, item) in slots.into_iter().zip(items) {
+                self.queue.put(slot, Outcome::Item(item));
+            }
         }
     }
 

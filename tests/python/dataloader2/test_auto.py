@@ -1,13 +1,12 @@
 """With `num_workers="auto"`, a loader chooses its number of workers once, when it starts or resumes."""
 
 import logging
-import subprocess
-import sys
 from typing import Any
 
 import pytest
 
 from process_checks import nothing_is_left  # noqa: F401
+from programs import run
 from resuming import begun, continued, resumed
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.graph.settings import apply_sharding
@@ -47,8 +46,8 @@ def test_the_number_of_workers_follows_from_the_cores_and_is_logged(machine_of, 
 
 def test_without_logging_configured_the_line_is_printed() -> None:
     program = "from torchdata.dataloader2.services.choosing import say; say('2 workers: it is so')"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=250)
-    assert (done.stdout, done.stderr) == ("", "torchdata: 2 workers: it is so\n")
+    done = run(program)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "torchdata: 2 workers: it is so\n")
 
 
 @pytest.mark.parametrize(("saved_by", "cores", "workers"), [("auto", 3, 2), (3, 4, 3), ("auto", 6, 5)])

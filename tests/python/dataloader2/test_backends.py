@@ -1,4 +1,4 @@
-"""Loaders behave alike if their workers are processes, processes with carriers, or actors on two nodes of Ray."""
+"""Loaders behave alike with local workers, with workers on simulated machines, and with actors on two nodes of Ray."""
 
 import functools
 import os
@@ -151,7 +151,7 @@ def test_no_item_is_lost_or_repeated_whichever_process_exits(backend: Spawned, d
 
 
 @with_carriers
-def test_an_error_of_a_function_comes_after_the_earlier_items_and_names_the_function(backend: Spawned) -> None:
+def test_an_error_of_a_function_is_raised_after_the_earlier_items_and_names_the_function(backend: Spawned) -> None:
     pipe = IterableWrapper(range(20)).sharding_filter().map(failing)
     with DataLoader2(pipe, reading_service=backend.service()) as loader:
         got = []
@@ -164,7 +164,7 @@ def test_an_error_of_a_function_comes_after_the_earlier_items_and_names_the_func
 
 
 @with_carriers
-def test_an_error_in_the_dispatching_process_comes_after_the_earlier_items(backend: Spawned) -> None:
+def test_an_error_in_the_dispatching_process_is_raised_after_the_earlier_items(backend: Spawned) -> None:
     with DataLoader2(
         dealt(20, lambda pipe: pipe.map(failing), shuffles=False).map(double), reading_service=backend.service()
     ) as loader:

@@ -19,7 +19,7 @@ import pytest
 from pressing import interrupts_raise  # noqa: F401 - a fixture
 from process_checks import nothing_is_left  # noqa: F401
 from rank_threads import ThreadGroup, in_ranks
-from resuming import begun, epochs_of, saved
+from resuming import begun, epochs_of, saved, with_states
 from reused_memory import Reused, is_even_at_first, value
 from torchdata.dataloader2 import (
     DataLoader2,
@@ -105,15 +105,6 @@ def loader(form: str, workers: int, state: Any = None) -> DataLoader2[Any]:
     return begun(DataLoader2(FORMS[form](), num_workers=workers, splits=SPLITS), state)
 
 
-def with_states(made: DataLoader2[Any]) -> tuple[list[Any], list[Any]]:
-    items, states = [], []
-    with made:
-        for item in made:
-            items.append(item)
-            states.append(saved(made))
-    return items, states
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_epochs_do_not_depend_on_the_number_of_workers(form: str) -> None:
     assert filters_with_common_part(Graph(FORMS[form]()))
@@ -155,10 +146,7 @@ def test_a_state_of_a_later_epoch_resumes(form: str) -> None:
     whole = epochs_of(loader(form, 0), 3)
     with loader(form, 2) as made:
         list(made)
-        items, states = [], []
-        for item in made:
-            items.append(item)
-            states.append(saved(made))
+        items, states = with_states(made)
     assert items == whole[1]
     for place in range(0, len(states), 6):
         assert epochs_of(loader(form, place % 4, states[place])) == [whole[1][place + 1 :], whole[2]], place

@@ -234,7 +234,7 @@ def test_ctrl_c_loses_no_item_that_a_thread_has_read_ahead() -> None:
     def made() -> DataLoader2[Any]:
         return begun(DataLoader2(IterableWrapper(range(20)).shuffle().prefetch(3)))
 
-    assert check_each_call(made) > 0  # the main thread calls no Python code for an item
+    assert check_each_call(made) > 0  # The main thread takes an item without calls of Python functions.
 
 
 class Cutting:

@@ -108,7 +108,7 @@ def test_a_service_may_save_any_object():
 @pytest.mark.parametrize("name", ["checksums", "version"])
 @few
 @given(value=st.one_of(st.integers(), st.text(), st.dictionaries(st.sampled_from(FIELDS), st.integers())))
-def test_damage_to_what_describes_the_state_is_noticed(name, value):
+def test_damage_to_the_description_of_a_state_is_detected(name, value):
     if value in (STATE[name], None):
         return
     assert "state" in refused({**STATE, name: value})

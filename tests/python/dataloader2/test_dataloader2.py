@@ -3,12 +3,11 @@
 import gc
 import io
 import os
-import subprocess
-import sys
 import threading
 
 import pytest
 
+from programs import output_of
 from refusals import refuses
 from torchdata.dataloader2 import (
     DataLoader2,
@@ -26,7 +25,7 @@ calls: list[str] = []
 
 @pytest.fixture(autouse=True)
 def no_calls():
-    gc.collect()  # Loaders of earlier tests would otherwise add their calls to the list.
+    gc.collect()  # Loaders of earlier tests are collected first, so that they add no calls to the list.
     calls.clear()
 
 
@@ -145,7 +144,7 @@ def test_an_error_of_the_service_is_raised_and_leaves_the_loader_usable(stage):
     assert calls.count("finalize") == 1
 
 
-def test_errors_while_ending_never_hide_the_error_that_came_first():
+def test_errors_during_the_shutdown_never_hide_the_first_error():
     loader = loader_of(Failing(), "end", "finalize")
 
     def use():
@@ -232,7 +231,7 @@ def test_a_pipeline_may_pause_itself():
 
     class Direct(Recorder):
         def initialize(self, datapipe):
-            return Steps()  # unlike a pipe, this iterator does not end at any StopIteration
+            return Steps()  # `Steps` raises a StopIteration, and can nevertheless be read further.
 
     loader = DataLoader2(Pausing(), reading_service=Direct())
     iterator = iter(loader)
@@ -320,8 +319,7 @@ builtins.kept = loader
 
 
 def test_the_interpreters_exit_shuts_down():
-    done = subprocess.run([sys.executable, "-c", EXITING], capture_output=True, text=True, timeout=250)
-    assert (done.stdout, done.stderr, done.returncode) == ("finalized\n", "", 0)
+    assert output_of(EXITING) == "finalized\n"
 
 
 def test_a_pipe_that_cannot_be_copied_is_named_with_its_attribute():

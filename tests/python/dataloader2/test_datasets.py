@@ -13,15 +13,7 @@ from process_checks import loader
 from refusals import refuses
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.dataloader2.linter import lint
-from torchdata.datapipes.iter import (
-    SHARDING_PRIORITIES,
-    IterableWrapper,
-    IterDataPipe,
-    IterKeyZipper,
-    MapKeyZipper,
-    SampleMultiplexer,
-    ShardingFilter,
-)
+from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes.map import Concater as MapConcater
 from torchdata.datapipes.map import SequenceWrapper
 from torchdata.datapipes.map import Zipper as MapZipper
@@ -51,12 +43,12 @@ def up_to(count: int) -> Iterator[int]:
 
 @pytest.mark.parametrize("deepcopy", [True, False])
 def test_a_dataset_without_iter_is_read_by_index_up_to_its_length(deepcopy: bool) -> None:
-    pipe = IterableWrapper(Tens(), deepcopy=deepcopy)
+    pipe = iter_pipes.IterableWrapper(Tens(), deepcopy=deepcopy)
     assert list(itertools.islice(pipe, 99)) == [0, 10, 20, 30, 40]
     assert len(pipe) == 5
     items = iter(pipe)
     next(items)
-    other = IterableWrapper(Tens(), deepcopy=deepcopy)
+    other = iter_pipes.IterableWrapper(Tens(), deepcopy=deepcopy)
     load_state(other, save_state(pipe))
     assert list(itertools.islice(other, 99)) == [10, 20, 30, 40]
 
@@ -80,25 +72,25 @@ def test_a_loader_takes_a_data_set(dataset: Any, expected: list[Any]) -> None:
 
 
 def test_datasets_can_be_used_among_pipes() -> None:
-    ints = IterableWrapper(range(5))
+    ints = iter_pipes.IterableWrapper(range(5))
     assert list(ints.zip(Tens())) == [(n, 10 * n) for n in range(5)]
     assert list(ints.concat(Counted(2), Tens(2))) == [0, 1, 2, 3, 4, 0, 1, 0, 10]
     assert list(ints.mux(Tens(1))) == [0, 0]
-    assert sorted(SampleMultiplexer({Tens(2): 1, Counted(2): 1}, seed=0)) == [0, 0, 1, 10]
-    assert list(IterKeyZipper(ints, Counted(), key_fn=int)) == [(n, n) for n in range(5)]
-    assert list(MapKeyZipper(ints, Tens(), key_fn=int)) == [(n, 10 * n) for n in range(5)]
+    assert sorted(iter_pipes.SampleMultiplexer({Tens(2): 1, Counted(2): 1}, seed=0)) == [0, 0, 1, 10]
+    assert list(iter_pipes.IterKeyZipper(ints, Counted(), key_fn=int)) == [(n, n) for n in range(5)]
+    assert list(iter_pipes.MapKeyZipper(ints, Tens(), key_fn=int)) == [(n, 10 * n) for n in range(5)]
     assert list(MapZipper(Tens(2), Tens()).to_iter_datapipe()) == [(0, 0), (10, 10)]
     assert list(MapConcater(SequenceWrapper("a"), Tens(2))) == ["a", 0, 10]
-    assert list(IterableWrapper([5]).mux_longest(three)) == [5, 0, 1, 2]
+    assert list(iter_pipes.IterableWrapper([5]).mux_longest(three)) == [5, 0, 1, 2]
 
 
 @pytest.mark.parametrize("function", [three, functools.partial(up_to, 3)])
 def test_a_generator_function_is_called_again_in_each_epoch(function: Any) -> None:
-    pipe = IterableWrapper(function)
+    pipe = iter_pipes.IterableWrapper(function)
     assert list(pipe) == list(pipe) == [0, 1, 2]
     items = iter(pipe)
     next(items)
-    other = IterableWrapper(function)
+    other = iter_pipes.IterableWrapper(function)
     load_state(other, save_state(pipe))
     assert list(other) == [1, 2]
     with pytest.raises(TypeError, match="valid length"):
@@ -159,7 +151,7 @@ def test_the_order_of_a_sampler_follows_from_the_seed_and_leaves_the_generator_a
         assert head + list(other) == orders[0]
 
 
-def test_a_sampler_is_told_the_number_of_the_epoch() -> None:
+def test_a_sampler_receives_the_number_of_the_epoch() -> None:
     pipe = SequenceWrapper(Tens()).sample_by(Numbered())
     assert [list(pipe) for _ in range(3)] == [[30], [40], [50]]
 
@@ -171,7 +163,7 @@ def test_a_sampler_determines_the_length() -> None:
     assert lint(SequenceWrapper(Tens()).sample_by(Sized(3)).sharding_filter()) == []
 
 
-def test_torchs_samplers_give_the_order() -> None:
+def test_the_samplers_of_torch_determine_the_order() -> None:
     data = pytest.importorskip("torch").utils.data
     pipe = SequenceWrapper(Tens(6)).sample_by(data.RandomSampler(range(6))).sharding_filter()
     with loader(pipe, 2) as loading:
@@ -183,7 +175,7 @@ def test_torchs_samplers_give_the_order() -> None:
 
 
 @pytest.mark.parametrize(
-    "dataset", [Tens(11), Counted(11), IterableWrapper(range(11))], ids=["by index", "iterable", "pipe"]
+    "dataset", [Tens(11), Counted(11), iter_pipes.IterableWrapper(range(11))], ids=["by index", "iterable", "pipe"]
 )
 def test_batches_do_not_depend_on_the_number_of_workers(dataset: Any) -> None:
     def batches(workers: int, **options: Any) -> list[list[list[int]]]:
@@ -203,13 +195,13 @@ def test_batches_do_not_depend_on_the_number_of_workers(dataset: Any) -> None:
                 assert sorted(itertools.chain(*found[1])) == items
 
 
-def test_batches_become_arrays_and_single_items_stay_what_they_are(no_torch: None) -> None:
+def test_batches_become_arrays_and_single_items_stay_unchanged(no_torch: None) -> None:
     assert [batch.tolist() for batch in DataLoader2.from_dataset(Tens(3), batch_size=2)] == [[0, 10], [20]]
     assert list(DataLoader2.from_dataset(Tens(3))) == [0, 10, 20]
     assert list(DataLoader2.from_dataset(Tens(3), collate_fn=str)) == ["0", "10", "20"]
 
 
-def test_a_sampler_or_a_service_can_be_given() -> None:
+def test_a_sampler_or_a_service_can_be_passed() -> None:
     assert list(DataLoader2.from_dataset(Tens(), sampler=[4, 0])) == [40, 0]
     service = MultiProcessingReadingService(2, multiprocessing_context="fork")
     with DataLoader2.from_dataset(Tens(), reading_service=service) as loading:
@@ -235,12 +227,12 @@ test_wrong_arguments_are_refused_with_what_to_do = refuses(
     (made_of(num_workers=-1), ValueError, "num_workers must be at least 0"),
     (made_of(num_workers=2, reading_service=MultiProcessingReadingService(1)), ValueError, "not both"),
     (made_of(Counted(), sampler=[1]), ValueError, "read by iterating"),
-    (lambda: IterableWrapper([1]).zip([1]), TypeError, "input 1"),
-    (lambda: IterableWrapper([1]).concat("a"), TypeError, "input 1"),
+    (lambda: iter_pipes.IterableWrapper([1]).zip([1]), TypeError, "input 1"),
+    (lambda: iter_pipes.IterableWrapper([1]).concat("a"), TypeError, "input 1"),
     (lambda: SequenceWrapper([1]).zip({"a": 1}), TypeError, "input 1"),
-    (lambda: IterableWrapper(len), TypeError, "call it"),
-    (lambda: IterableWrapper(lambda item: item), TypeError, "call it"),
-    (lambda: IterableWrapper(up_to), TypeError, r"'count'; bind it with functools.partial"),
+    (lambda: iter_pipes.IterableWrapper(len), TypeError, "call it"),
+    (lambda: iter_pipes.IterableWrapper(lambda item: item), TypeError, "call it"),
+    (lambda: iter_pipes.IterableWrapper(up_to), TypeError, r"'count'; bind it with functools.partial"),
     (lambda: SequenceWrapper(Tens()).sample_by(iter([1])), TypeError, "can be read once"),
     (lambda: SequenceWrapper(Tens()).sample_by(5), TypeError, "sampler must be iterable"),
 )
@@ -258,7 +250,7 @@ class Splitting:
         return own_share(10)
 
 
-class SplittingPipe(IterDataPipe):
+class SplittingPipe(iter_pipes.IterDataPipe):
     def __iter__(self) -> Iterator[int]:
         yield from own_share(10)
 
@@ -282,12 +274,12 @@ def with_worker(item: int) -> tuple[int, int]:
 ALL = list(range(10))
 
 SPLITTING: dict[str, Any] = {
-    "an iterable": lambda: IterableWrapper(Splitting()),
-    "asked for each": lambda: IterableWrapper(AskingForEach()),
-    "a generator function": lambda: IterableWrapper(functools.partial(own_share, 10)),
-    "read ahead": lambda: IterableWrapper(Splitting()).prefetch(2),
+    "an iterable": lambda: iter_pipes.IterableWrapper(Splitting()),
+    "asked for each": lambda: iter_pipes.IterableWrapper(AskingForEach()),
+    "a generator function": lambda: iter_pipes.IterableWrapper(functools.partial(own_share, 10)),
+    "read ahead": lambda: iter_pipes.IterableWrapper(Splitting()).prefetch(2),
     "a pipe": lambda: SplittingPipe(),
-    "joined": lambda: IterableWrapper(Splitting()).zip(IterableWrapper(range(10))).map(max),
+    "joined": lambda: iter_pipes.IterableWrapper(Splitting()).zip(iter_pipes.IterableWrapper(range(10))).map(max),
 }
 
 
@@ -311,7 +303,7 @@ def test_torchs_iterable_data_sets_and_pipes_lose_nothing_either() -> None:
         def __iter__(self) -> Iterator[int]:
             yield from own_share(10)
 
-    for pipe in (IterableWrapper(Set()).sharding_filter(), ShardingFilter(Pipe()), Set()):
+    for pipe in (iter_pipes.IterableWrapper(Set()).sharding_filter(), iter_pipes.ShardingFilter(Pipe()), Set()):
         with loader(pipe) as loading:
             assert sorted(loading) == ALL
     with DataLoader2.from_dataset(Set(), num_workers=2) as loading:
@@ -321,21 +313,23 @@ def test_torchs_iterable_data_sets_and_pipes_lose_nothing_either() -> None:
 
 def test_sources_that_divide_themselves_see_their_worker_with_and_without_a_filter() -> None:
     pytest.importorskip("torch")
-    splitting = IterableWrapper(Splitting())
-    ranks = splitting.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED)
+    splitting = iter_pipes.IterableWrapper(Splitting())
+    ranks = splitting.sharding_filter(iter_pipes.SHARDING_PRIORITIES.DISTRIBUTED)
     for pipe in (splitting, ranks, splitting.map(int).sharding_filter().prefetch(2)):
         with loader(pipe.map(with_worker)) as loading:
             assert sorted(loading) == [(n, n % 2) for n in ALL]
 
 
-def test_rows_of_hugging_face_come_once(tmp_path: Any) -> None:
+def test_rows_of_hugging_face_are_yielded_once(tmp_path: Any) -> None:
     datasets = pytest.importorskip("datasets")
     pytest.importorskip("torch")
     rows = datasets.Dataset.from_dict({"n": ALL}).to_iterable_dataset(num_shards=4)
-    for pipe in (IterableWrapper(rows).sharding_filter(), IterableWrapper(rows)):
+    for pipe in (iter_pipes.IterableWrapper(rows).sharding_filter(), iter_pipes.IterableWrapper(rows)):
         with loader(pipe) as loading:
             assert sorted(row["n"] for row in loading) == ALL
     with DataLoader2.from_dataset(rows, num_workers=2) as loading:
         assert sorted(row["n"] for row in loading) == ALL
-    assert [finding.kind for finding in lint(IterableWrapper(rows).shuffle())] == []
-    assert [finding.kind for finding in lint(IterableWrapper(rows).shuffle().sharding_filter())] == ["splits-itself"]
+    assert [finding.kind for finding in lint(iter_pipes.IterableWrapper(rows).shuffle())] == []
+    assert [finding.kind for finding in lint(iter_pipes.IterableWrapper(rows).shuffle().sharding_filter())] == [
+        "splits-itself"
+    ]

@@ -14,7 +14,7 @@ from torchdata.dataloader2.error import PrefetchTimeoutError, RanksLostError
 pytest.importorskip("torch", reason="ranks on gloo need torch")
 
 
-def test_a_rank_that_raises_makes_the_others_fail_with_its_name_at_once(tmp_path: Path) -> None:
+def test_if_a_rank_raises_the_other_ranks_fail_at_once_with_its_name(tmp_path: Path) -> None:
     body = """
     class Failing(IterDataPipe):
         def __init__(self, error, at):
@@ -97,7 +97,7 @@ def main(rank):
 """
 
 
-def test_errors_about_other_ranks_are_runtime_errors_and_what_python_has_for_them() -> None:
+def test_errors_about_other_ranks_are_runtime_errors_and_also_timeout_or_connection_errors() -> None:
     late, lost = PrefetchTimeoutError(2.5, "rank 1 is late"), RanksLostError("rank 1 is gone")
     assert isinstance(late, TimeoutError)
     assert isinstance(lost, ConnectionError)
@@ -112,7 +112,7 @@ def test_errors_about_other_ranks_are_runtime_errors_and_what_python_has_for_the
 
 
 @pytest.mark.parametrize("at", [0, 12], ids=["first item", "later item"])
-def test_a_rank_that_arrives_after_the_others_gave_up_gets_their_reason(at: int, tmp_path: Path) -> None:
+def test_a_rank_that_arrives_after_the_other_ranks_gave_up_gets_their_reason(at: int, tmp_path: Path) -> None:
     gave_up = """while not all(os.path.exists(os.path.join(os.environ["OUTCOMES"], rank)) for rank in "02"):
                 time.sleep(0.01)"""
     with gloo_job(tmp_path, WAIT_AT.format(at=at, waits=gave_up), 3) as job:
@@ -131,7 +131,7 @@ def test_the_error_names_the_rank_that_arrives_just_too_late(tmp_path: Path) -> 
             assert "rank 1 of 3 did not reach this step" in str(job.outcome(rank)[0])
 
 
-def test_a_rank_that_begins_when_the_others_have_given_up_is_told_why_at_once(tmp_path: Path) -> None:
+def test_a_rank_that_begins_after_the_other_ranks_gave_up_gets_their_reason_at_once(tmp_path: Path) -> None:
     """Rank 0 must run until rank 1 has ended, because rank 0 hosts torch's key-value store."""
     body = """
     from torchdata.datapipes.iter.threads import synchronizing

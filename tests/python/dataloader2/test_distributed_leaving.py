@@ -217,7 +217,7 @@ WORKERS = "SequentialReadingService(service, MultiProcessingReadingService(1))"
     ],
     ids=["exception, workers", "reported", "exit", "shutdown", "exception, no service", "end after a break, no loader"],
 )
-def test_a_rank_that_exits_in_its_last_epoch_makes_the_others_fail_with_its_name(
+def test_if_a_rank_exits_in_its_last_epoch_the_other_ranks_fail_with_its_name(
     loader: str, going: str, tmp_path: Path
 ) -> None:
     with gloo_job(tmp_path, GOES.format(loader=loader, going=going)) as job:
@@ -227,7 +227,7 @@ def test_a_rank_that_exits_in_its_last_epoch_makes_the_others_fail_with_its_name
     assert "rank 1 shut its loader down or came to an end in the middle of the epoch" in str(error)
 
 
-def test_an_exception_after_fullsync_makes_the_others_fail_with_its_rank(tmp_path: Path) -> None:
+def test_if_a_pipe_after_fullsync_raises_the_other_ranks_fail_with_the_name_of_its_rank(tmp_path: Path) -> None:
     body = """
     def fail_on(rank):
         def check(item):
@@ -310,7 +310,7 @@ def test_a_closed_iterator_yields_no_item() -> None:
     ],
     ids=["reset", "leave", "leave for good", "shutdown"],
 )
-def test_a_rank_informs_the_others_how_its_loop_ended(goes: Callable[[Any], None], vote: int) -> None:
+def test_a_rank_informs_the_other_ranks_how_its_loop_ended(goes: Callable[[Any], None], vote: int) -> None:
     group = Records()
     pipe = _left_loop(group)
     goes(pipe)

@@ -119,7 +119,7 @@ def reads_to_resume(make: Callable[[], Any], at: int) -> int:
     before = reads.value
     item = next(iter(later))
     assert item >= given, "positions were not restored"
-    end(later)  # A worker of this loader might otherwise still read items during the next count.
+    end(later)  # A running worker could still read items during the next count.
     return int(reads.value) - before
 
 

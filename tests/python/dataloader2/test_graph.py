@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from torchdata.dataloader2.graph import (
+    cutting,
     find_dps,
     list_dps,
     remove_dp,
@@ -16,13 +17,6 @@ from torchdata.dataloader2.graph import (
     set_datapipes_seed,
     set_graph_random_seed,
     traverse_dps,
-)
-from torchdata.dataloader2.graph.cutting import (
-    DispatchedSource,
-    _DummyIterDataPipe,
-    find_lca_round_robin_sharding_dp,
-    find_non_dispatching_branches,
-    find_replicable_branches,
 )
 from torchdata.dataloader2.graph.settings import (
     SHARDING_PRIORITIES,
@@ -279,41 +273,41 @@ def dispatched(pipe):
 
 
 def test_the_dispatching_process_runs_up_to_the_lowest_common_ancestor():
-    assert find_lca_round_robin_sharding_dp(traverse_dps(source().map(str))) is None
+    assert cutting.find_lca_round_robin_sharding_dp(traverse_dps(source().map(str))) is None
     cut = dispatched(source())
-    assert find_lca_round_robin_sharding_dp(traverse_dps(cut.map(str))) is cut
+    assert cutting.find_lca_round_robin_sharding_dp(traverse_dps(cut.map(str))) is cut
     beside = cut.zip(source())
-    assert find_lca_round_robin_sharding_dp(traverse_dps(beside.map(str))) is cut
+    assert cutting.find_lca_round_robin_sharding_dp(traverse_dps(beside.map(str))) is cut
     both = dispatched(source()).zip(dispatched(source()))
-    assert find_lca_round_robin_sharding_dp(traverse_dps(both.map(str))) is both
+    assert cutting.find_lca_round_robin_sharding_dp(traverse_dps(both.map(str))) is both
     start = source()
     sharing = Reader([dispatched(start.map(str)), start.map(hex)])
-    assert find_lca_round_robin_sharding_dp(traverse_dps(Reader(sharing))) is sharing
+    assert cutting.find_lca_round_robin_sharding_dp(traverse_dps(Reader(sharing))) is sharing
     circle = Reader(dispatched(source()))
     circle.back = Reader(circle)
     inner = Reader(circle)
-    assert find_lca_round_robin_sharding_dp(traverse_dps(inner)) is circle.held
+    assert cutting.find_lca_round_robin_sharding_dp(traverse_dps(inner)) is circle.held
 
 
 def test_branches_without_a_dispatched_source_are_found():
     plain = source().map(str)
-    assert find_non_dispatching_branches(traverse_dps(plain)) == [plain]
-    for fed in (DispatchedSource().map(str), _DummyIterDataPipe().map(str)):
-        assert find_non_dispatching_branches(traverse_dps(fed)) == []
-        assert find_non_dispatching_branches(traverse_dps(Reader([fed, plain, plain]))) == [plain]
+    assert cutting.find_non_dispatching_branches(traverse_dps(plain)) == [plain]
+    for fed in (cutting.DispatchedSource().map(str), cutting._DummyIterDataPipe().map(str)):
+        assert cutting.find_non_dispatching_branches(traverse_dps(fed)) == []
+        assert cutting.find_non_dispatching_branches(traverse_dps(Reader([fed, plain, plain]))) == [plain]
 
 
-def test_what_reads_from_a_non_replicable_pipe_stays_in_main():
+def test_pipes_that_read_from_a_non_replicable_pipe_stay_in_the_main_process():
     plain = source().map(str)
-    assert find_replicable_branches(traverse_dps(plain)) == [plain]
+    assert cutting.find_replicable_branches(traverse_dps(plain)) == [plain]
     single = NotReplicable(plain)
-    assert find_replicable_branches(traverse_dps(single.map(str))) == [plain]
-    assert find_replicable_branches(traverse_dps(NotReplicable(None))) == []
+    assert cutting.find_replicable_branches(traverse_dps(single.map(str))) == [plain]
+    assert cutting.find_replicable_branches(traverse_dps(NotReplicable(None))) == []
     other = source()
-    assert find_replicable_branches(traverse_dps(Reader([single, other]))) == [plain, other]
+    assert cutting.find_replicable_branches(traverse_dps(Reader([single, other]))) == [plain, other]
     start = source()
     for order in ([start, start.map(str)], [start.map(str), start]):
-        assert find_replicable_branches(traverse_dps(NotReplicable(order))) == [start]
+        assert cutting.find_replicable_branches(traverse_dps(NotReplicable(order))) == [start]
 
 
 def circle():
@@ -326,7 +320,7 @@ def circle():
     return single, forked, start, behind, single.zip(forked, behind)
 
 
-def test_a_replacement_in_a_circle_is_read_by_those_that_read_the_old_pipe():
+def test_a_replacement_in_a_circle_is_read_by_the_readers_of_the_old_pipe():
     _, _, start, behind, end = circle()
     new = dispatched(start)
     replace_dp(traverse_dps(end), start, new)
@@ -344,7 +338,7 @@ def test_a_cycle_that_dispatches_is_cut_nearest_to_its_end(cut):
     if cut in ("behind", "both"):
         nearest = dispatched(behind)
         graph = replace_dp(graph, behind, nearest)
-    assert find_lca_round_robin_sharding_dp(graph) is nearest
+    assert cutting.find_lca_round_robin_sharding_dp(graph) is nearest
 
 
 @pytest.mark.parametrize(
@@ -358,12 +352,12 @@ def test_a_cycle_that_dispatches_is_cut_nearest_to_its_end(cut):
         (None, ["end"]),
     ],
 )
-def test_branches_of_circles_may_be_replicated_up_to_what_must_exist_once(lonely, branches):
+def test_branches_of_circles_may_be_replicated_up_to_the_pipes_that_must_exist_once(lonely, branches):
     pipes = dict(zip(("single", "forked", "start", "behind", "end"), circle(), strict=True))
     if lonely is not None:
         pipes[lonely].is_replicable = lambda: False
     names = {id(pipe): name for name, pipe in pipes.items()}
-    found = find_replicable_branches(traverse_dps(pipes["end"]))
+    found = cutting.find_replicable_branches(traverse_dps(pipes["end"]))
     assert sorted(names.get(id(pipe), "fork") for pipe in found) == sorted(branches)
 
 

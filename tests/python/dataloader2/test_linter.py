@@ -120,7 +120,7 @@ each_graph = pytest.mark.parametrize(("make", "kinds"), GRAPHS.values(), ids=GRA
 
 
 @each_graph
-def test_the_linter_finds_what_is_wrong_and_nothing_else(make: Callable[[], Any], kinds: list[str]) -> None:
+def test_the_linter_reports_every_fault_and_nothing_else(make: Callable[[], Any], kinds: list[str]) -> None:
     found = lint(make())
     assert [finding.kind + "!" * finding.silent for finding in found] == kinds
 

@@ -87,7 +87,7 @@ def test_the_state_has_the_documented_keys_and_holds_the_pipe_before_the_service
     assert list(loader._datapipe_before_reading_service_adapt) == list(range(1, 7))
 
 
-def test_the_state_of_a_service_goes_to_its_restore():
+def test_the_state_of_a_service_is_passed_to_its_restore_method():
     saved = DataLoader2(numbers(2), reading_service=Checkpointed())
     state = saved.state_dict()
     assert state["reading_service_state"] == b"state"
@@ -99,7 +99,7 @@ def test_the_state_of_a_service_goes_to_its_restore():
         iter(DataLoader2.from_state(state, Stateless()))
 
 
-def test_a_loaded_pipe_goes_through_the_adapters():
+def test_the_adapters_are_applied_to_a_loaded_pipe():
     state = DataLoader2(numbers().shuffle()).state_dict()
     loader = DataLoader2(None, Shuffle(False))
     loader.load_state_dict(state)
@@ -126,7 +126,7 @@ def test_states_of_another_release_are_refused(change, error, words):
         DataLoader2(None).load_state_dict(change(state))
 
 
-def test_a_loader_without_a_pipe_or_already_read_says_what_is_wrong():
+def test_an_error_explains_that_a_loader_has_no_pipe_or_was_already_read():
     with pytest.raises(RuntimeError, match="Please provide datapipe"):
         iter(DataLoader2(None))
     with pytest.raises(RuntimeError, match="no state to save"):

@@ -85,7 +85,7 @@ def loader_of(pipe: Any, service: Any = None, seed: int = 3) -> DataLoader2[Any]
     return begun(DataLoader2(pipe, reading_service=service or OwnService()), seed=seed)
 
 
-def test_it_yields_and_counts_every_item_in_an_order_of_the_epochs_seed() -> None:
+def test_every_item_is_yielded_and_counted_in_an_order_that_depends_on_the_seed() -> None:
     with loader_of(shuffled()) as loader, loader_of(shuffled()) as other:
         epochs = [list(loader), list(loader)]
         assert epochs == [list(other), list(other)]
@@ -211,7 +211,7 @@ class _Plain:
         self.calls.append("end")
 
 
-def test_a_service_with_the_methods_of_0_9_alone_works_as_it_did() -> None:
+def test_a_service_with_only_the_methods_of_0_9_works_as_before() -> None:
     loader: DataLoader2[Any] = DataLoader2(IterableWrapper(range(5)), reading_service=_Plain())  # type: ignore[call-overload]
     with pytest.raises(TypeError, match="depends on how _Plain shares out the items"):
         len(loader)

@@ -166,7 +166,7 @@ def lengths(pipe: IterDataPipe[Any], workers: int, take: int | None = None) -> t
 
 
 @pytest.mark.parametrize(("shards", "workers", "left"), [(6, 2, 40), (7, 0, 20)])
-def test_one_warning_tells_how_many_items_uneven_shards_leave_out(shards: int, workers: int, left: int) -> None:
+def test_one_warning_reports_how_many_items_uneven_shards_omit(shards: int, workers: int, left: int) -> None:
     found, warned = lengths(IterableWrapper(range(shards)).sharding_filter().flatmap(twenty), workers)
     assert found[0] == found[1]
     [message] = warned

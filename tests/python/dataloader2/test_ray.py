@@ -37,7 +37,7 @@ def remote(workers: int = WORKERS, **options: Any) -> RayReadingService:
     return RayReadingService(workers, **options)
 
 
-def test_large_arrays_come_whole_through_a_small_budget() -> None:
+def test_large_arrays_are_received_complete_with_a_small_memory_budget() -> None:
     def make() -> Any:
         return IterableWrapper(range(12)).sharding_filter().map(lambda x: np.full(400_000, x))
 

@@ -124,7 +124,7 @@ def test_an_error_in_one_service_does_not_keep_the_others_from_finalization():
     assert "b failed in finalize" in caught.value.__notes__[0]
 
 
-def test_a_sequence_restores_what_it_checkpointed_and_initializes_the_rest():
+def test_a_sequence_restores_the_services_with_a_checkpoint_and_initializes_the_other_services():
     calls = []
     service = SequentialReadingService(Checkpointed("a", calls), Recorder("b", calls))
     state = service.checkpoint()
@@ -205,7 +205,7 @@ def test_a_worker_shards_its_graph_and_then_lets_the_user_change_it():
     assert list(end) == ["1-2.1", "3-2.1"]
 
 
-def test_branches_behind_the_dispatching_process_are_not_sharded_again():
+def test_branches_that_read_from_the_dispatching_process_are_not_sharded_again():
     fed = DispatchedSource()
     end = fed.sharding_filter().zip(IterableWrapper(range(4)).sharding_filter())
     assert process_init_fn(end, WorkerInfo(2, 1)) is end

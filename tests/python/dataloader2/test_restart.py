@@ -101,7 +101,7 @@ def test_each_worker_exit_is_reported_once_and_counted():
     assert sum(process.items for process in stats.processes if process.role == "worker") == 300
 
 
-def test_a_worker_that_exits_after_its_last_item_disturbs_nobody_and_is_replaced_in_the_next_epoch():
+def test_a_worker_that_exits_after_its_last_item_causes_no_error_and_is_replaced_in_the_next_epoch():
     with restarting(shared_out(11), worker_prefetch_cnt=20) as loader:
         iterator = iter(loader)
         got = [next(iterator) for _ in range(10)]

@@ -123,7 +123,7 @@ def test_a_fork_server_that_is_stopped_for_a_moment_still_starts_the_replacement
     assert got == expected()[0]
 
 
-def test_a_forked_child_ends_although_the_main_process_never_learned_of_it(monkeypatch, tmp_path):
+def test_a_forked_child_exits_even_if_the_main_process_never_received_its_process_id(monkeypatch, tmp_path):
     fork = forking_process._ForkingProcess._fork
 
     def last(self, *arguments):

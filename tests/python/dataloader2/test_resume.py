@@ -16,6 +16,7 @@ import pytest
 import resuming
 from lives import pipelines
 from one_rank import Alone
+from programs import output_of
 from resuming import check_resumes, continued, epochs_of, resumed, saved, stopped
 from torchdata._engine import snapshots
 from torchdata.dataloader2 import (
@@ -83,7 +84,7 @@ def test_the_remaining_and_the_next_epochs_equal_those_of_an_uninterrupted_run(s
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize(("times", "items", "heads"), [(3, 4, [1]), (3, 4, [3]), (10, 46, [2, 2, 2])])
-def test_a_state_of_resumed_workers_that_have_not_opened_their_share_resumes_alike(times, items, heads):
+def test_a_state_of_resumed_workers_that_have_not_opened_their_share_resumes_in_the_same_way(times, items, heads):
     def made():
         pipe = IterableWrapper(range(8)).sharding_round_robin_dispatch()
         pipe = pipe.flatmap(lambda number: [(number, each) for each in range(times)])
@@ -201,9 +202,7 @@ print(json.dumps(found))
 
 def test_snapshots_of_any_size_reach_main_whole():
     """A snapshot of up to 4 KiB is sent inside a message, and a larger snapshot in a block of shared memory."""
-    run = subprocess.run([sys.executable, "-c", OF_ANY_SIZE], capture_output=True, text=True, timeout=250)
-    assert run.returncode == 0, run.stderr
-    for whose, sizes in json.loads(run.stdout).items():
+    for whose, sizes in json.loads(output_of(OF_ANY_SIZE)).items():
         assert sum(size < 4096 for size in sizes) > 2, (whose, sizes)
         assert sum(4096 < size < 10_000 for size in sizes) > 2, (whose, sizes)
         assert max(sizes) > 300_000, (whose, sizes)
@@ -324,7 +323,7 @@ def test_a_program_that_is_killed_while_it_saves_resumes_from_its_last_file(tmp_
 
 @pytest.mark.usefixtures("often")
 @pytest.mark.parametrize("dispatched", [False, True])
-def test_the_shards_of_an_epoch_are_described_whoever_runs_them(dispatched):
+def test_the_shards_of_an_epoch_are_described_for_every_process_that_runs_them(dispatched):
     pipe = IterableWrapper(range(50)).shuffle()
     pipe = pipe.sharding_round_robin_dispatch() if dispatched else pipe.sharding_filter()
     state = None

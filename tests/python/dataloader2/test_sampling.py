@@ -43,12 +43,12 @@ def test_without_a_seed_every_epoch_makes_new_choices(no_torch: None) -> None:
     assert first != second
 
 
-def test_weights_of_any_magnitude_leave_no_item_behind() -> None:
+def test_weights_of_any_magnitude_omit_no_item() -> None:
     pipes = {IterableWrapper("aa"): 1e300, IterableWrapper("bb"): 1e-300, IterableWrapper("cc"): 1}
     assert sorted(SampleMultiplexer(pipes, seed=0)) == list("aabbcc")
 
 
-def test_workers_choose_alike_in_front_of_a_sharding_filter() -> None:
+def test_workers_make_the_same_choices_before_a_sharding_filter() -> None:
     service = MultiProcessingReadingService(2, multiprocessing_context="fork")
     pipe = SampleMultiplexer({IterableWrapper(range(20)): 1, IterableWrapper(range(20, 30)): 1})
     with DataLoader2(pipe.sharding_filter(), reading_service=service) as loader:

@@ -1,9 +1,6 @@
 """If the source of a loader is a set, all processes read the set in the same order, or an error names the set."""
 
 import enum
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path, PurePosixPath, PureWindowsPath
@@ -11,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from programs import output_of
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes._pipe.datasets import UnorderedSet, in_fixed_order
 from torchdata.datapipes.iter import IterableWrapper
@@ -62,16 +60,13 @@ READERS = {
 
 
 def read_with_hash_seed(readers: list[str], members: str, seed: int) -> list[str]:
-    environment = {**os.environ, "PYTHONHASHSEED": str(seed)}
-    environment["PYTHONPATH"] = os.pathsep.join([os.path.dirname(__file__), *filter(None, sys.path)])
     program = "".join(READERS[reader] + LOOK for reader in readers)
-    command = [sys.executable, "-c", f"import sys\nfrom test_sets import SETS\n{program}", members]
-    done = subprocess.run(command, check=True, timeout=250, stdout=subprocess.PIPE, text=True, env=environment)
-    return [line.partition(" at 0x")[0] if "object" in line else line for line in done.stdout.splitlines()]
+    printed = output_of(f"import sys\nfrom test_sets import SETS\n{program}", members, PYTHONHASHSEED=str(seed))
+    return [line.partition(" at 0x")[0] if "object" in line else line for line in printed.splitlines()]
 
 
 @pytest.mark.parametrize(("readers", "members"), [(["DataLoader2"], "mixed"), ([*READERS][1:], "paths")])
-def test_sets_are_read_in_one_order_whatever_the_hash_seed(readers: list[str], members: str) -> None:
+def test_sets_are_read_in_the_same_order_for_every_hash_seed(readers: list[str], members: str) -> None:
     if "nodes" in readers:
         pytest.importorskip("torch")
     lines, again = (read_with_hash_seed(readers, members, seed) for seed in (1, 2))

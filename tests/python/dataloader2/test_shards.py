@@ -15,7 +15,7 @@ import pytest
 from process_checks import nothing_is_left  # noqa: F401
 from random_graphs.users import Passing, unpinned
 from rank_threads import ThreadGroup, in_ranks
-from resuming import begun, continued, epochs_of, resumed, saved, stopped
+from resuming import begun, continued, epochs_of, resumed, saved, stopped, with_states
 from torchdata.dataloader2 import (
     DataLoader2,
     DistributedReadingService,
@@ -117,11 +117,8 @@ def loader(form: str, workers: int, state: Any = None) -> DataLoader2[Any]:
 def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(number: int, form: str) -> None:
     pair = PAIRS[number % len(PAIRS)]
     old, new = pair if number < len(PAIRS) else pair[::-1]
-    first, states = [], []
     with loader(form, old) as made:
-        for item in made:
-            first.append(item)
-            states.append(saved(made))
+        first, states = with_states(made)
         later = list(made)
     # With state between epochs, later epochs keep the number of shards, because each shard has a separate state.
     following = later if lasts(FORMS[form]()) else epochs_of(loader(form, new))[1]
@@ -363,7 +360,7 @@ def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new
     assert in_steps(begun) + rest == whole
 
 
-def test_a_thread_that_reads_ahead_while_a_state_is_saved_does_not_take_the_shards_out_of_it(
+def test_a_thread_that_reads_ahead_takes_no_item_while_shards_are_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """While shards are saved, the thread of `fullsync` that reads ahead on each rank must not take an item."""
@@ -397,7 +394,7 @@ def test_a_state_after_ended_shards_resumes_with_another_number_of_ranks(workers
             assert set(rest) <= set(own)
 
 
-def test_what_cannot_be_split_is_refused_by_name() -> None:
+def test_an_error_names_the_service_or_the_number_that_cannot_be_used_with_splits() -> None:
     class Own:
         def initialize(self, datapipe: Any) -> Any:
             return datapipe
@@ -446,7 +443,7 @@ def test_an_epoch_that_is_replayed_up_to_the_state_has_its_shards(workers: int) 
     assert head == whole[:3]
 
 
-def test_threads_that_read_shards_in_one_process_leave_none_of_a_shard_s_globals_behind() -> None:
+def test_threads_that_read_shards_in_one_process_restore_its_globals() -> None:
     torch = pytest.importorskip("torch")
     second_is_in_its_shard, first_is_done = threading.Event(), threading.Event()
     seen: list[tuple[str, int]] = []

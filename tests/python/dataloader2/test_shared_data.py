@@ -473,7 +473,7 @@ def test_workers_share_the_memory_of_large_bytes_objects(method: str) -> None:
 
 @pytest.mark.parametrize("permanent", [False, True])
 @pytest.mark.parametrize("by_value", [False, True])
-def test_large_bytes_objects_survive_pickling_whatever_they_contain(permanent: bool, by_value: bool) -> None:
+def test_large_bytes_objects_with_any_contents_survive_pickling(permanent: bool, by_value: bool) -> None:
     from torchdata._engine.items.codec import loads
     from torchdata._engine.processes.crossing import SharedPickle
     from torchdata._engine.workers.group import pickled_program

@@ -16,25 +16,11 @@ pytest.importorskip("torch", reason="nodes and StatefulDataLoader need PyTorch")
 
 from torch.utils.data import SequentialSampler
 
+import streams_of_users as streams
 from node_sources import same
 from node_streams import Stateless
 from pipes_of_users import FirstFour
 from restarted import pids_of
-from streams_of_users import (
-    STATEFUL,
-    BeginsAnew,
-    CountsAtOnce,
-    CountsEpochs,
-    Draws,
-    GoesOn,
-    LiveState,
-    NeedsArguments,
-    TakesAgain,
-    TakesOnce,
-    Walked,
-    WalkedInOrder,
-    reads,
-)
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe
 from torchdata.datapipes.state import load_state, save_state
@@ -145,7 +131,7 @@ def chained(make: Callable[[], Any], stops: list[int]) -> list[list[Any]]:
 
 
 #: Each loader is tested with half of the streams. The method `state_dict` of the last stream must not be called.
-STREAMS = [*STATEFUL, NeedsArguments]
+STREAMS = [*streams.STATEFUL, streams.NeedsArguments]
 PAIRS = [(stream, name) for row, stream in enumerate(STREAMS) for name in [*MAIN][row % 2 :: 2]]
 
 
@@ -158,7 +144,13 @@ def test_a_chain_of_loaders_yields_each_item_once(stream: Any, name: str) -> Non
 
 @pytest.mark.parametrize(
     ("stream", "name"),
-    [*zip(itertools.cycle([CountsAtOnce, BeginsAnew, TakesAgain, WalkedInOrder]), [*WORKERS] * 2, strict=False)],
+    [
+        *zip(
+            itertools.cycle([streams.CountsAtOnce, streams.BeginsAnew, streams.TakesAgain, streams.WalkedInOrder]),
+            [*WORKERS] * 2,
+            strict=False,
+        )
+    ],
 )
 def test_a_chain_of_loaders_with_workers_yields_each_item_once(stream: Any, name: str) -> None:
     chance = random.Random(f"{stream.__name__} {name}")
@@ -179,31 +171,31 @@ PIPES_IN_WORKERS: dict[str, Make] = {
 }
 
 
-class OncePipe(TakesOnce, IterDataPipe[Any]):
+class OncePipe(streams.TakesOnce, IterDataPipe[Any]):
     pass
 
 
-class CountingPipe(CountsEpochs, IterDataPipe[Any]):
+class CountingPipe(streams.CountsEpochs, IterDataPipe[Any]):
     pass
 
 
-class CountingAtOncePipe(CountsAtOnce, IterDataPipe[Any]):
+class CountingAtOncePipe(streams.CountsAtOnce, IterDataPipe[Any]):
     pass
 
 
-class AnewPipe(BeginsAnew, IterDataPipe[Any]):
+class AnewPipe(streams.BeginsAnew, IterDataPipe[Any]):
     pass
 
 
-class LivePipe(LiveState, IterDataPipe[Any]):
+class LivePipe(streams.LiveState, IterDataPipe[Any]):
     pass
 
 
-class DrawingPipe(Draws, IterDataPipe[Any]):
+class DrawingPipe(streams.Draws, IterDataPipe[Any]):
     pass
 
 
-class GoingOnPipe(GoesOn, IterDataPipe[Any]):
+class GoingOnPipe(streams.GoesOn, IterDataPipe[Any]):
     pass
 
 
@@ -239,7 +231,7 @@ HEADS: dict[str, Make] = {
 
 @pytest.mark.parametrize("name", HEADS)
 @pytest.mark.parametrize("has_ended", [False, True])
-@pytest.mark.parametrize("stream", [*STATEFUL, Stateless])
+@pytest.mark.parametrize("stream", [*streams.STATEFUL, Stateless])
 def test_an_epoch_that_is_cut_short_leaves_a_stream_where_the_saved_run_left_it(
     stream: Any, has_ended: bool, name: str
 ) -> None:
@@ -257,7 +249,9 @@ def test_an_epoch_that_is_cut_short_leaves_a_stream_where_the_saved_run_left_it(
     assert (epochs[:3] if epochs[0] else epochs[1:]) == expected
 
 
-@pytest.mark.parametrize(("stream", "name"), [(stream, name) for stream, name in PAIRS if stream is not NeedsArguments])
+@pytest.mark.parametrize(
+    ("stream", "name"), [(stream, name) for stream, name in PAIRS if stream is not streams.NeedsArguments]
+)
 def test_items_before_the_position_are_not_read_again(stream: Any, name: str) -> None:
     assert 0 < reads_to_resume(lambda: MAIN[name](stream(100)), 40) <= 20
 
@@ -268,18 +262,18 @@ def reads_to_resume(make: Callable[[], Any], position: int) -> int:
         reader.step()
     later.loader.load_state_dict(state_of(reader.loader))
     end(reader.loader)
-    reads.since()
+    streams.reads.since()
     in_workers.value = 0
     later.step()
     later.step()
-    end(later.loader)  # A worker of this loader might otherwise still read items during the next count.
-    return int(reads.since() + in_workers.value)
+    end(later.loader)  # A running worker could still read items during the next count.
+    return int(streams.reads.since() + in_workers.value)
 
 
 in_workers = multiprocessing.get_context("fork").Value("q", 0)
 
 
-class Counted(TakesOnce):
+class Counted(streams.TakesOnce):
     def item(self, number: int) -> int:
         with in_workers:
             in_workers.value += 1
@@ -348,7 +342,7 @@ def test_a_slow_first_snapshot_does_not_delay_the_next_ones_for_long() -> None:
 
 def test_a_worker_that_is_killed_is_replaced_at_its_position_in_a_later_epoch() -> None:
     def pipe() -> Any:
-        return IterableWrapper(CountsEpochs(200), deepcopy=False).sharding_filter()
+        return IterableWrapper(streams.CountsEpochs(200), deepcopy=False).sharding_filter()
 
     whole = Reader(of_pipe(pipe(), 2)).finish(3)
     restarting = MultiProcessingReadingService(2, multiprocessing_context="fork", on_worker_exit="restart")
@@ -365,7 +359,7 @@ def test_a_worker_that_is_killed_is_replaced_at_its_position_in_a_later_epoch() 
     assert epochs == whole
 
 
-@pytest.mark.parametrize("stream", [TakesOnce, Walked])
+@pytest.mark.parametrize("stream", [streams.TakesOnce, streams.Walked])
 def test_a_state_of_one_kind_of_stream_is_loaded_by_another_that_counts_items(stream: Any) -> None:
     for saving, loading in ((stream, Stateless), (Stateless, stream)):
         loader = of_pipe(IterableWrapper(saving(SIZE)))
@@ -379,17 +373,17 @@ def test_a_state_of_one_kind_of_stream_is_loaded_by_another_that_counts_items(st
 
 
 def test_a_damaged_position_of_a_stream_is_refused_by_name() -> None:
-    pipe = IterableWrapper(TakesOnce(SIZE))
+    pipe = IterableWrapper(streams.TakesOnce(SIZE))
     next(iter(pipe))
     for damage in ({}, {"own": 1}, {"own": {}, "inner": None, "started": 1, "ended": False}, [1]):
         state = save_state(pipe, described=False)
         state["pipes"][0]["state"]["stream"] = damage
         with pytest.raises(ValueError, match="state of IterableWrapper is damaged"):
-            load_state(IterableWrapper(TakesOnce(SIZE)), state)
+            load_state(IterableWrapper(streams.TakesOnce(SIZE)), state)
 
 
 def test_a_stream_whose_state_raises_can_be_read() -> None:
-    class Broken(TakesOnce):
+    class Broken(streams.TakesOnce):
         def state_dict(self) -> Any:
             raise OSError("no state today")
 

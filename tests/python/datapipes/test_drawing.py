@@ -28,7 +28,7 @@ def drawn(pipe: Any, **options: Any) -> tuple[dict[str, str], set[tuple[str, str
     return colors, {(titles[tail], titles[head]) for tail, head in arrows}
 
 
-def test_a_chain_goes_from_the_blue_source_to_the_green_end() -> None:
+def test_a_chain_is_drawn_from_the_blue_source_to_the_green_end() -> None:
     nodes, arrows = drawn(IterableWrapper(range(3)).map(str).batch(2))
     assert nodes == {"IterableWrapper": BLUE, "Mapper": WHITE, "Batcher": GREEN}
     assert arrows == {("IterableWrapper", "Mapper"), ("Mapper", "Batcher")}

@@ -37,7 +37,7 @@ def told(read: Callable[[], Any]) -> list[str]:
     return [text for text in (str(warning.message) for warning in caught) if "IterableWrapper" in text]
 
 
-def test_a_one_shot_iterator_that_an_earlier_epoch_has_read_is_told_once() -> None:
+def test_one_warning_reports_a_one_shot_iterator_that_an_earlier_epoch_has_read() -> None:
     pipe = IterableWrapper((n for n in range(3)), deepcopy=False)
     assert list(pipe) == [0, 1, 2]
     said = told(lambda: [list(pipe) for _ in range(3)])

@@ -14,37 +14,24 @@ from refusals import refuses
 from stream_checks import check_restore
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
-from torchdata.datapipes.map import (
-    ArrowParts,
-    Batcher,
-    Concater,
-    InMemoryCacheHolder,
-    IterToMapConverter,
-    MapDataPipe,
-    Mapper,
-    SequenceWrapper,
-    Shuffler,
-    UnZipper,
-    Zipper,
-)
 
 
 def numbers(count=10):
-    return SequenceWrapper(range(count))
+    return map_pipes.SequenceWrapper(range(count))
 
 
 PIPES = {
-    "SequenceWrapper": (lambda: SequenceWrapper([3, 1, 2]), [3, 1, 2]),
+    "SequenceWrapper": (lambda: map_pipes.SequenceWrapper([3, 1, 2]), [3, 1, 2]),
     "Mapper": (lambda: numbers(3).map(plus_one), [1, 2, 3]),
     "Mapper, by default": (lambda: numbers(3).map(), [0, 1, 2]),
     "Batcher": (lambda: numbers(5).batch(2), [[0, 1], [2, 3], [4]]),
     "Batcher, dropping": (lambda: numbers(5).batch(2, drop_last=True), [[0, 1], [2, 3]]),
     "Batcher, of tuples": (lambda: numbers(4).batch(2, wrapper_class=tuple), [(0, 1), (2, 3)]),
-    "Concater": (lambda: numbers(2).concat(SequenceWrapper("ab"), numbers(1)), [0, 1, "a", "b", 0]),
+    "Concater": (lambda: numbers(2).concat(map_pipes.SequenceWrapper("ab"), numbers(1)), [0, 1, "a", "b", 0]),
     "Concater, by plus": (lambda: numbers(2) + numbers(1), [0, 1, 0]),
-    "Zipper": (lambda: numbers(3).zip(SequenceWrapper("ab")), [(0, "a"), (1, "b")]),
-    "UnZipper": (lambda: numbers(2).zip(SequenceWrapper("ab")).unzip(2, columns_to_skip=[0])[0], ["a", "b"]),
-    "ArrowParts": (lambda: ArrowParts(pyarrow.table({"a": pyarrow.chunked_array([[1, 2], [3]])})), [0, 1]),
+    "Zipper": (lambda: numbers(3).zip(map_pipes.SequenceWrapper("ab")), [(0, "a"), (1, "b")]),
+    "UnZipper": (lambda: numbers(2).zip(map_pipes.SequenceWrapper("ab")).unzip(2, columns_to_skip=[0])[0], ["a", "b"]),
+    "ArrowParts": (lambda: map_pipes.ArrowParts(pyarrow.table({"a": pyarrow.chunked_array([[1, 2], [3]])})), [0, 1]),
     "InMemoryCacheHolder": (lambda: numbers(3).map(plus_one).in_memory_cache(), [1, 2, 3]),
     "IterToMapConverter": (lambda: iter_pipes.IterableWrapper(range(3)).enumerate().to_map_datapipe(), [0, 1, 2]),
 }
@@ -72,7 +59,7 @@ def test_copies_are_equal_whether_or_not_the_original_was_read(name, copied):
     assert list(copied(pipe)) == expected
 
 
-class BreaksHalfWay(MapDataPipe):
+class BreaksHalfWay(map_pipes.MapDataPipe):
     def __getitem__(self, index):
         if index == 1:
             raise OSError(5, "Input/output error")
@@ -106,29 +93,29 @@ def test_the_exception_of_a_source_is_raised_unchanged_and_the_other_items_can_b
 
 
 test_wrong_arguments_are_refused_by_the_constructor = refuses(
-    (lambda: SequenceWrapper(5), TypeError, "SequenceWrapper.*index"),
-    (lambda: Mapper(numbers(), 5), TypeError, "fn must be a function"),
-    (lambda: Mapper(5, plus_one), TypeError, "MapDataPipe"),
-    (lambda: Mapper(iter_pipes.IterableWrapper([]), plus_one), TypeError, "to_map_datapipe"),
-    (lambda: Batcher(numbers(), "2"), TypeError, "batch_size"),
-    (lambda: Batcher(numbers(), 2, wrapper_class=3), TypeError, "wrapper_class"),
-    (lambda: Concater(), ValueError, "Expected at least one DataPipe"),
-    (lambda: Concater(numbers(), [1]), TypeError, "input 1 .*Expected all inputs to be `MapDataPipe`"),
-    (lambda: Zipper(), ValueError, "Expected at least one DataPipe"),
-    (lambda: Zipper(numbers(), [1]), TypeError, "Expected all inputs to be `MapDataPipe`"),
-    (lambda: UnZipper(numbers(), 2, [0, 1]), RuntimeError, "filtered out"),
-    (lambda: UnZipper(numbers(), 2, [2]), ValueError, "columns_to_skip"),
-    (lambda: InMemoryCacheHolder(3), TypeError, "source_dp"),
-    (lambda: Shuffler(numbers(), indices=5), TypeError, "indices"),
-    (lambda: Shuffler(iter_pipes.IterableWrapper([])), TypeError, "to_map_datapipe"),
-    (lambda: IterToMapConverter(numbers()), TypeError, "only apply on IterDataPipe"),
-    (lambda: IterToMapConverter(iter_pipes.IterableWrapper([]), 5), TypeError, "key_value_fn"),
+    (lambda: map_pipes.SequenceWrapper(5), TypeError, "SequenceWrapper.*index"),
+    (lambda: map_pipes.Mapper(numbers(), 5), TypeError, "fn must be a function"),
+    (lambda: map_pipes.Mapper(5, plus_one), TypeError, "MapDataPipe"),
+    (lambda: map_pipes.Mapper(iter_pipes.IterableWrapper([]), plus_one), TypeError, "to_map_datapipe"),
+    (lambda: map_pipes.Batcher(numbers(), "2"), TypeError, "batch_size"),
+    (lambda: map_pipes.Batcher(numbers(), 2, wrapper_class=3), TypeError, "wrapper_class"),
+    (lambda: map_pipes.Concater(), ValueError, "Expected at least one DataPipe"),
+    (lambda: map_pipes.Concater(numbers(), [1]), TypeError, "input 1 .*Expected all inputs to be `MapDataPipe`"),
+    (lambda: map_pipes.Zipper(), ValueError, "Expected at least one DataPipe"),
+    (lambda: map_pipes.Zipper(numbers(), [1]), TypeError, "Expected all inputs to be `MapDataPipe`"),
+    (lambda: map_pipes.UnZipper(numbers(), 2, [0, 1]), RuntimeError, "filtered out"),
+    (lambda: map_pipes.UnZipper(numbers(), 2, [2]), ValueError, "columns_to_skip"),
+    (lambda: map_pipes.InMemoryCacheHolder(3), TypeError, "source_dp"),
+    (lambda: map_pipes.Shuffler(numbers(), indices=5), TypeError, "indices"),
+    (lambda: map_pipes.Shuffler(iter_pipes.IterableWrapper([])), TypeError, "to_map_datapipe"),
+    (lambda: map_pipes.IterToMapConverter(numbers()), TypeError, "only apply on IterDataPipe"),
+    (lambda: map_pipes.IterToMapConverter(iter_pipes.IterableWrapper([]), 5), TypeError, "key_value_fn"),
 )
 
 
-def test_a_wrapped_sequence_is_a_copy_unless_told_otherwise():
+def test_a_wrapped_sequence_is_copied_by_default():
     source = [[1]]
-    copied, same = SequenceWrapper(source), SequenceWrapper(source, deepcopy=False)
+    copied, same = map_pipes.SequenceWrapper(source), map_pipes.SequenceWrapper(source, deepcopy=False)
     source[0].append(2)
     assert (copied[0], same[0]) == ([1], [1, 2])
 
@@ -136,12 +123,12 @@ def test_a_wrapped_sequence_is_a_copy_unless_told_otherwise():
 def test_a_sequence_that_cannot_be_copied_is_read_directly_with_a_warning():
     source = [threading.Lock()]
     with pytest.warns(UserWarning, match="cannot be deep-copied"):
-        pipe = SequenceWrapper(source)
+        pipe = map_pipes.SequenceWrapper(source)
     assert pipe[0] is source[0]
 
 
 def test_a_mapping_is_read_by_its_keys():
-    pipe = SequenceWrapper({"a": 100, "b": 200}).map(plus_one)
+    pipe = map_pipes.SequenceWrapper({"a": 100, "b": 200}).map(plus_one)
     assert pipe["b"] == 201
     assert sorted(pipe.shuffle(indices=["a", "b"])) == [101, 201]
 
@@ -162,7 +149,7 @@ def test_zipping_names_the_pipe_that_ended():
 
 
 def test_a_pipe_without_length_says_so():
-    class Squares(MapDataPipe):
+    class Squares(map_pipes.MapDataPipe):
         def __getitem__(self, index):
             return index * index
 
@@ -222,7 +209,7 @@ def test_items_that_are_not_pairs_raise_an_error_each_time(item, error):
             pipe["a"]
 
 
-def test_len_of_a_map_reads_its_source_only_where_that_does_not_know():
+def test_len_of_a_map_reads_its_source_only_if_the_source_has_no_length():
     known = iter_pipes.IterableWrapper([("a", 1)]).to_map_datapipe()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -243,8 +230,8 @@ class Unsized:
 
 
 def test_a_data_set_that_raises_no_index_error_is_read_by_its_length():
-    endless = SequenceWrapper(Mapped(lambda index: index % 4, 4))
+    endless = map_pipes.SequenceWrapper(Mapped(lambda index: index % 4, 4))
     assert list(endless) == [0, 1, 2, 3]
     assert list(endless.map(str)) == ["0", "1", "2", "3"]
     assert endless[5] == 1
-    assert list(SequenceWrapper(Unsized()).map(str.upper)) == ["A", "B", "C"]
+    assert list(map_pipes.SequenceWrapper(Unsized()).map(str.upper)) == ["A", "B", "C"]

@@ -298,7 +298,7 @@ def test_nested_data_is_searched_within_one_budget_per_attribute(
     assert 0 < Counted.looked_at <= 2 * LARGEST_STRUCTURE  # once for types, once to find pipes
 
 
-def test_data_in_a_structure_does_not_hide_the_pipes_beside_it() -> None:
+def test_data_in_a_structure_does_not_hide_pipes_in_the_same_structure() -> None:
     class Holder(IterDataPipe):
         def __init__(self, held: Any) -> None:
             self.held = held
@@ -355,7 +355,7 @@ def test_a_large_buffer_resumes_while_it_empties(position: int) -> None:
     assert list(second) == _shuffled(3)[position:]
 
 
-def test_chunks_remove_what_a_list_removes() -> None:
+def test_chunks_remove_the_same_items_as_a_list() -> None:
     chunks, items, generator = ChunkedList(list(range(ITEMS))), list(range(ITEMS)), random.Random(0)
     for left in range(ITEMS, 0, -1):
         index = generator.choice((0, left - 1, generator.randrange(left)))

@@ -110,7 +110,7 @@ def test_numbers_of_long_double_have_the_size_that_numpy_says(loopback, without_
 
 
 @pytest.mark.parametrize("dtype", ["u1", "f8", "M8[s]"])
-def test_arrays_in_pickled_objects_go_beside_the_pickle_whatever_their_layout(loopback, dtype):
+def test_arrays_of_every_layout_in_pickled_objects_are_sent_outside_the_pickle(loopback, dtype):
     whole = image("i8" if dtype == "M8[s]" else dtype).astype(dtype)
     for layout in LAYOUTS.values():
         sent = layout(whole)
@@ -132,7 +132,7 @@ def test_torchdata_empty_returns_a_plain_array_outside_of_workers():
 
 @pytest.mark.parametrize("dtype", ["?", "i4", "f8", "c8", "M8[us]", "m8[3h]"])
 @pytest.mark.parametrize("size", [0, 3, 30_000])
-def test_metadata_of_a_dtype_arrives_with_it(loopback: Loopback, dtype: str, size: int) -> None:
+def test_the_metadata_of_a_dtype_are_received(loopback: Loopback, dtype: str, size: int) -> None:
     marked = np.dtype(dtype, metadata={"unit": "m", "scale": (2, [3])})
     array = np.zeros(size, dtype).astype(marked)
     for sent in (array, {"a": [array, array.reshape(1, -1).T]}, np.zeros((4, max(size, 1)), marked)[::2]):

@@ -166,7 +166,7 @@ def test_an_array_that_is_sent_twice_in_an_item_is_one_object_on_arrival(loopbac
     np.testing.assert_array_equal(first, np.full(SHAPE, 5, "float32"))
 
 
-def test_memory_of_arrays_that_were_handed_over_comes_back(loopback):
+def test_memory_of_arrays_that_were_handed_over_is_freed(loopback):
     for received in loopback.send(map(made, range(100))):
         assert received[0, 0] == received[-1, -1]
     del received

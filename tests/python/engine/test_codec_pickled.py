@@ -86,7 +86,7 @@ def test_a_reducer_that_is_registered_between_two_items_is_used_from_then_on(loo
     assert loopback.one(Ours(3)).value == 3
 
 
-def test_a_reducer_for_the_picklers_of_processes_reaches_what_only_cloudpickle_can_pickle(loopback):
+def test_a_reducer_of_multiprocessing_is_called_for_objects_that_only_cloudpickle_can_pickle(loopback):
     ForkingPickler.register(Registered, lambda obj: (str, ("by its reducer",)))
     function, reduced = loopback.one([lambda: 7, Registered(1)])
     assert function() == 7

@@ -183,7 +183,7 @@ class Comparison:
 )
 @given(sent=items(), budget=st.sampled_from([64 << 20, 64 << 20, 40_000]))
 @pytest.mark.filterwarnings("ignore:The 'generic' unit")  # NumPy 2.5 warns that these units are deprecated
-def test_random_items_arrive_as_they_were(sent, budget):
+def test_random_items_are_received_unchanged(sent, budget):
     received = Loopback(budget=budget).one(sent)
     comparison = Comparison()
     comparison.check(sent, received)

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:ComplexHalf support is experimen
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_random_items_arrive_as_pickle_would_make_them_and_their_memory_comes_back(seed):
+def test_random_items_are_received_as_unpickling_would_create_them_and_their_memory_is_freed(seed):
     random_tensors.run(seed, 15)
 
 
@@ -135,7 +135,7 @@ def inferred(tensor):
 
 
 @pytest.mark.parametrize("name", MORE)
-def test_a_tensor_that_is_more_than_its_elements_arrives_as_all_that_it_is(loopback, name):
+def test_a_tensor_with_properties_beyond_its_elements_is_received_with_these_properties(loopback, name):
     make, tells = MORE[name]
     if name == "pairs of small floats" and not hasattr(torch, "float4_e2m1fn_x2"):
         pytest.skip("this torch has no type of four bits")
@@ -147,14 +147,14 @@ def test_a_tensor_that_is_more_than_its_elements_arrives_as_all_that_it_is(loopb
         assert tells(received)
 
 
-def test_a_tensor_that_arrives_while_nothing_is_to_be_recorded_is_as_any_other_made_then(loopback):
+def test_a_tensor_that_is_received_with_gradients_disabled_is_like_any_tensor_created_then(loopback):
     with torch.no_grad():
         assert loopback.one(torch.ones(3)).requires_grad_().requires_grad
     with torch.inference_mode():
         assert loopback.one(torch.ones(3)).tolist() == [1, 1, 1]
 
 
-def test_a_tensor_is_what_its_memory_holds_when_it_is_sent_although_only_a_part_of_a_storage_is_left(loopback):
+def test_a_tensor_is_sent_only_if_its_elements_are_still_inside_a_storage_that_has_shrunk(loopback):
     tensor = torch.arange(5000)
     part, cut = tensor[10:20], tensor[15:25]
     tensor.untyped_storage().resize_(8 * 20)

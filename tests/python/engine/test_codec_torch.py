@@ -95,7 +95,7 @@ def test_a_sparse_tensor_keeps_its_parts_and_is_not_kept_alive(loopback, name):
     assert noted.note == "kept"
     known = [weakref.ref(one) for one in (alone, kept, noted)]
     del alone, kept, noted, received
-    assert [one() for one in known] == [None] * 3  # torch's records of loaded tensors keep no tensor alive
+    assert [one() for one in known] == [None] * 3  # Torch's records of loaded tensors must not keep a tensor alive.
 
 
 @pytest.fixture
@@ -105,7 +105,7 @@ def elsewhere():
     torch.set_default_device(None)
 
 
-def test_tensors_arrive_on_the_cpu_whatever_the_default_device_is(loopback, elsewhere):
+def test_tensors_are_received_on_the_cpu_with_every_default_device(loopback, elsewhere):
     whole = torch.arange(6.0, device="cpu")
     sent = [whole, whole[1:], whole[:0], Pair(whole.view(2, 3).t(), 1), whole.clone().as_subclass(Marked)]
     for item in (sent, *sent):
@@ -191,7 +191,7 @@ def tensors_in(item):
 
 
 @pytest.mark.parametrize("name", VIEWS)
-def test_of_a_large_tensor_only_what_an_item_holds_is_sent(loopback, name):
+def test_only_the_part_of_a_large_tensor_that_an_item_contains_is_sent(loopback, name):
     item = VIEWS[name]()
     received = tensors_in(loopback.one(item))
     for sent, found in zip(tensors_in(item), received, strict=True):

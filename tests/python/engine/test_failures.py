@@ -197,7 +197,7 @@ class Network(ConnectionError):
     """An exception class, which the main process raises instead of a subclass that cannot be imported."""
 
 
-def test_an_exception_of_a_class_that_the_main_process_lacks_arrives_as_its_nearest_base(monkeypatch):
+def test_an_exception_whose_class_the_main_process_lacks_is_raised_as_the_nearest_base_class(monkeypatch):
     cls = type("Timeout", (Network,), {"__module__": "only_in_the_worker"})
     with monkeypatch.context() as worker:
         worker.setitem(sys.modules, "only_in_the_worker", types.SimpleNamespace(Timeout=cls))

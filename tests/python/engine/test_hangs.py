@@ -147,7 +147,7 @@ def test_a_process_that_worked_and_now_sleeps_has_the_timeout(folder):
         assert list(loader) == list(range(40))
 
 
-def test_out_of_order_every_item_comes_once(folder):
+def test_out_of_order_every_item_is_yielded_once(folder):
     with hanging(HangingAt("sleep", 13, folder), in_order=False) as loader:
         assert sorted(loader) == list(range(40))
         assert loader.stats().restarts > 0

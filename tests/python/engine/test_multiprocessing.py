@@ -124,7 +124,7 @@ def test_a_second_iterator_within_an_epoch_starts_over():
         assert list(dl) == list(range(100))
 
 
-def test_out_of_order_delivers_what_is_ready_and_loses_nothing(tmp_path):
+def test_out_of_order_items_are_delivered_when_they_are_ready_and_none_is_lost(tmp_path):
     has_come = tmp_path / "39 has come"
 
     def waits_at_38(x):

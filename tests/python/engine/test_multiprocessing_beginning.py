@@ -66,7 +66,7 @@ def seen_by_a_worker(_):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_worker_has_one_more_thread_knows_its_parent_and_ignores_ctrl_c(method):
+def test_a_worker_has_one_more_thread_and_the_correct_parent_and_ignores_ctrl_c(method):
     thresholds = gc.get_threshold()
     with loader(IterableWrapper([0]).map(seen_by_a_worker), 1, multiprocessing_context=method) as dl:
         ((name, threads, (parent, real_parent, is_alive), ctrl_c),) = dl

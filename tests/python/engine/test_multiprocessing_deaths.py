@@ -47,7 +47,7 @@ class Kills:
 
 
 @pytest.mark.parametrize(("method", "number"), with_methods(signal.SIGSEGV, signal.SIGKILL))
-def test_a_worker_that_is_killed_is_reported_after_what_it_had_sent(method, number, tmp_path):
+def test_a_killed_worker_is_reported_after_the_items_that_it_had_sent(method, number, tmp_path):
     # The worker that will be killed waits for this file, so that it does not exit before the other worker has started.
     others_are_up = tmp_path / "up"
     datapipe = IterableWrapper(range(40)).sharding_filter().map(Kills(13, number, others_are_up))
@@ -181,7 +181,7 @@ def test_children_end_when_the_main_process_is_killed(script, method):
 @pytest.mark.parametrize(
     ("method", "ending"), with_methods("pass", "sys.exit(0)", "dl.shutdown(); dl.shutdown()", "del dl, it")
 )
-def test_the_interpreter_exits_whatever_state_the_loader_is_in(script, method, ending):
+def test_the_interpreter_exits_in_every_state_of_the_loader(script, method, ending):
     path = script(
         f"""
         dl = make(nap, {method!r})

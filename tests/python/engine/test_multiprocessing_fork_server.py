@@ -62,7 +62,7 @@ def test_a_fork_server_that_has_just_died_is_replaced():
     read_by_a_fork_server()
 
 
-def test_a_fork_server_that_dies_before_it_has_read_what_was_asked_of_it_is_replaced(monkeypatch):
+def test_a_fork_server_that_exits_before_it_has_read_a_request_is_replaced(monkeypatch):
     stopped, got, asked = read_by_a_fork_server(), [], threading.Event()
     ask = ForkingProcess.ask
     monkeypatch.setattr(ForkingProcess, "ask", lambda *args, **options: (asked.set(), ask(*args, **options))[1])

@@ -73,7 +73,7 @@ def test_an_idle_worker_returns_the_memory_of_its_shuffle_buffer():
 
 
 @pytest.mark.parametrize("ended", [True, False])
-def test_memory_that_a_large_item_took_goes_back_whether_the_worker_works_waits_or_rests(ended):
+def test_the_memory_of_a_large_item_is_freed_whether_the_worker_computes_waits_or_idles(ended):
     count = 8 if ended else 1_000_000
     with loader(
         IterableWrapper(range(count)).map(lambda x: np.full(4 << 20 if x == 0 else 4 << 10, x)), num_workers=1

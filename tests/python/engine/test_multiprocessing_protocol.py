@@ -109,7 +109,7 @@ def test_items_beyond_the_budget_are_kept_with_a_warning_that_says_why():
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
-def test_what_is_dispatched_can_be_read_again_in_the_same_epoch(workers):
+def test_dispatched_items_can_be_read_again_in_the_same_epoch(workers):
     shares = [[*range(w, 10, workers)] * 3 for w in range(workers)]
     with loader(dispatched(range(10)).cycle(3), workers) as dl:
         for _ in range(2):

@@ -104,7 +104,7 @@ def said(process, what):
     raise AssertionError(f"the program has ended with {process.wait()}; it had handled {handled}")
 
 
-#: With spawn and forkserver, the tests use only one family, because workers that import all modules start slowly.
+#: With spawn and forkserver, the tests use only one kind of loader, because workers that import modules start slowly.
 BY_METHOD = {"fork": list(FAMILIES), "spawn": ["DataLoader2"], "forkserver": ["DataLoader2"]}
 
 

@@ -11,27 +11,6 @@ import weakref
 import pytest
 
 from torchdata import _native
-from torchdata._native import (
-    BellBoard,
-    Collector,
-    Delivery,
-    DeliveryIterator,
-    Exchange,
-    FilterIterator,
-    GzipReader,
-    IndexedIterator,
-    IterationToken,
-    Link,
-    ReadAheadQueue,
-    SavedGlobals,
-    Sender,
-    SequenceIterator,
-    ShardTurns,
-    ShareIterator,
-    SourceReader,
-    TFRecordReader,
-    TimedCall,
-)
 from torchdata.datapipes.iter import IterableWrapper
 from waiting import check_in_forked_child
 
@@ -50,23 +29,23 @@ def filter_of_types(holder):
     class Plain:
         holder_of_the_class = holder
 
-    return FilterIterator(iter([]), bool, [Plain], bool, bool)
+    return _native.FilterIterator(iter([]), bool, [Plain], bool, bool)
 
 
 def queue_of_items(holder):
-    queue = ReadAheadQueue("a test", 3)
+    queue = _native.ReadAheadQueue("a test", 3)
     queue.put(queue.reserve(), holder)
     return queue
 
 
 def queue_with_a_mark(holder):
-    queue = ReadAheadQueue("a test", 3, place=(None, 0, []))
+    queue = _native.ReadAheadQueue("a test", 3, place=(None, 0, []))
     queue.put_and_reserve(queue.reserve(), 0, 0, holder)
     return queue
 
 
 def queue_with_an_error(holder):
-    queue = ReadAheadQueue("a test", 3)
+    queue = _native.ReadAheadQueue("a test", 3)
     error = ValueError()
     error.holder = holder
     queue.finish(queue.reserve(), error)
@@ -74,7 +53,7 @@ def queue_with_an_error(holder):
 
 
 def queue_that_was_restored(holder):
-    queue = ReadAheadQueue("a test", 1)
+    queue = _native.ReadAheadQueue("a test", 1)
     for item in (1, holder, 2):
         queue.append(item)
     queue.pop()
@@ -88,7 +67,7 @@ def queue_with_a_place(holder):
 
 
 def queue_with_a_submitted_item(holder):
-    queue = ReadAheadQueue("a test", 1)
+    queue = _native.ReadAheadQueue("a test", 1)
     queue.submit(holder, False)
     return queue
 
@@ -100,8 +79,8 @@ def queue_with_a_claimed_item(holder):
 
 
 def queue_with_one_of_several_claimed(holder):
-    queue = ReadAheadQueue("a test", 3, place=(None, 0, []))
-    reader = SourceReader(iter([1, 2]).__next__, lambda: holder, print, 1, 0, set())
+    queue = _native.ReadAheadQueue("a test", 3, place=(None, 0, []))
+    reader = _native.SourceReader(iter([1, 2]).__next__, lambda: holder, print, 1, 0, set())
     slot, error = reader.hand_over(queue)
     queue.finish(slot, error)
     assert queue.claim_some(1, 1, 1) == ([0], [1])
@@ -114,8 +93,8 @@ def reader_with_an_error(holder):
         error.holder = holder
         raise error
 
-    reader = SourceReader(iter([1]).__next__, state_of, print, 1, 0, set())
-    queue = ReadAheadQueue("a test", 3)
+    reader = _native.SourceReader(iter([1]).__next__, state_of, print, 1, 0, set())
+    queue = _native.ReadAheadQueue("a test", 3)
     assert reader.take(queue, queue.reserve()) == (1, 0, None)
     return reader
 
@@ -123,13 +102,13 @@ def reader_with_an_error(holder):
 def gzip_reader_amid_members(holder):
     stream = io.BytesIO(gzip.compress(b"one") + b"\0" * 9 + gzip.compress(b"two" * 50_000))
     holder.stream = stream
-    reader = GzipReader(lambda size: holder.stream.read(10))
+    reader = _native.GzipReader(lambda size: holder.stream.read(10))
     assert reader.read()
     return reader
 
 
 def _collector(on_error):
-    return Collector([Link(0)], BellBoard(2), 0, [1], on_error)
+    return _native.Collector([_native.Link(0)], _native.BellBoard(2), 0, [1], on_error)
 
 
 def collector_that_watches(holder):
@@ -143,7 +122,7 @@ def collector_with_an_interrupt(holder):
         holder_of_the_class = holder
 
     collector = _collector(print)
-    collector.set_interrupt(Link(0), Interrupt, Link(0), BellBoard(1), 0)
+    collector.set_interrupt(_native.Link(0), Interrupt, _native.Link(0), _native.BellBoard(1), 0)
     return collector
 
 
@@ -162,38 +141,38 @@ def guard(holder):
 
 
 def sender_with_a_taker(holder):
-    sender = Sender([Link(0)], BellBoard(2), 0, [1])
+    sender = _native.Sender([_native.Link(0)], _native.BellBoard(2), 0, [1])
     sender.take_snapshots(holder.called, 1.0, 1.0)
     return sender
 
 
 def delivery(holder):
-    found = Delivery()
+    found = _native.Delivery()
     found.source = map(holder.called, [])
     return found
 
 
 def saved_globals(holder):
-    found = SavedGlobals()
-    found.save(Exchange([], [({"variable": holder}, "variable")], []))
+    found = _native.SavedGlobals()
+    found.save(_native.Exchange([], [({"variable": holder}, "variable")], []))
     return found
 
 
 WAYS = {
     "delivery": delivery,
     "hold on a queue": lambda holder: queue_of_items(holder).hold(),
-    "delivery iterator": lambda holder: DeliveryIterator(delivery(holder), 0),
-    "sequence iterator": lambda holder: SequenceIterator([holder], 0),
-    "share": lambda holder: ShareIterator(guard(holder), 0, 1, 1, 1),
-    "timed call": lambda holder: TimedCall(IterationToken(), holder.called, True),
+    "delivery iterator": lambda holder: _native.DeliveryIterator(delivery(holder), 0),
+    "sequence iterator": lambda holder: _native.SequenceIterator([holder], 0),
+    "share": lambda holder: _native.ShareIterator(guard(holder), 0, 1, 1, 1),
+    "timed call": lambda holder: _native.TimedCall(_native.IterationToken(), holder.called, True),
     "sender with a taker": sender_with_a_taker,
-    "filter over": lambda holder: FilterIterator(iter([holder]), bool, [], bool, bool),
-    "filter by": lambda holder: FilterIterator(iter([]), holder.called, [], bool, bool),
-    "filter that drops": lambda holder: FilterIterator(iter([]), bool, [], holder.called, bool),
-    "filter that converts": lambda holder: FilterIterator(iter([]), bool, [], bool, holder.called),
+    "filter over": lambda holder: _native.FilterIterator(iter([holder]), bool, [], bool, bool),
+    "filter by": lambda holder: _native.FilterIterator(iter([]), holder.called, [], bool, bool),
+    "filter that drops": lambda holder: _native.FilterIterator(iter([]), bool, [], holder.called, bool),
+    "filter that converts": lambda holder: _native.FilterIterator(iter([]), bool, [], bool, holder.called),
     "filter of types": filter_of_types,
-    "items by index": lambda holder: IndexedIterator(holder.called, iter([]), holder.called),
-    "items of indices": lambda holder: IndexedIterator(bool, iter([holder]), bool),
+    "items by index": lambda holder: _native.IndexedIterator(holder.called, iter([]), holder.called),
+    "items of indices": lambda holder: _native.IndexedIterator(bool, iter([holder]), bool),
     "queue of items": queue_of_items,
     "queue with an error": queue_with_an_error,
     "queue that was restored": queue_that_was_restored,
@@ -202,24 +181,28 @@ WAYS = {
     "queue with a submitted item": queue_with_a_submitted_item,
     "queue with a claimed item": queue_with_a_claimed_item,
     "queue with one of several claimed": queue_with_one_of_several_claimed,
-    "reader of a source": lambda holder: SourceReader(holder.called, print, print, 1, 0, set()),
-    "reader of states": lambda holder: SourceReader(print, holder.called, print, 1, 0, set()),
-    "reader that marks": lambda holder: SourceReader(print, print, holder.called, 1, 0, set()),
+    "reader of a source": lambda holder: _native.SourceReader(holder.called, print, print, 1, 0, set()),
+    "reader of states": lambda holder: _native.SourceReader(print, holder.called, print, 1, 0, set()),
+    "reader that marks": lambda holder: _native.SourceReader(print, print, holder.called, 1, 0, set()),
     "reader with an error": reader_with_an_error,
-    "gzip reader": lambda holder: GzipReader(holder.read),
+    "gzip reader": lambda holder: _native.GzipReader(holder.read),
     "gzip reader amid members": gzip_reader_amid_members,
-    "record reader": lambda holder: TFRecordReader(holder.read, "here"),
-    "record reader that converts": lambda holder: TFRecordReader(io.BytesIO().read, "here", convert=holder.called),
-    "record reader that finishes": lambda holder: TFRecordReader(io.BytesIO().read, "here", finish=holder.called),
+    "record reader": lambda holder: _native.TFRecordReader(holder.read, "here"),
+    "record reader that converts": lambda holder: _native.TFRecordReader(
+        io.BytesIO().read, "here", convert=holder.called
+    ),
+    "record reader that finishes": lambda holder: _native.TFRecordReader(
+        io.BytesIO().read, "here", finish=holder.called
+    ),
     "collector with errors": lambda holder: _collector(holder.called),
     "collector that watches": collector_that_watches,
     "collector with an interrupt": collector_with_an_interrupt,
     "collector that tells of surplus": collector_that_tells_of_surplus,
     "item stream": lambda holder: iter(_collector(holder.called)),
     "guard": guard,
-    "what shards exchange": lambda holder: Exchange([(holder, "held", None)], [], []),
+    "what shards exchange": lambda holder: _native.Exchange([(holder, "held", None)], [], []),
     "globals of a shard": saved_globals,
-    "turns of shards": lambda holder: ShardTurns([], holder.called, 0),
+    "turns of shards": lambda holder: _native.ShardTurns([], holder.called, 0),
 }
 
 
@@ -260,7 +243,7 @@ def test_every_class_is_tried_here_or_holds_no_objects():
 
 
 def test_garbage_collection_does_not_free_items_that_a_thread_waits_for():
-    queue = ReadAheadQueue("a test", 4)
+    queue = _native.ReadAheadQueue("a test", 4)
     count = 3_000
 
     def produce():

@@ -1,14 +1,17 @@
-"""Random bytes in shared memory (see `random_scribbles`) lead to correct items or to an error."""
+"""Random or damaged bytes in shared memory (see `random_scribbles`) lead to correct items or to an error."""
 
 import ctypes
 import os
+import signal
 import threading
 import warnings
+from pathlib import Path
 
 import pytest
 
 import random_scribbles
 from process_checks import loader, no_earlier_loader, nothing_is_left  # noqa: F401
+from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 from torchdata.datapipes.iter import IterableWrapper
 
 pytestmark = [
@@ -48,3 +51,28 @@ def test_a_damaged_page_of_counters_is_left_out_with_one_warning_and_the_loader_
     assert [process.role for process in shown.processes] == ["worker", "worker"]
     (warning,) = errors if action == "error" else [one.message for one in told]
     assert str(warning).startswith("the statistics of this loader are incomplete: page 0 of the counters")
+
+
+class DamagesCounters:
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __call__(self, x: int) -> int:
+        if x == 7 and not self.mark.exists():
+            self.mark.touch()
+            found = [first for first, _, kind in random_scribbles._mappings() if kind == "counters"]
+            assert found
+            for first in found:
+                ctypes.memset(first, 255, 256)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return x
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_that_starts_after_the_counters_were_damaged_delivers_its_items(method: str, tmp_path: Path) -> None:
+    pipe = IterableWrapper(range(30)).sharding_filter().map(DamagesCounters(tmp_path / "mark"))
+    service = MultiProcessingReadingService(2, method, on_worker_exit="restart")
+    with DataLoader2(pipe, reading_service=service) as loader:
+        with pytest.warns(RuntimeWarning, match="was killed by SIGKILL") as told:
+            assert list(loader) == list(range(30))
+        assert sum("has taken its place" in str(one.message) for one in told) == 1

@@ -146,7 +146,9 @@ def uneven(number: int) -> int:
 
 
 @each_way
-def test_all_results_come_in_order_or_as_they_are_ready(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_results_are_received_in_order_or_as_soon_as_they_are_ready(
+    way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = list(begun(way, 40, uneven, monkeypatch))
     assert (found if way.in_order else sorted(found)) == list(range(40))
 

@@ -35,7 +35,7 @@ def test_items_that_exceed_the_room_are_held_back_and_arrive_whole(monkeypatch: 
     assert sorted(got, key=str) == sorted([(100_000, {x}) for x in range(60)], key=str)
 
 
-def test_the_dispatching_process_is_seen_beside_workers_elsewhere() -> None:
+def test_the_dispatching_process_is_shown_together_with_workers_on_other_machines() -> None:
     with DataLoader2(dealt(600).map(double), reading_service=LocallyRemote(WORKERS)) as loader:
         assert len(list(loader)) == 600
         wait_for(lambda: sum(worker.items for worker in loader.stats().workers) == 600)

@@ -13,29 +13,13 @@ from typing import Any
 
 import pytest
 
+import torchdata.nodes as tn
 from node_sources import same
-from torchdata.nodes import (
-    BaseNode,
-    Batcher,
-    Cycler,
-    Filter,
-    Header,
-    Loader,
-    Mapper,
-    MultiNodeRoundRobinSampler,
-    MultiNodeWeightedSampler,
-    ParallelMapper,
-    Prefetcher,
-    StopCriteria,
-    Unbatcher,
-    from_pipe,
-    to_pipe,
-)
 
 SIZE = 5
 
 
-class Recorder(BaseNode[Any]):
+class Recorder(tn.BaseNode[Any]):
     def __init__(self, size: int = SIZE) -> None:
         super().__init__()
         self.size = size
@@ -73,33 +57,33 @@ class Recorder(BaseNode[Any]):
         return self.calling
 
 
-ASKING: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
-    "prefetch": lambda node: Prefetcher(node, 2),
-    "prefetch, every third": lambda node: Prefetcher(node, 2, snapshot_frequency=3),
-    "threads": lambda node: ParallelMapper(node, same, 2),
-    "threads out of order": lambda node: ParallelMapper(node, same, 2, in_order=False),
-    "threads and batches": lambda node: ParallelMapper(node, same, 2, prebatch=2),
-    "unbatcher": lambda node: Unbatcher(Batcher(node, 2, drop_last=False)),
+ASKING: dict[str, Callable[[tn.BaseNode[Any]], tn.BaseNode[Any]]] = {
+    "prefetch": lambda node: tn.Prefetcher(node, 2),
+    "prefetch, every third": lambda node: tn.Prefetcher(node, 2, snapshot_frequency=3),
+    "threads": lambda node: tn.ParallelMapper(node, same, 2),
+    "threads out of order": lambda node: tn.ParallelMapper(node, same, 2, in_order=False),
+    "threads and batches": lambda node: tn.ParallelMapper(node, same, 2, prebatch=2),
+    "unbatcher": lambda node: tn.Unbatcher(tn.Batcher(node, 2, drop_last=False)),
 }
-STEPS: dict[str, Callable[[BaseNode[Any]], BaseNode[Any]]] = {
+STEPS: dict[str, Callable[[tn.BaseNode[Any]], tn.BaseNode[Any]]] = {
     "nothing": same,
-    "mapper": lambda node: Mapper(node, same),
-    "filter": lambda node: Filter(node, lambda item: item != 1),
-    "batcher": lambda node: Batcher(node, 2),
-    "header": lambda node: Header(node, 3),
-    "cycler": lambda node: Header(Cycler(node, 2), 20),
-    "bridge": lambda node: from_pipe(to_pipe(node).map(same)),
+    "mapper": lambda node: tn.Mapper(node, same),
+    "filter": lambda node: tn.Filter(node, lambda item: item != 1),
+    "batcher": lambda node: tn.Batcher(node, 2),
+    "header": lambda node: tn.Header(node, 3),
+    "cycler": lambda node: tn.Header(tn.Cycler(node, 2), 20),
+    "bridge": lambda node: tn.from_pipe(tn.to_pipe(node).map(same)),
     **{
-        f"in turn {criterion}": lambda node, c=criterion: Header(MultiNodeRoundRobinSampler({"a": node}, c), 20)
-        for criterion in sorted(value for name, value in vars(StopCriteria).items() if name.isupper())
+        f"in turn {criterion}": lambda node, c=criterion: tn.Header(tn.MultiNodeRoundRobinSampler({"a": node}, c), 20)
+        for criterion in sorted(value for name, value in vars(tn.StopCriteria).items() if name.isupper())
     },
-    "weighted": lambda node: MultiNodeWeightedSampler({"a": node}, {"a": 1.0}, rank=0, world_size=1),
+    "weighted": lambda node: tn.MultiNodeWeightedSampler({"a": node}, {"a": 1.0}, rank=0, world_size=1),
     **ASKING,
 }
 TURNING = ("cycler", "in turn CYCLE")
 
 
-def epochs_over(loader: Loader[Any], most: int | None = None) -> list[Any]:
+def epochs_over(loader: tn.Loader[Any], most: int | None = None) -> list[Any]:
     return list(itertools.islice(loader, most))
 
 
@@ -116,8 +100,8 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     turns = any(name.startswith(TURNING) for name in (inner, outer))
     asks = inner in ASKING or outer in ASKING
 
-    def make(recorder: Recorder) -> Loader[Any]:
-        return Loader(STEPS[outer](STEPS[inner](recorder)))
+    def make(recorder: Recorder) -> tn.Loader[Any]:
+        return tn.Loader(STEPS[outer](STEPS[inner](recorder)))
 
     # Only nodes that read ahead or read repeatedly may request the recorder's state.
     recorder = Recorder()
@@ -157,7 +141,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
 @pytest.mark.parametrize("name", ASKING)
 def test_nodes_that_read_ahead_ask_for_states_when_the_guide_says(name: str) -> None:
     recorder = Recorder()
-    with Loader(ASKING[name](recorder)) as loader:
+    with tn.Loader(ASKING[name](recorder)) as loader:
         list(loader)
     expected = {
         "prefetch": "Rg" + "ng" * 5 + "e",
@@ -173,7 +157,7 @@ def test_nodes_that_read_ahead_ask_for_states_when_the_guide_says(name: str) -> 
 def test_an_end_lasts_until_the_next_reset_for_nodes_that_read_ahead() -> None:
     for name in ("prefetch", "threads"):
         recorder = Recorder(1)
-        with Loader(ASKING[name](recorder)) as loader:
+        with tn.Loader(ASKING[name](recorder)) as loader:
             iterator = iter(loader)
             assert list(iterator) == [0]
             for _ in range(3):
@@ -190,7 +174,7 @@ def test_an_error_passes_through_every_node_and_the_next_call_reads_on() -> None
             return item
 
     for name, step in STEPS.items():
-        with Loader(step(Fails())) as loader:
+        with tn.Loader(step(Fails())) as loader:
             found: list[Any] = []
             iterator = iter(loader)
             while len(found) < 12:

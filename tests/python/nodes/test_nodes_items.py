@@ -8,35 +8,22 @@ from typing import Any
 import pytest
 import torch
 
+import torchdata.nodes as tn
 from node_sources import Epochs, at_odds, numbers, outcomes
 from torchdata.datapipes.iter import IterableWrapper as Pipe
-from torchdata.nodes import (
-    BaseNode,
-    Batcher,
-    Cycler,
-    Filter,
-    Header,
-    IterableWrapper,
-    Loader,
-    Mapper,
-    ParallelMapper,
-    SamplerWrapper,
-    Unbatcher,
-    from_pipe,
-)
 from torchdata.nodes.map import MapOverBatch
 
 
 @pytest.mark.parametrize(("count", "size"), [(0, 2), (1, 2), (4, 2), (5, 2), (5, 5), (5, 1), (3, 9)])
 def test_batches_are_the_slices_of_the_source(count: int, size: int) -> None:
     slices = [list(range(count))[start : start + size] for start in range(0, count, size)]
-    assert list(Batcher(numbers(count), size, drop_last=False)) == slices
-    assert list(Batcher(numbers(count), size)) == [one for one in slices if len(one) == size]
-    assert list(Unbatcher(IterableWrapper(slices))) == list(range(count))
+    assert list(tn.Batcher(numbers(count), size, drop_last=False)) == slices
+    assert list(tn.Batcher(numbers(count), size)) == [one for one in slices if len(one) == size]
+    assert list(tn.Unbatcher(tn.IterableWrapper(slices))) == list(range(count))
 
 
 def test_an_error_in_the_middle_of_a_batch_loses_no_sample_even_in_a_state() -> None:
-    node = Batcher(Mapper(numbers(5), at_odds), 4, drop_last=False)
+    node = tn.Batcher(tn.Mapper(numbers(5), at_odds), 4, drop_last=False)
     with pytest.raises(ValueError, match="two"):
         next(node)
     state = pickle.loads(pickle.dumps(node.state_dict()))
@@ -48,7 +35,7 @@ def test_an_error_in_the_middle_of_a_batch_loses_no_sample_even_in_a_state() -> 
 
 
 def test_batches_that_are_tensors_are_taken_apart_and_empty_ones_are_passed_over() -> None:
-    rows = Unbatcher(IterableWrapper([torch.arange(2), torch.empty(0), torch.arange(1)]))
+    rows = tn.Unbatcher(tn.IterableWrapper([torch.arange(2), torch.empty(0), torch.arange(1)]))
     assert [int(row) for row in rows] == [0, 1, 0]
 
 
@@ -59,7 +46,7 @@ def test_a_state_within_a_batch_reads_it_again_and_one_between_two_does_not() ->
         read.append(batch[0])
         return batch
 
-    node = Unbatcher(Mapper(Batcher(numbers(4), 2), noted))
+    node = tn.Unbatcher(tn.Mapper(tn.Batcher(numbers(4), 2), noted))
     states = [(next(node), node.state_dict()) for _ in range(4)]
     for item, state in states:
         read.clear()
@@ -69,7 +56,7 @@ def test_a_state_within_a_batch_reads_it_again_and_one_between_two_does_not() ->
 
 
 def test_a_filter_counts_what_it_drops() -> None:
-    node = Filter(numbers(7), lambda number: number % 3 == 0)
+    node = tn.Filter(numbers(7), lambda number: number % 3 == 0)
     assert list(node) == [0, 3, 6]
     assert node.state_dict() == {"source": {"_num_yielded": 7}, "_num_filtered": 4, "_num_yielded": 3}
 
@@ -79,22 +66,22 @@ def test_a_head_leaves_the_rest_unread() -> None:
         yield from (1, 2)
         raise AssertionError("read too far")
 
-    assert list(Header(IterableWrapper(never()), 2)) == [1, 2]
-    assert list(Header(numbers(1), 2)) == [0]
-    assert list(Header(IterableWrapper(never()), 0)) == []
+    assert list(tn.Header(tn.IterableWrapper(never()), 2)) == [1, 2]
+    assert list(tn.Header(numbers(1), 2)) == [0]
+    assert list(tn.Header(tn.IterableWrapper(never()), 0)) == []
 
 
 def test_a_cycle_resets_its_source_so_that_epochs_count() -> None:
-    assert list(Cycler(SamplerWrapper(Epochs(1)), max_cycles=3)) == [(0, 0), (1, 0), (2, 0)]
-    assert list(Header(Cycler(numbers(2)), 5)) == [0, 1, 0, 1, 0]
-    node = Cycler(numbers(1), 1)
+    assert list(tn.Cycler(tn.SamplerWrapper(Epochs(1)), max_cycles=3)) == [(0, 0), (1, 0), (2, 0)]
+    assert list(tn.Header(tn.Cycler(numbers(2)), 5)) == [0, 1, 0, 1, 0]
+    node = tn.Cycler(numbers(1), 1)
     assert list(node) == [0]
     assert list(node) == []
 
 
 def test_a_cycle_over_nothing_ends() -> None:
-    assert list(Cycler(numbers(0))) == []
-    assert list(Cycler(Filter(numbers(3), lambda number: False))) == []
+    assert list(tn.Cycler(numbers(0))) == []
+    assert list(tn.Cycler(tn.Filter(numbers(3), lambda number: False))) == []
 
 
 def test_an_ended_cycle_stays_ended_even_if_another_pass_would_yield_items() -> None:
@@ -105,7 +92,7 @@ def test_an_ended_cycle_stays_ended_even_if_another_pass_would_yield_items() -> 
         def __iter__(self) -> Iterator[int]:
             return iter(range(self.sizes.pop(0)))
 
-    node = Cycler(IterableWrapper(Uneven()))
+    node = tn.Cycler(tn.IterableWrapper(Uneven()))
     assert list(node) == [0, 1]
     assert list(node) == []
     state = node.state_dict()
@@ -116,8 +103,8 @@ def test_an_ended_cycle_stays_ended_even_if_another_pass_would_yield_items() -> 
 
 @pytest.mark.parametrize("workers", [0, 1, 3])
 @pytest.mark.parametrize("prebatch", [None, 1, 2, 4])
-def test_an_error_of_a_function_comes_in_place_of_its_result(workers: int, prebatch: int | None) -> None:
-    node = ParallelMapper(numbers(5), at_odds, workers, prebatch=prebatch)
+def test_an_error_of_a_function_is_raised_at_the_position_of_its_result(workers: int, prebatch: int | None) -> None:
+    node = tn.ParallelMapper(numbers(5), at_odds, workers, prebatch=prebatch)
     assert outcomes(node) == [0, 10, "two", 30, 40]
 
 
@@ -133,13 +120,13 @@ class CutOff:
 
 
 @pytest.mark.parametrize("kind", ["map", "filter", "batch"])
-def test_an_item_interrupted_by_ctrl_c_comes_next_in_this_loop_and_from_a_state(kind: str) -> None:
-    def node(at: int = -1) -> BaseNode[Any]:
+def test_an_item_interrupted_by_ctrl_c_is_the_next_item_of_this_loop_and_of_a_state(kind: str) -> None:
+    def node(at: int = -1) -> tn.BaseNode[Any]:
         if kind == "filter":
             cut_off = CutOff(at)
-            return Filter(numbers(9), lambda number: cut_off(number) % 4 != 2)
-        mapper = Mapper(numbers(9), CutOff(at))
-        return mapper if kind == "map" else Batcher(mapper, 2, drop_last=False)
+            return tn.Filter(numbers(9), lambda number: cut_off(number) % 4 != 2)
+        mapper = tn.Mapper(numbers(9), CutOff(at))
+        return mapper if kind == "map" else tn.Batcher(mapper, 2, drop_last=False)
 
     expected = list(node())
     for at in range(9):
@@ -183,13 +170,13 @@ class GeneratingWithState(Generating):
         self.number = state["number"]
 
 
-INTERRUPTED: dict[str, Callable[[int], BaseNode[Any]]] = {
-    "generator": lambda at: IterableWrapper(Generating(at)),
-    "generator with a state": lambda at: IterableWrapper(GeneratingWithState(at)),
-    "sampler": lambda at: SamplerWrapper(Generating(at)),
-    "pipe": lambda at: from_pipe(Pipe(range(9)).map(CutOff(at))),
-    "batches of a pipe": lambda at: from_pipe(Pipe(range(9)).map(CutOff(at)).batch(2)),
-    "shuffled pipe": lambda at: from_pipe(Pipe(range(9)).map(CutOff(at)).shuffle(buffer_size=3), seed=3),
+INTERRUPTED: dict[str, Callable[[int], tn.BaseNode[Any]]] = {
+    "generator": lambda at: tn.IterableWrapper(Generating(at)),
+    "generator with a state": lambda at: tn.IterableWrapper(GeneratingWithState(at)),
+    "sampler": lambda at: tn.SamplerWrapper(Generating(at)),
+    "pipe": lambda at: tn.from_pipe(Pipe(range(9)).map(CutOff(at))),
+    "batches of a pipe": lambda at: tn.from_pipe(Pipe(range(9)).map(CutOff(at)).batch(2)),
+    "shuffled pipe": lambda at: tn.from_pipe(Pipe(range(9)).map(CutOff(at)).shuffle(buffer_size=3), seed=3),
 }
 
 
@@ -219,12 +206,12 @@ def test_a_state_requested_within_an_item_is_refused_because_it_would_lack_items
                 loader.state_dict()
         return number
 
-    loader = Loader(Batcher(Mapper(numbers(4), look), 4))
+    loader = tn.Loader(tn.Batcher(tn.Mapper(numbers(4), look), 4))
     assert list(loader) == [[0, 1, 2, 3]]
 
 
 def test_a_one_shot_iterator_that_ctrl_c_interrupted_raises_an_error_instead_of_ending() -> None:
-    node = IterableWrapper(iter(Generating(4)))
+    node = tn.IterableWrapper(iter(Generating(4)))
     with pytest.raises(KeyboardInterrupt):
         list(node)
     for _ in range(2):
@@ -241,8 +228,8 @@ def test_a_function_cannot_end_the_data_by_accident(workers: int, prebatch: int 
         raise StopIteration
 
     for node in (
-        ParallelMapper(numbers(1), ends, workers, prebatch=prebatch),
-        Filter(ParallelMapper(numbers(1), abs, workers, prebatch=prebatch), ends),
+        tn.ParallelMapper(numbers(1), ends, workers, prebatch=prebatch),
+        tn.Filter(tn.ParallelMapper(numbers(1), abs, workers, prebatch=prebatch), ends),
     ):
         with pytest.raises(RuntimeError, match="raised StopIteration, which would end the epoch"):
             next(node)

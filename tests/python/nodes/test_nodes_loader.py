@@ -77,7 +77,7 @@ def test_has_next_takes_no_item() -> None:
     assert iterator.state_dict() == state
     assert list(iterator) == [None, 1]
     assert not iterator.has_next()
-    loader = Loader(IterableWrapper([None, 0, None]))  # items may be None or false
+    loader = Loader(IterableWrapper([None, 0, None]))  # Even None and 0 are items.
     next(iter(loader))
     assert list(loaded(loader, loader.state_dict())) == [0, None]
 

@@ -26,7 +26,7 @@ def sources() -> dict[str, Any]:
     return {"a": numbers(40), "b": numbers(40)}
 
 
-def test_constants_are_what_they_were() -> None:
+def test_constants_have_the_values_of_torchdata_0_11() -> None:
     assert QUEUE_TIMEOUT == 0.1
     index = MonotonicIndex(3)
     assert [index.get(), index.get(), MonotonicIndex().get()] == [3, 4, 0]

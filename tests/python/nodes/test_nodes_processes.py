@@ -41,7 +41,7 @@ def dies_at_three(number: int) -> int:
     return number
 
 
-def test_processes_live_on_over_epochs_and_share_the_work() -> None:
+def test_processes_run_for_several_epochs_and_share_the_work() -> None:
     with Loader(over_processes(with_pid)) as loader:
         pids = [{pid for _, pid in loader} for _ in range(2)]
     assert pids[0] == pids[1]
@@ -74,7 +74,7 @@ def test_arrays_and_tensors_cross_both_ways() -> None:
 
 
 @pytest.mark.parametrize("prebatch", [None, 2])
-def test_an_error_comes_in_its_place_with_the_traceback_and_name_of_its_process(prebatch: int | None) -> None:
+def test_an_error_is_raised_at_its_position_with_the_traceback_and_name_of_its_process(prebatch: int | None) -> None:
     node = over_processes(fails_at_three, 6, prebatch=prebatch)
     assert [next(node) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(KeyError) as caught:
@@ -99,7 +99,7 @@ def test_an_item_or_result_that_does_not_pickle_is_an_error_in_its_place() -> No
     node.shutdown()
 
 
-def test_a_function_that_cannot_be_pickled_raises_an_error_that_tells_the_remedy() -> None:
+def test_a_function_that_cannot_be_pickled_raises_an_error_that_names_the_remedy() -> None:
     lock = threading.Lock()
     with pytest.raises(TypeError, match=r"map_fn cannot be pickled.*connections in the function$"):
         over_processes(lambda n: lock, multiprocessing_context="spawn").reset()
@@ -124,7 +124,7 @@ def test_an_error_names_a_process_that_exits_and_a_reset_starts_new_ones(functio
     node.shutdown()
 
 
-def test_states_count_what_was_yielded_whatever_is_in_the_processes() -> None:
+def test_states_count_yielded_items_and_not_items_that_processes_have_read_ahead() -> None:
     for options in ({}, {"prebatch": 3}, {"in_order": False}, {"snapshot_frequency": 4}):
         loader = Loader(Batcher(over_processes(square, **options), 2))
         for position in (0, 1, 5):

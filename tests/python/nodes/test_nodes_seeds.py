@@ -43,7 +43,7 @@ def test_a_process_draws_what_a_worker_of_torch_draws(context: str) -> None:
         assert list(loader) == expected
 
 
-def test_no_two_processes_draw_alike(tmp_path: Path) -> None:
+def test_no_two_processes_draw_the_same_numbers(tmp_path: Path) -> None:
     with Loader(mapper(IterableWrapper([[n] for n in range(8)]), DrawsOnceReady(tmp_path), 2)) as loader:
         for column in zip(*loader, strict=True):
             assert len(set(column)) == 8

@@ -6,21 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from torchdata.nodes import (
-    BaseNode,
-    Header,
-    IterableWrapper,
-    Loader,
-    MultiNodeRoundRobinSampler,
-    MultiNodeWeightedSampler,
-    StopCriteria,
-)
+import torchdata.nodes as tn
 
 CRITERIA = [
-    StopCriteria.CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED,
-    StopCriteria.ALL_DATASETS_EXHAUSTED,
-    StopCriteria.FIRST_DATASET_EXHAUSTED,
-    StopCriteria.CYCLE_FOREVER,
+    tn.StopCriteria.CYCLE_UNTIL_ALL_DATASETS_EXHAUSTED,
+    tn.StopCriteria.ALL_DATASETS_EXHAUSTED,
+    tn.StopCriteria.FIRST_DATASET_EXHAUSTED,
+    tn.StopCriteria.CYCLE_FOREVER,
 ]
 
 
@@ -28,15 +20,15 @@ def modelled(sizes: dict[str, int], choices: Iterator[str], criterion: str, most
     place, ended, found = dict.fromkeys(sizes, 0), set[str](), []
     while len(found) < most:
         name = next(choices)
-        if criterion == StopCriteria.ALL_DATASETS_EXHAUSTED and name in ended:
+        if criterion == tn.StopCriteria.ALL_DATASETS_EXHAUSTED and name in ended:
             continue
         if place[name] == sizes[name]:
             ended.add(name)
-            if criterion == StopCriteria.FIRST_DATASET_EXHAUSTED:
+            if criterion == tn.StopCriteria.FIRST_DATASET_EXHAUSTED:
                 break
-            if criterion != StopCriteria.CYCLE_FOREVER and len(ended) == len(sizes):
+            if criterion != tn.StopCriteria.CYCLE_FOREVER and len(ended) == len(sizes):
                 break
-            if criterion == StopCriteria.ALL_DATASETS_EXHAUSTED:
+            if criterion == tn.StopCriteria.ALL_DATASETS_EXHAUSTED:
                 continue
             place[name] = 0
         found.append((name, place[name]))
@@ -44,8 +36,8 @@ def modelled(sizes: dict[str, int], choices: Iterator[str], criterion: str, most
     return found
 
 
-def sources(sizes: dict[str, int]) -> dict[str, BaseNode[Any]]:
-    return {name: IterableWrapper([(name, n) for n in range(size)]) for name, size in sizes.items()}
+def sources(sizes: dict[str, int]) -> dict[str, tn.BaseNode[Any]]:
+    return {name: tn.IterableWrapper([(name, n) for n in range(size)]) for name, size in sizes.items()}
 
 
 @pytest.mark.parametrize("criterion", CRITERIA)
@@ -55,7 +47,7 @@ def test_sources_take_turns_until_the_criterion_is_met(criterion: str, sizes: di
         while True:
             yield from sizes
 
-    found = list(Header(MultiNodeRoundRobinSampler(sources(sizes), criterion), 30))
+    found = list(tn.Header(tn.MultiNodeRoundRobinSampler(sources(sizes), criterion), 30))
     assert found == modelled(sizes, turns(), criterion, 30)
 
 
@@ -73,8 +65,8 @@ def test_sources_are_chosen_by_weight_as_torch_draws_them(criterion: str, rank: 
             for index in torch.multinomial(tensor, 1000, replacement=True, generator=generator).tolist():
                 yield "ab"[index]
 
-    sampler = MultiNodeWeightedSampler(sources(sizes), weights, criterion, rank=rank, world_size=2, seed=7)
-    loader = Loader(Header(sampler, 1500))
+    sampler = tn.MultiNodeWeightedSampler(sources(sizes), weights, criterion, rank=rank, world_size=2, seed=7)
+    loader = tn.Loader(tn.Header(sampler, 1500))
     for epoch in range(3):
         assert list(loader) == modelled(sizes, drawn(epoch), criterion, 1500)
 
@@ -83,31 +75,31 @@ def test_sources_are_chosen_by_weight_as_torch_draws_them(criterion: str, rank: 
 def test_a_source_without_items_delays_no_other_source(criterion: str) -> None:
     for sizes in ({"a": 0}, {"a": 0, "b": 2}, {"a": 0, "b": 0}):
         for node in (
-            MultiNodeRoundRobinSampler(sources(sizes), criterion),
-            MultiNodeWeightedSampler(sources(sizes), dict.fromkeys(sizes, 1.0), criterion, 0, 1),
+            tn.MultiNodeRoundRobinSampler(sources(sizes), criterion),
+            tn.MultiNodeWeightedSampler(sources(sizes), dict.fromkeys(sizes, 1.0), criterion, 0, 1),
         ):
-            found = list(Header(node, 10))
-            if criterion == StopCriteria.ALL_DATASETS_EXHAUSTED:
+            found = list(tn.Header(node, 10))
+            if criterion == tn.StopCriteria.ALL_DATASETS_EXHAUSTED:
                 assert found == [("b", n) for n in range(sizes.get("b", 0))]
-            elif criterion == StopCriteria.CYCLE_FOREVER:
+            elif criterion == tn.StopCriteria.CYCLE_FOREVER:
                 assert len(found) == (10 if sizes.get("b") else 0)
             else:
                 assert {name for name, _ in found} <= {"b"}
 
 
 def test_items_may_contain_the_name_of_their_source() -> None:
-    node = MultiNodeRoundRobinSampler(
-        {"x": IterableWrapper([1, {"n": 2}])}, StopCriteria.FIRST_DATASET_EXHAUSTED, tag_output=True
+    node = tn.MultiNodeRoundRobinSampler(
+        {"x": tn.IterableWrapper([1, {"n": 2}])}, tn.StopCriteria.FIRST_DATASET_EXHAUSTED, tag_output=True
     )
     assert list(node) == [{"data": 1, "dataset_key": "x"}, {"n": 2, "dataset_key": "x"}]
-    taken = MultiNodeWeightedSampler({"x": IterableWrapper([{"dataset_key": 0}])}, {"x": 1.0}, tag_output=True)
+    taken = tn.MultiNodeWeightedSampler({"x": tn.IterableWrapper([{"dataset_key": 0}])}, {"x": 1.0}, tag_output=True)
     with pytest.raises(ValueError, match="has a key 'dataset_key' already"):
         next(taken)
 
 
 def test_ranks_choose_apart_and_are_taken_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     def order(**options: Any) -> list[Any]:
-        sampler = MultiNodeWeightedSampler(
+        sampler = tn.MultiNodeWeightedSampler(
             sources({"a": 40, "b": 40}), {"a": 1.0, "b": 1.0}, "ALL_DATASETS_EXHAUSTED", **options
         )
         return list(sampler)

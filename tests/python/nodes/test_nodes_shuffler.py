@@ -8,57 +8,48 @@ from typing import Any
 import pytest
 from torch.utils.data import RandomSampler, SequentialSampler
 
+import torchdata.nodes as tn
 from families import Mapped
 from node_sources import numbers
-from torchdata.nodes import (
-    BaseNode,
-    Batcher,
-    Collator,
-    Compose,
-    IterableWrapper,
-    Loader,
-    Mapper,
-    MapStyleWrapper,
-    ParallelMapper,
-    Prefetcher,
-    Shuffler,
-    Unbatcher,
-)
 
 
 def negative(number: int) -> int:
     return -number
 
 
-GRAPHS: dict[str, Callable[[], BaseNode[Any]]] = {
-    "stored": lambda: Shuffler(numbers(17), 5, seed=3),
-    "without a seed": lambda: Shuffler(numbers(17), 5),
-    "read again": lambda: Shuffler(numbers(17), 5, store_buffer=False),
-    "larger than the data": lambda: Shuffler(numbers(7), 50, store_buffer=False),
-    "out of order": lambda: Shuffler(ParallelMapper(numbers(17), negative, 2, in_order=False), 5, store_buffer=False),
-    "read ahead": lambda: Prefetcher(Batcher(Shuffler(Prefetcher(numbers(17), 2), 4), 2, drop_last=False), 2),
-    "batches": lambda: Unbatcher(Batcher(Shuffler(numbers(17), 5, store_buffer=False), 3, drop_last=False)),
-    "collated": lambda: Collator(numbers(9), 2, collate_fn=sum, drop_last=False),
-    "map style": lambda: MapStyleWrapper(list(range(9)), SequentialSampler(range(9)), num_workers=2, prebatch=2),
+GRAPHS: dict[str, Callable[[], tn.BaseNode[Any]]] = {
+    "stored": lambda: tn.Shuffler(numbers(17), 5, seed=3),
+    "without a seed": lambda: tn.Shuffler(numbers(17), 5),
+    "read again": lambda: tn.Shuffler(numbers(17), 5, store_buffer=False),
+    "larger than the data": lambda: tn.Shuffler(numbers(7), 50, store_buffer=False),
+    "out of order": lambda: tn.Shuffler(
+        tn.ParallelMapper(numbers(17), negative, 2, in_order=False), 5, store_buffer=False
+    ),
+    "read ahead": lambda: tn.Prefetcher(
+        tn.Batcher(tn.Shuffler(tn.Prefetcher(numbers(17), 2), 4), 2, drop_last=False), 2
+    ),
+    "batches": lambda: tn.Unbatcher(tn.Batcher(tn.Shuffler(numbers(17), 5, store_buffer=False), 3, drop_last=False)),
+    "collated": lambda: tn.Collator(numbers(9), 2, collate_fn=sum, drop_last=False),
+    "map style": lambda: tn.MapStyleWrapper(list(range(9)), SequentialSampler(range(9)), num_workers=2, prebatch=2),
 }
 
 
 @pytest.mark.parametrize("make", GRAPHS.values(), ids=GRAPHS.keys())
-def test_a_state_from_any_position_resumes_exactly(make: Callable[[], BaseNode[Any]]) -> None:
-    with Loader(make()) as loader:
+def test_a_state_from_any_position_resumes_exactly(make: Callable[[], tn.BaseNode[Any]]) -> None:
+    with tn.Loader(make()) as loader:
         states, came = [copy.deepcopy(loader.state_dict())], []
         for item in loader:
             came.append(item)
             states.append(pickle.loads(pickle.dumps(loader.state_dict())))
     for count, state in enumerate(states[:-1]):
-        with Loader(make()) as loader:
+        with tn.Loader(make()) as loader:
             loader.load_state_dict(state)
             iterator = iter(loader)
             rest = [next(iterator)]
             again = copy.deepcopy(loader.state_dict())  # The second state belongs to a loader that was itself resumed.
             rest += list(iterator)
             assert sorted(came[:count] + rest) == sorted(came)
-        with Loader(make(), restart_on_stop_iteration=False) as loader:
+        with tn.Loader(make(), restart_on_stop_iteration=False) as loader:
             loader.load_state_dict(again)
             assert sorted([*came[:count], rest[0], *loader]) == sorted(came)
         if make is not GRAPHS["out of order"]:
@@ -66,19 +57,19 @@ def test_a_state_from_any_position_resumes_exactly(make: Callable[[], BaseNode[A
 
 
 def test_the_order_is_random_within_the_buffer_and_follows_from_the_seed() -> None:
-    loader = Loader(Shuffler(numbers(100), 10, seed=1))
+    loader = tn.Loader(tn.Shuffler(numbers(100), 10, seed=1))
     first = list(loader)
     assert sorted(first) == list(range(100))
     assert first != list(range(100))
     assert all(number - place <= 10 for place, number in enumerate(first))
     assert list(loader) == first
-    assert list(Loader(Shuffler(numbers(100), 10, seed=2))) != first
-    unseeded = Loader(Shuffler(numbers(100), 10))
+    assert list(tn.Loader(tn.Shuffler(numbers(100), 10, seed=2))) != first
+    unseeded = tn.Loader(tn.Shuffler(numbers(100), 10))
     assert list(unseeded) != list(unseeded)
 
 
 def test_a_copy_of_a_shuffler_has_random_numbers_of_its_own() -> None:
-    loader = Loader(Shuffler(numbers(50), 10, seed=1))
+    loader = tn.Loader(tn.Shuffler(numbers(50), 10, seed=1))
     other = copy.copy(loader)
     iterator, another = iter(loader), iter(other)
     assert [next(iterator) for _ in range(20)] == [next(another) for _ in range(20)]
@@ -91,7 +82,7 @@ def test_items_in_the_buffer_outlive_an_error_of_the_source() -> None:
             raise KeyError(number)
         return number
 
-    node, came = Shuffler(Mapper(numbers(12), fails_once), 4), []
+    node, came = tn.Shuffler(tn.Mapper(numbers(12), fails_once), 4), []
     with pytest.raises(KeyError):
         while True:
             came.append(next(node))
@@ -110,7 +101,7 @@ def test_items_in_the_buffer_outlive_an_error_of_the_source() -> None:
     ],
 )
 def test_a_damaged_state_of_a_shuffler_is_refused_by_the_name_of_the_field(change: dict[str, Any], said: str) -> None:
-    loader = Loader(Shuffler(numbers(17), 5))
+    loader = tn.Loader(tn.Shuffler(numbers(17), 5))
     next(iter(loader))
     state = copy.deepcopy(loader.state_dict())
     state["root"] |= change
@@ -120,12 +111,12 @@ def test_a_damaged_state_of_a_shuffler_is_refused_by_the_name_of_the_field(chang
 
 
 def test_a_collator_without_a_function_collates_as_torch_does() -> None:
-    batches = list(Collator(IterableWrapper([{"a": n} for n in range(5)]), 2))
+    batches = list(tn.Collator(tn.IterableWrapper([{"a": n} for n in range(5)]), 2))
     assert [batch["a"].tolist() for batch in batches] == [[0, 1], [2, 3]]
-    node = Collator(numbers(5), 2, collate_fn=tuple, drop_last=False)
-    assert isinstance(node, Batcher)
-    assert list(Loader(node)) == [(0, 1), (2, 3), (4,)]
-    assert len(Loader(node)) == 3
+    node = tn.Collator(numbers(5), 2, collate_fn=tuple, drop_last=False)
+    assert isinstance(node, tn.Batcher)
+    assert list(tn.Loader(node)) == [(0, 1), (2, 3), (4,)]
+    assert len(tn.Loader(node)) == 3
 
 
 @pytest.mark.parametrize(
@@ -134,7 +125,7 @@ def test_a_collator_without_a_function_collates_as_torch_does() -> None:
 )
 def test_a_batch_that_cannot_be_collated_is_described_with_the_remedy(items: list[Any], note: str) -> None:
     with pytest.raises((RuntimeError, KeyError)) as caught:
-        list(Collator(IterableWrapper(items), 2))
+        list(tn.Collator(tn.IterableWrapper(items), 2))
     assert note in caught.value.__notes__[0]
 
 
@@ -145,7 +136,7 @@ def test_a_batch_whose_collating_was_interrupted_is_delivered_again() -> None:
             raise KeyboardInterrupt
         return tuple(batch)
 
-    loader = Loader(Collator(numbers(5), 2, collate_fn=interrupted, drop_last=False))
+    loader = tn.Loader(tn.Collator(numbers(5), 2, collate_fn=interrupted, drop_last=False))
     iterator = iter(loader)
     assert next(iterator) == (0, 1)
     with pytest.raises(KeyboardInterrupt):
@@ -161,17 +152,17 @@ def test_a_stop_iteration_of_a_collate_function_is_not_the_end() -> None:
         return next(iter(()))
 
     with pytest.raises(RuntimeError, match="collate_fn of Collator raised StopIteration"):
-        list(Collator(numbers(4), 2, collate_fn=stops))
+        list(tn.Collator(numbers(4), 2, collate_fn=stops))
 
 
 def test_composed_functions_are_called_in_order_and_pickle() -> None:
-    composed = pickle.loads(pickle.dumps(Compose([int, negative, str])))
-    assert list(Mapper(IterableWrapper(["1", "2"]), composed)) == ["-1", "-2"]
-    assert repr(Compose([int])) == "Compose([<class 'int'>])"
+    composed = pickle.loads(pickle.dumps(tn.Compose([int, negative, str])))
+    assert list(tn.Mapper(tn.IterableWrapper(["1", "2"]), composed)) == ["-1", "-2"]
+    assert repr(tn.Compose([int])) == "Compose([<class 'int'>])"
     with pytest.raises(ValueError, match="at least one function"):
-        Compose([])
+        tn.Compose([])
     with pytest.raises(TypeError, match=r"Compose: fns\[1\]"):
-        Compose([int, 3])  # type: ignore[list-item]
+        tn.Compose([int, 3])  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}, {"num_workers": 1, "method": "process"}])
@@ -179,10 +170,10 @@ def test_a_map_style_wrapper_takes_the_arguments_of_a_parallel_mapper(options: d
     if options.get("method"):
         options = {**options, "multiprocessing_context": "fork"}
     squares = Mapped(lambda index: index * index, 9)
-    with Loader(MapStyleWrapper(squares, SequentialSampler(range(9)), **options)) as loader:
+    with tn.Loader(tn.MapStyleWrapper(squares, SequentialSampler(range(9)), **options)) as loader:
         assert list(loader) == [n * n for n in range(9)]
-    shuffled = MapStyleWrapper(squares, RandomSampler(range(9)), in_order=False, **options)
-    with Loader(shuffled) as loader:
+    shuffled = tn.MapStyleWrapper(squares, RandomSampler(range(9)), in_order=False, **options)
+    with tn.Loader(shuffled) as loader:
         assert sorted(loader) == [n * n for n in range(9)]
     with pytest.raises(TypeError, match="in_oder"):
-        MapStyleWrapper(squares, SequentialSampler(range(9)), in_oder=False)
+        tn.MapStyleWrapper(squares, SequentialSampler(range(9)), in_oder=False)

@@ -89,7 +89,7 @@ def test_no_item_waits_for_others_to_go_with() -> None:
     node.shutdown()
 
 
-def test_results_come_while_the_process_is_at_a_later_item_of_the_message() -> None:
+def test_results_are_received_while_the_process_computes_a_later_item_of_the_message() -> None:
     came = multiprocessing.get_context("fork").Semaphore(0)
     slow = {2, MANY, MANY + 1, MANY + 40}
 

@@ -92,7 +92,7 @@ def test_counting_does_not_change_states(monkeypatch: pytest.MonkeyPatch) -> Non
     assert states[0] == states[1]
 
 
-def test_counts_remain_after_a_shutdown_and_begin_anew() -> None:
+def test_counts_remain_after_a_shutdown_until_the_next_epoch_begins() -> None:
     with Loader(graph(), stats="full") as loader:
         list(loader)
     assert loader.stats().items == 12

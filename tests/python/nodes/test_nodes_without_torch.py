@@ -1,7 +1,6 @@
 """Without PyTorch, only `torchdata.nodes` and `torchdata.stateful_dataloader` cannot be imported."""
 
-import subprocess
-import sys
+from programs import output_of
 
 PROGRAM = """
 import importlib, sys
@@ -23,9 +22,8 @@ print(list(IterableWrapper([1]).map(str)))
 
 
 def test_without_torch_the_import_says_what_to_install_and_the_other_packages_work() -> None:
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=250, check=True)
     remedy = "needs PyTorch, which is not installed; install it with `pip install 'torch>=2.6'`"
-    assert done.stdout.splitlines() == [
+    assert output_of(PROGRAM).splitlines() == [
         "set()",
         f"torchdata.nodes {remedy} (the extra torchdata-rs[torch])",
         f"torchdata.stateful_dataloader {remedy} (the extra torchdata-rs[torch])",

@@ -1,16 +1,9 @@
 """Folders import only from lower layers, and modules do not import each other in cycles."""
 
-import sys
-from pathlib import Path
-
 import grimp
+import import_picture
 
 from fresh_processes import run_python
-
-TOOLS = Path(__file__).resolve().parents[3] / "tools"
-sys.path.insert(0, str(TOOLS))
-
-import import_picture  # noqa: E402
 
 
 def test_every_module_belongs_to_a_layer() -> None:
@@ -33,10 +26,10 @@ def test_every_exemption_is_used() -> None:
     assert all(pair in found for pair in import_picture.EXEMPT)
 
 
-def test_the_engine_knows_nothing_of_loaders() -> None:
+def test_the_engine_does_not_import_loaders() -> None:
     assert not [pair for pair in import_picture.imports() if pair[0].startswith("_engine") and "dataloader2" in pair[1]]
 
 
 def test_the_picture_is_drawn_from_the_actual_imports() -> None:
-    done = run_python(TOOLS / "import_picture.py", "--check")
+    done = run_python(import_picture.__file__, "--check")
     assert done.returncode == 0, done.stderr

@@ -125,7 +125,9 @@ def test_the_page_on_installing_lists_every_extra_with_what_it_adds() -> None:
             assert words.get(library, library) in adds[extra], f"{extra} adds {library}"
 
 
-def test_a_library_of_a_library_that_lacks_is_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_also_names_a_missing_dependency_of_a_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "half_installed.py").write_text("import nowhere_to_be_found\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match=r"'half_installed'.*nowhere_to_be_found.*\[x\]") as failure:

@@ -58,7 +58,7 @@ def built(row: Row) -> Any:
 
 
 @pytest.mark.parametrize("package", [iter_pipes, map_pipes, utils, reading_service], ids=lambda p: p.__name__)
-def test_public_classes_live_in_the_package_that_hands_them_on(package: Any) -> None:
+def test_public_classes_belong_to_the_package_that_exports_them(package: Any) -> None:
     for name in package.__all__:
         value = getattr(package, name)
         if isinstance(value, type | FunctionType):

@@ -167,7 +167,7 @@ def test_the_guide_s_program_gives_each_rank_its_share(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("accelerate")
-def test_prepare_does_to_loaders_what_the_guide_says(tmp_path: Path) -> None:
+def test_prepare_changes_loaders_as_the_guide_states(tmp_path: Path) -> None:
     on_two_ranks(PREPARING, tmp_path)
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
 

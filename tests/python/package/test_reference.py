@@ -5,17 +5,14 @@ import importlib
 import inspect
 import pkgutil
 import re
-import sys
 from pathlib import Path
 from typing import Any
 
+import api_reference
 import pytest
 
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "tools"))
-import api_reference
 
 PIPES = [
     (module, name)

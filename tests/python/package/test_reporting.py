@@ -69,7 +69,7 @@ def test_users_see_all_of_their_frames_and_none_of_ours(make):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_text_of_a_worker_has_users_frames_alone_and_ours_do_not_raise_it_again(method):
+def test_the_message_of_a_worker_contains_only_frames_of_the_user(method):
     with loader(pipeline(), 1, multiprocessing_context=method) as dl:
         error = failure_of(dl, ValueError)
     assert [name for _, name in frames_of(error)] == ["failure_of"]
@@ -147,7 +147,7 @@ def place_in(error):
     return note.removeprefix("This exception was raised while ")
 
 
-def test_one_note_tells_the_pipe_its_function_its_place_and_the_item():
+def test_one_note_names_the_pipe_its_function_its_position_and_the_item():
     with loader(pipeline(), 1) as dl:
         for each in (pipeline(), dl):
             error = failure_of(each, ValueError)
@@ -233,7 +233,7 @@ def test_items_are_counted_in_words():
         assert f"made its {ordinal} item." in place_in(error)
 
 
-def test_notes_of_others_stay_beside_ours():
+def test_notes_of_other_libraries_stay_next_to_notes_of_the_package():
     def fails(_):
         error = ValueError("noted")
         error.add_note("by the user")

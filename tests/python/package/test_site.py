@@ -2,13 +2,14 @@
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
+import pipe_groups
+import pipe_pictures
 import pytest
 
 from torchdata.datapipes import iter as iter_pipes
@@ -138,10 +139,6 @@ def test_guides_and_classes_link_to_the_reference(site: Path, pages: dict[Path, 
     assert "../reference/pipes-sharding.html#torchdata.datapipes.iter.ShardingFilter" in workers
     assert "#torchdata.datapipes.iter.HttpReader" in pages[site / "reference/pipes-stores.html"].links
 
-
-sys.path.insert(0, str(ROOT / "tools"))
-import pipe_groups  # noqa: E402
-import pipe_pictures  # noqa: E402
 
 GROUPS = pipe_groups.GROUPS
 SAMPLES = [(group, sample) for group in GROUPS for sample in group.samples]

@@ -53,7 +53,7 @@ def test_a_lister_that_found_a_file_says_nothing_of_folders(tmp_path: Path) -> N
     assert (len([*iterator]), len(list(resumed))) == (1, 1)
 
 
-def test_a_lister_that_finds_nothing_says_what_there_is(tmp_path: Path) -> None:
+def test_a_lister_that_finds_nothing_names_an_existing_file(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=rf"^FileLister found no file in '{tmp_path}'$") as caught:
         assert list(FileLister(str(tmp_path))) == []
     assert caught[0].filename == __file__
@@ -297,7 +297,7 @@ def test_collate_to_numpy_makes_arrays_where_torch_is_loaded() -> None:
     assert isinstance(batch["array"], torch.Tensor)
 
 
-def test_collate_to_torch_loads_it() -> None:
+def test_collate_to_torch_imports_torch() -> None:
     pytest.importorskip("torch")
     program = (
         "from torchdata.datapipes.iter import IterableWrapper\n"
@@ -333,7 +333,7 @@ def test_collate_logs_once_that_it_makes_tensors(uses: str, said: int, tmp_path:
     assert found.stderr.count("collate() makes tensors, because PyTorch is loaded") == said
 
 
-def test_collate_refuses_other_words_and_a_function_beside_it() -> None:
+def test_collate_refuses_unknown_targets_and_a_target_together_with_a_function() -> None:
     pipe = IterableWrapper([1]).batch(1)
     with pytest.raises(ValueError, match="to must be 'numpy', 'torch' or None, but got 'jax'"):
         pipe.collate(to="jax")  # type: ignore[arg-type]

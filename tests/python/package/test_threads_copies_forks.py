@@ -198,7 +198,7 @@ def test_a_loop_next_to_iter_gets_an_error_or_continues_and_the_new_epoch_is_com
 
 
 @families()
-def test_threads_that_begin_epochs_at_once_spoil_neither(made: Any) -> None:
+def test_threads_can_begin_epochs_at_the_same_time(made: Any) -> None:
     readers = [Reader(made) for _ in range(2)]
     whole = [reader.got for reader in readers if reader.ended() == ""]
     assert whole, "one of them is the last one to begin"

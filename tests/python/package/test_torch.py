@@ -177,9 +177,7 @@ def test_a_running_pipe_may_search_and_change_the_graph_below_it() -> None:
 
 
 @pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
-def test_torch_knows_which_worker_it_is_in_and_runs_in_one_thread_whenever_it_is_imported(
-    method: str, workers: int
-) -> None:
+def test_torch_has_the_worker_info_and_a_single_thread_whenever_torch_is_imported(method: str, workers: int) -> None:
     pipe = IterableWrapper(range(4)).sharding_filter().map(worker_of_torch)
     with DataLoader2(pipe, reading_service=MultiProcessingReadingService(workers, method)) as loader:
         for _ in range(2):

@@ -140,7 +140,7 @@ def changed_module() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable")
-def test_collating_arrays_and_tensors_gives_what_torchs_own_function_gives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collating_arrays_and_tensors_gives_the_results_of_torchs_own_function(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_utils.worker, "_worker_info", object())
     own, module = collate.default_collate_fn_map, changed_module()
     assert module.default_collate_fn_map != own

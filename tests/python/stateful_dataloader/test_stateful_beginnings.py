@@ -1,4 +1,4 @@
-"""While an epoch begins, the loader saves the previous state. If beginning it fails, the next loop begins the epoch."""
+"""A state saved while an epoch begins is the previous state. If the beginning fails, the next loop begins the epoch."""
 
 import itertools
 import pickle

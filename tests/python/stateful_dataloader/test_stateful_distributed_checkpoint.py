@@ -126,7 +126,7 @@ def test_the_keys_of_a_state_are_the_same_before_inside_and_after_an_epoch(kind:
         return StatefulDataLoader(num_workers=workers, **KINDS[kind]())
 
     keys = [set(dcp._nested_dict.flatten_state_dict(reached(make, moment)[0].state_dict())[0]) for moment in MOMENTS]
-    if kind == "its own iterator":  # The loader learns only from an iterator that the dataset has a state.
+    if kind == "its own iterator":  # The loader detects this state only after the first `iter()`.
         keys = keys[1:]
     assert all(one == keys[0] for one in keys)
     [ours] = [key for key in keys[0] if "_torchdata_rs" in key]

@@ -112,7 +112,7 @@ def test_an_error_keeps_its_type_and_names_the_worker(error: Exception) -> None:
     assert "Traceback" in text
 
 
-def test_after_an_error_the_next_batches_come_as_with_torch_and_from_a_state() -> None:
+def test_after_an_error_the_next_batches_equal_those_of_torch_and_can_be_read_from_a_state() -> None:
     loader = loader_of(raising(KeyError("five")))
     iterator = iter(loader)
     assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
@@ -236,7 +236,7 @@ def test_a_slow_batch_raises_a_timeout_error_that_is_also_a_runtime_error(monkey
     assert time.monotonic() - began >= 0.5
 
 
-def test_batches_that_nobody_reads_do_not_delay_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_batches_do_not_delay_the_end_of_the_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutdown, "ASKED", 1000.0)  # Without this line, the loader would kill the worker.
     loader = StatefulDataLoader(
         range(100_000), batch_size=1000, num_workers=1, collate_fn=lambda batch: [[1] * 60_000], prefetch_factor=50

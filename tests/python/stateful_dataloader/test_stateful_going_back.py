@@ -75,7 +75,7 @@ def test_loading_the_start_forgets_a_state_that_the_stream_has_not_loaded_yet(
     second = loader.state_dict()
     whole += [plain(batch) for batch in iterator]
     loader = loaded(StatefulDataLoader(stream(), 2, **options), second)
-    iter(loader)  # The stream's generator applies the state only when an item is requested.
+    iter(loader)  # `iter` only creates the stream's generator, which applies the state at the first request.
     assert epochs_of(loaded(loader, first), 1) == [whole]
 
 
@@ -146,7 +146,7 @@ LOADERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("kind", LOADERS)
-def test_an_object_that_keeps_and_changes_the_state_it_is_given_changes_no_other(kind: str) -> None:
+def test_an_object_that_keeps_and_changes_its_loaded_state_does_not_change_other_states(kind: str) -> None:
     make = LOADERS[kind]
     whole = [plain(batch) for batch in make()]
     loader = make()

@@ -3,7 +3,7 @@
 import itertools
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -177,7 +177,7 @@ class CutOff(torch.utils.data.Dataset[int]):
 @pytest.mark.parametrize("shuffle", [False, True])
 @pytest.mark.parametrize("batch_size", [None, 4])
 @pytest.mark.usefixtures("interrupts_raise")
-def test_without_workers_a_batch_interrupted_by_ctrl_c_comes_next_in_this_loop_and_from_a_state(
+def test_without_workers_a_batch_interrupted_by_ctrl_c_is_the_next_batch_of_this_loop_and_of_a_state(
     shuffle: bool, batch_size: int | None
 ) -> None:
     def loader(at: int | None = None) -> StatefulDataLoader[Any]:
@@ -310,17 +310,30 @@ SKIPS: dict[str, Any] = {"on_error": "skip"}
 def test_a_state_that_is_requested_while_a_batch_is_made_is_the_one_before_the_batch(
     dataset: Any, options: Any
 ) -> None:
-    def make(tick: Ticking) -> Any:
-        seed_all(3)
-        return StatefulDataLoader(dataset(tick), 4, **options)
+    check_states(lambda tick: StatefulDataLoader(dataset(tick), 4, **options), 24)
 
-    for moment in range(1, 25):
+
+def check_states(make: Callable[[Ticking], Any], moments: int, refused: Sequence[int] = ()) -> None:
+    for moment in range(1, moments + 1):
+        seed_all(3)
         tick = Ticking(moment, lambda: None)
         made, got, states = make(tick), list[Any](), list[Any]()
-        tick.does = lambda made=made, got=got, states=states: states.append((len(got), made.state_dict()))
+
+        def save(made: Any = made, got: list[Any] = got, states: list[Any] = states) -> None:
+            try:
+                states.append((len(got), made.state_dict()))
+            except RuntimeError as error:
+                states.append(str(error))
+
+        tick.does = save
         for batch in made:
             got.append(plain(batch))
-        [(count, state)] = states
+        [saved_state] = states
+        if moment in refused:
+            assert "while the sampler computes an index" in saved_state
+            continue
+        count, state = saved_state
+        seed_all(3)
         later = loaded(make(Ticking(0, lambda: None)), state)
         assert got[:count] + [plain(batch) for batch in later] == got, moment
 
@@ -366,30 +379,7 @@ class WithPosition(Permuting):
 def test_a_state_that_is_requested_while_an_index_is_drawn_is_exact_or_refused(
     sampler: Any, refused: list[int]
 ) -> None:
-    def make(tick: Ticking) -> Any:
-        seed_all(3)
-        return StatefulDataLoader(Indexed(12), None, sampler=sampler(tick))
-
-    for moment in range(1, 13):
-        tick = Ticking(moment, lambda: None)
-        made, got, states = make(tick), list[Any](), list[Any]()
-
-        def save(made: Any = made, got: list[Any] = got, states: list[Any] = states) -> None:
-            try:
-                states.append((len(got), made.state_dict()))
-            except RuntimeError as error:
-                states.append(str(error))
-
-        tick.does = save
-        for sample in made:
-            got.append(plain(sample))
-        [saved_state] = states
-        if moment in refused:
-            assert "while the sampler computes an index" in saved_state
-            continue
-        count, state = saved_state
-        later = loaded(make(Ticking(0, lambda: None)), state)
-        assert got[:count] + [plain(sample) for sample in later] == got, moment
+    check_states(lambda tick: StatefulDataLoader(Indexed(12), None, sampler=sampler(tick)), 12, refused)
 
 
 @pytest.mark.parametrize("moment", [1, 6])
@@ -459,7 +449,7 @@ def test_the_second_ctrl_c_ends_a_sampler_that_hangs() -> None:
 
 
 @pytest.mark.usefixtures("interrupts_raise")
-def test_ctrl_c_within_a_sampler_comes_when_the_batch_is_handed_over() -> None:
+def test_ctrl_c_within_a_sampler_is_raised_when_the_batch_is_delivered() -> None:
     class Pressed(PythonShuffled):
         def __iter__(self) -> Iterator[int]:
             for index in range(12):

@@ -3,11 +3,12 @@
 import functools
 import gc
 import importlib.util
-import sys
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import name_wheel
 import pytest
 
 from fresh_processes import FreshProcesses
@@ -16,8 +17,6 @@ from library_trainers import EPOCHS, STEPS
 from needing import needs
 from process_checks import children, shared_mappings
 from torchdata.stateful_dataloader import StatefulDataLoader
-
-sys.path.append(str(Path(__file__).resolve().parents[3] / "tools"))
 
 pytestmark = [
     pytest.mark.filterwarnings(f"ignore::{name}Warning") for name in ("Deprecation", "Future", "User", "Resource")
@@ -35,9 +34,6 @@ def no_worker_is_left() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Accelerate requires a distribution named `torchdata`, so this fixture can create its metadata."""
-    import zipfile
-
-    import name_wheel
 
     def make() -> Path:
         folder = tmp_path_factory.mktemp("names")

@@ -130,7 +130,7 @@ WAYS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize(("dataset", "way"), [*((Some, way) for way in WAYS), *((AtOnce, way) for way in WAYS[:2])])
-def test_a_batch_comes_without_samples_that_raise_and_an_empty_one_is_passed_over(dataset: Any, way: Any) -> None:
+def test_a_batch_lacks_the_samples_that_raise_and_an_empty_batch_is_skipped(dataset: Any, way: Any) -> None:
     loader = loader_of(dataset(), **way)
     for _ in range(2):
         assert epoch_of(loader) == [LEFT, told_of(dataset)]
@@ -161,7 +161,7 @@ def test_single_samples_are_skipped_even_with_pinned_memory(
     assert epoch_of(loader) == [flat(LEFT), told_of(Some)]
 
 
-def test_out_of_order_each_undamaged_sample_comes_once() -> None:
+def test_out_of_order_each_undamaged_sample_is_yielded_once() -> None:
     loader = loader_of(workers=2, in_order=False)
     iterator = iter(loader)
     first = next(iterator).tolist()
@@ -223,7 +223,7 @@ def test_more_than_the_limit_is_an_error_with_a_table(workers: int, limit: Any) 
     assert errors.TooManySkipped is TooManySkipped
 
 
-def test_the_limit_counts_what_was_skipped_before_the_state() -> None:
+def test_the_limit_counts_samples_that_were_skipped_before_the_state() -> None:
     loader = loader_of(error_limit=5)
     advanced(loader, 2)
     resumed = loaded(loader_of(workers=2, error_limit=5), loader.state_dict())
@@ -345,7 +345,7 @@ def test_an_iterator_with_next_continues_after_an_item_that_raises(dataset: Any,
         assert told == told_of(dataset)
 
 
-def test_items_of_an_iterator_come_one_by_one_and_in_several_workers() -> None:
+def test_items_of_an_iterator_are_yielded_one_at_a_time_and_in_several_workers() -> None:
     assert epoch_of(loader_of(Steps(), batch_size=None)) == [flat(LEFT), told_of(Steps)]
     for options in ({}, {"persistent_workers": True}):
         loader = loader_of(Steps(), 2, batch_size=2, **options)

@@ -186,7 +186,7 @@ def test_another_epoch_after_loading_a_state_from_inside_an_epoch_is_warned_abou
 
 
 @pytest.mark.parametrize("seed", [1, 2**40 + 5])
-def test_states_of_generators_are_plain_and_come_back(seed: int) -> None:
+def test_states_of_generators_are_plain_data_and_can_be_restored(seed: int) -> None:
     from torchdata.stateful_dataloader import _generators as generators
 
     for drawn in (0, 1, 623, 624, 625, 1248, 40_000):
@@ -232,7 +232,7 @@ def test_an_abandoned_epoch_of_a_stateful_sampler_is_not_repeated_even_shortly_a
 
 
 @pytest.mark.parametrize("later", [0, 2])
-def test_out_of_order_no_sample_is_lost_or_comes_twice(later: int) -> None:
+def test_out_of_order_no_sample_is_lost_or_repeated(later: int) -> None:
     def slow(index: int) -> int:
         time.sleep(0.03 if index % 2 else 0.0)
         return index

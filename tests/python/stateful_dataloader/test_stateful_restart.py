@@ -109,7 +109,7 @@ def test_a_worker_that_exits_between_two_epochs_is_replaced_in_the_second_one() 
 
 @pytest.mark.filterwarnings("ignore:.*Another process:RuntimeWarning")
 @pytest.mark.parametrize("persistent", [False, True])
-def test_out_of_order_each_sample_comes_once(persistent: bool) -> None:
+def test_out_of_order_each_sample_is_yielded_once(persistent: bool) -> None:
     loader = loader_of(range(40), in_order=False, persistent_workers=persistent)
     for _ in range(2):
         came = []

@@ -218,7 +218,7 @@ def test_workers_that_are_killed_in_the_resumed_epoch_are_replaced_with_all_of_t
 
 
 @pytest.mark.parametrize("after", [0, 2])
-def test_out_of_order_each_sample_comes_once(after: int) -> None:
+def test_out_of_order_each_sample_is_yielded_once(after: int) -> None:
     first = loader(WithState, 3, in_order=False)
     iterator = iter(first)
     given = [next(iterator) for _ in range(3)]
@@ -334,7 +334,7 @@ class Large(IterableDataset[Any]):
 
 
 @pytest.mark.parametrize("after", [0, 2])
-def test_copies_of_a_dataset_share_nothing_that_changes_but_what_processes_share(after: int) -> None:
+def test_copies_of_a_dataset_share_only_constants_and_memory_that_processes_share(after: int) -> None:
     batches, states = epoch_of(Large, 3)
     dataset = Large()
     assert list(resumed(states[3], lambda: dataset, after)) == batches[3:]
@@ -356,13 +356,13 @@ def test_a_dataset_that_cannot_be_copied_is_refused_by_name() -> None:
     assert len(list(resumed(states[1], WithGenerator, 3))) == len(states) - 1
 
 
-def test_with_another_start_method_it_is_the_same() -> None:
+def test_a_state_resumes_under_another_start_method() -> None:
     batches, states = epoch_of(WithState, 3)
     assert list(resumed(states[2], WithState, 1, multiprocessing_context="spawn")) == batches[2:]
 
 
 @pytest.mark.parametrize("after", [0, 2, 5])
-def test_the_statistics_count_what_all_shards_read(after: int) -> None:
+def test_the_statistics_count_the_reads_of_all_shards(after: int) -> None:
     batches, states = epoch_of(Plain, 3)
     rest = resumed(states[0], Plain, after, stats="full")
     begun = iter(rest)

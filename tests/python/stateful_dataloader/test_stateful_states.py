@@ -60,7 +60,7 @@ def test_with_workers_a_state_has_torchdata_s_keys_for_the_delivered_batches() -
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_by_index_a_state_counts_what_was_given_and_not_what_was_read_ahead(workers: int) -> None:
+def test_a_state_by_index_counts_delivered_batches_and_not_batches_that_were_read_ahead(workers: int) -> None:
     for batches in (0, 1, 4):
         state = state_after(batches, Counting(40), num_workers=workers, shuffle=True)
         if workers:

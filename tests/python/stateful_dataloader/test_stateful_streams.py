@@ -16,7 +16,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
 
 @pytest.mark.parametrize(("stream", "options"), with_workers(STREAMS))
-def test_streams_give_the_rest_and_then_whole_epochs(stream: Any, options: dict[str, Any]) -> None:
+def test_streams_yield_the_rest_of_the_epoch_and_then_whole_epochs(stream: Any, options: dict[str, Any]) -> None:
     moments = {0: [*MOMENTS, (1, 3)], 1: [(0, 3), (1, None)], 2: [(1, 0), (1, 3), (1, None)]}
     for batch_size in (2, None)[: 1 if options else 2]:
         check_goes_on(

@@ -110,7 +110,7 @@ def test_workers_are_seeded_and_have_worker_info_as_torch_s(persistent: bool) ->
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_other_start_methods_give_the_same(method: str) -> None:
+def test_other_start_methods_give_the_same_batches(method: str) -> None:
     marks = torch.zeros(8, dtype=torch.int64).share_memory_()
     theirs, _ = both(Told(), batch_size=2, num_workers=1, epochs=1)
     torch.manual_seed(3)
@@ -126,7 +126,7 @@ def test_iterable_datasets_end_worker_by_worker_as_with_torch() -> None:
         assert ours == theirs
 
 
-def test_it_is_an_instance_of_torch_s_loader_with_its_attributes() -> None:
+def test_a_stateful_loader_is_an_instance_of_torch_s_loader_with_the_same_attributes() -> None:
     loader = StatefulDataLoader(range(10), batch_size=4, shuffle=True, num_workers=1, timeout=5)
     assert isinstance(loader, DataLoader)
     assert isinstance(loader.sampler, RandomSampler)

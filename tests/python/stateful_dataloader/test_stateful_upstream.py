@@ -32,7 +32,9 @@ def rest_of(one: dict[str, Any], workers: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_the_rest_of_the_epoch_comes_that_upstream_would_have_given(saved: list[dict[str, Any]], workers: int) -> None:
+def test_the_rest_of_the_epoch_equals_the_rest_with_upstream_s_loader(
+    saved: list[dict[str, Any]], workers: int
+) -> None:
     tried = 0
     for one in cases(saved, workers):
         if one["rest"]:

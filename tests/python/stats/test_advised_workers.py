@@ -13,7 +13,7 @@ pytestmark = pytest.mark.alone
 
 
 def computing(seconds):
-    """Computes until the thread has used a processor time, which other programs do not affect."""
+    """Computes until the thread has used `seconds` of processor time, which other programs do not affect."""
     end = time.thread_time() + seconds
     while time.thread_time() < end:
         pass
@@ -103,7 +103,7 @@ def test_computing_during_the_start_does_not_count_as_work(counted):
     )
 
 
-def test_the_diagnosis_knows_whether_real_workers_compute(counted):
+def test_the_diagnosis_detects_whether_real_workers_compute(counted):
     """The diagnosis may be uncertain only if starting the workers has used processor time."""
     for kind, stats in counted.items():
         stats = replace(stats, processes=tuple(replace(one, waits_for_cpu_seconds=0.0) for one in stats.processes))

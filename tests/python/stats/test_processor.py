@@ -17,7 +17,9 @@ def without_schedstat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("sandboxed", [False, True])
-def test_the_time_grows_by_what_was_computed(sandboxed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_processor_time_grows_by_the_time_of_a_computation(
+    sandboxed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     if sandboxed:
         without_schedstat(monkeypatch)
 

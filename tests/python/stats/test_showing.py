@@ -229,7 +229,7 @@ def test_a_loader_in_a_notebook_is_words_tables_and_a_picture(loader: Any) -> No
     assert "Mapper" in words_of(unused._repr_html_(), "td"), "before the first epoch: the pipeline"
 
 
-def test_numbers_that_round_up_to_the_next_unit_are_told_in_it() -> None:
+def test_numbers_that_round_up_to_the_next_unit_are_shown_in_this_unit() -> None:
     times = {12.34: "12.3 s", 0.9996: "1 s", 0.9994: "999 ms", 999.6e-6: "1 ms", 999.6e-9: "1 µs", 999.4e-9: "999 ns"}
     assert {seconds: table.duration(seconds) for seconds in times} == times
     amounts = {9.5: "9.5", 999.4: "999", 999.6: "1000", 9994: "9994", 9996: "10 k", 999600: "1 M", 999.6e6: "1 G"}

@@ -137,7 +137,7 @@ def test_a_long_step_and_a_pause_cause_no_warning() -> None:
     raise AssertionError("this machine stands still all the time")
 
 
-def test_a_debugger_causes_no_stall_warning_and_none_comes_if_warnings_are_off() -> None:
+def test_a_debugger_causes_no_stall_warning_and_disabled_warnings_stay_off() -> None:
     for _ in range(20):
         pipe = IterableWrapper(range(1)).map(held_by_a_debugger)
         with recorded() as warned, DataLoader2(pipe, stall_warning=0.05) as loader:

@@ -233,7 +233,7 @@ def renames(worker: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["StatefulDataLoader", "own names", "DataLoader2", "dispatching"])
-def test_processes_have_names_and_the_loader_tells_their_numbers(kind: str) -> None:
+def test_processes_have_names_and_the_loader_reports_their_ids(kind: str) -> None:
     rename = renames if kind == "own names" else None
     loader: Any = StatefulDataLoader(Photos(), num_workers=2, worker_init_fn=rename, multiprocessing_context="fork")
     if kind == "DataLoader2":
@@ -321,7 +321,7 @@ def test_counts_and_logs_of_skipped_items_name_the_code_that_has_raised(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_what_a_map_style_dataset_loads_is_counted_apart_from_the_pipes_that_read_it(workers: int) -> None:
+def test_items_of_a_map_style_dataset_are_counted_separately_from_the_pipes_that_read_them(workers: int) -> None:
     pipe = SequenceWrapper(Photos(40)).map(abs).to_iter_datapipe().map(abs).sharding_filter()
     with DataLoader2(pipe, num_workers=workers, stats="full") as loader:
         assert len(list(loader)) == 40

@@ -110,7 +110,7 @@ def test_bytes_memory_and_copies_are_those_of_the_items():
         assert stats.shared_memory_peak >= 500_000
     stats = dl.stats()
     assert 40 * 50_000 < stats.bytes < 40 * 50_200 + 50_000, "states travel with the items"
-    # Ten items fill half of the memory budget, so the other items left the shared memory, or were fragments.
+    # Ten items fill half of the memory budget, so most items were copied out of it, or were sent as fragments.
     assert stats.copies + stats.fragments >= 25
     assert stats.copied_bytes == 50_000 * stats.copies
     assert [int(item[0]) for item in kept] == list(range(40))
@@ -278,7 +278,7 @@ def test_statistics_are_plain_values_and_a_table():
         assert len(dl.stats().workers) == 2
 
 
-def test_what_is_counted_is_chosen_by_argument_or_environment(monkeypatch):
+def test_an_argument_or_an_environment_variable_selects_the_counters(monkeypatch):
     with pytest.raises(ValueError, match='stats is "counts" or "full"'):
         DataLoader2(IterableWrapper([1]), stats="all")
     with pytest.raises(ValueError, match="stall_warning"):
@@ -350,7 +350,7 @@ class Odd(IterDataPipe):
                 yield item
 
 
-def test_counts_are_true_whatever_the_graph_and_its_history():
+def test_counts_are_correct_for_random_graphs_with_random_histories():
     for seed in range(12):
         _random_history(seed)
 
@@ -463,7 +463,7 @@ def test_another_thread_may_ask_while_the_loader_is_shut_down(monkeypatch: pytes
     assert told == [1]
 
 
-def test_threads_that_assign_a_counter_and_begin_epochs_at_once_spoil_neither() -> None:
+def test_threads_can_assign_a_counter_and_begin_epochs_at_the_same_time() -> None:
     """Without Python's lock, a thread sometimes freed a counter that another thread was using."""
     boards = [StatsBoard(1, 1, 2, True) for _ in range(2)]
     for board in boards:

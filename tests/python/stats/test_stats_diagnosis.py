@@ -100,7 +100,7 @@ def test_loading_limits_without_workers():
     assert math.ceil(0.75 * items / steps) <= int(advice[1]) <= math.ceil(1.5 * items / steps)
 
 
-def test_without_times_of_pipes_it_says_how_to_get_them():
+def test_a_diagnosis_without_times_of_pipes_says_how_to_get_these_times():
     verdict = measured(IterableWrapper(range(90)).sharding_filter().map(decode), level="counts")
     assert (verdict.kind, verdict.pipe) == ("loading", None)
     assert "TORCHDATA_STATS=full" in str(verdict)
@@ -150,7 +150,7 @@ def test_a_dispatching_process_that_does_not_keep_up():
     assert "Move work behind" in str(verdict)
 
 
-def test_workers_that_stand_in_line_behind_another_program_do_not_fight_with_each_other():
+def test_waits_for_a_core_because_of_another_program_do_not_count_as_too_many_workers():
     """Workers that mostly sleep also wait for a core when they wake up, so waiting does not prove that there are too
     many workers."""
     stats = counted(IterableWrapper(range(30)).sharding_filter().map(decode))

@@ -61,7 +61,7 @@ def node_over(items: list[int], there: Path) -> ParallelMapper[int]:
 
 
 @pytest.mark.parametrize("family", ["StatefulDataLoader", "ParallelMapper"])
-def test_main_warns_of_the_process_that_gives_no_item(
+def test_the_main_process_warns_of_the_process_that_sends_no_item(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stalls, "STALL", 0.3)
@@ -95,7 +95,9 @@ def test_the_processes_of_a_node_are_found_and_show_their_stacks(tmp_path: Path)
         attach(os.getpid())
 
 
-def test_a_process_that_nobody_waits_for_causes_no_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_for_which_the_main_process_does_not_wait_causes_no_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stalls, "STALL", 0.5)
     node = node_over([1, 5], tmp_path / "there")
     with warnings.catch_warnings():

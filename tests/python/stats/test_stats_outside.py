@@ -312,7 +312,7 @@ def top():
         screen.close()
 
 
-def test_the_live_view_shows_processes_pipes_and_verdict_and_goes_without_a_trace(program, top):
+def test_the_live_view_shows_processes_pipes_and_the_diagnosis_and_leaves_no_resources(program, top):
     process = program("on")
     before = descriptors(process.pid), shared_files()
     screen = top(process.pid, rows=40)

@@ -115,7 +115,7 @@ class Refusing(MultiProcessingReadingService):
         raise ValueError("no epoch")
 
 
-def test_workers_that_never_come_to_an_epoch_leave_no_memory():
+def test_workers_that_never_begin_an_epoch_leave_no_memory():
     """`nothing_is_left` tolerates a few open descriptors, so it could miss the leak of one descriptor per loader."""
     pipe = IterableWrapper(range(4)).sharding_filter()
     service = MultiProcessingReadingService(1, multiprocessing_context="fork")
@@ -213,7 +213,7 @@ def test_two_simultaneous_requests_each_get_one_stack():
     assert {answer.count("Stack (most recent call first)") for answer in answers if answer} == {1}
 
 
-def test_threads_that_begin_and_end_loaders_while_others_ask_and_fork():
+def test_threads_begin_and_end_loaders_while_other_threads_request_stacks_and_fork():
     rng, over, failures = random.Random(0), threading.Event(), []
 
     def guarded(step):

@@ -114,7 +114,7 @@ def container(folder, host=(100, 1), **processes):
     (folder / "self").symlink_to(str(host[0]))
 
 
-def test_processes_of_a_container_are_told_by_their_numbers_here(tmp_path, monkeypatch):
+def test_processes_in_a_container_are_shown_with_their_ids_outside_the_container(tmp_path, monkeypatch):
     container(tmp_path, host_shell=(100, 100), main=(200, 7), worker=(201, 8), host_other=(7, 7))
     monkeypatch.setattr(attaching, "_PROC", str(tmp_path))
     assert attaching._numbers(200) == {7: 200, 8: 201}

@@ -119,10 +119,10 @@ def driver_of(
 
     @contextlib.contextmanager
     def around(options: argparse.Namespace) -> Iterator[None]:
-        pythons = {"ours": options.python} | ({"beside": options.beside} if options.beside else {})
+        pythons = {"ours": sys.executable} | ({"beside": options.beside} if options.beside else {})
         with contextlib.ExitStack() as stack:
             for name, python in pythons.items():
-                judges[name], columns[name] = stack.enter_context(judge(python, options.phase_limit)), []
+                judges[name], columns[name] = stack.enter_context(judge(python, phase_limit)), []
                 judges[name].start_methods = options.start_methods.split(",")
             yield
         print("\n".join(table(columns, categories)))
@@ -141,11 +141,7 @@ def driver_of(
         return 1
 
     def options_of(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--python", default=sys.executable, help="the interpreter that is measured")
         parser.add_argument("--beside", help="an interpreter with another torchdata, which is counted beside")
-        parser.add_argument(
-            "--phase-limit", type=float, default=phase_limit, help="seconds after which a run counts as hung"
-        )
 
     # Each program runs in a fresh process, so the driver need not fork.
     return Driver(lambda seed, _: seed, check, "programs", limit=1000.0, around=around, forks=False, more=options_of)

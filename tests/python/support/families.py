@@ -1,5 +1,4 @@
-"""Wraps the three families of loaders that start workers in a common interface, and imports torch only when it is
-needed."""
+"""Gives the three kinds of loaders with workers a common interface. Torch is imported only when a test needs it."""
 
 import gc
 import importlib

@@ -18,17 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from fuzz_files import Target, mutated
-from torchdata.datapipes.iter import (
-    Bz2FileLoader,
-    Decompressor,
-    IterableWrapper,
-    RarArchiveLoader,
-    RoutedDecoder,
-    TarArchiveLoader,
-    TFRecordLoader,
-    XzFileLoader,
-    ZipArchiveLoader,
-)
+from torchdata.datapipes import iter as pipes
 from torchdata.datapipes.iter.disk_cache.lists import dumped
 from torchdata.datapipes.utils.decoder import basichandlers, imagehandler
 
@@ -138,7 +128,7 @@ def tar(rng: random.Random) -> None:
     inside = os.path.normpath(folder)
     inside = "" if inside == "." else os.path.join(inside, "")
     mode = rng.choice(("r:*", "r|*", "r:*", "r|"))
-    _read_all(TarArchiveLoader([(folder, stream)], mode=mode), inside)
+    _read_all(pipes.TarArchiveLoader([(folder, stream)], mode=mode), inside)
 
 
 def zip_bytes(rng: random.Random) -> bytes:
@@ -162,7 +152,7 @@ def zip_(rng: random.Random) -> None:
     data = zip_bytes(rng)
     if rng.random() < 0.6:
         data = mutated(rng, data)
-    _read_all(ZipArchiveLoader([("d/a.zip", io.BytesIO(data))]), "d/a.zip/")
+    _read_all(pipes.ZipArchiveLoader([("d/a.zip", io.BytesIO(data))]), "d/a.zip/")
 
 
 _RAR_SAMPLES = Path(__file__).parents[1] / "data" / "rar"
@@ -173,7 +163,7 @@ def rar(rng: random.Random) -> None:
 
     data = mutated(rng, rng.choice(sorted(_RAR_SAMPLES.glob("*.rar"))).read_bytes())
     try:
-        for path, stream in RarArchiveLoader([("d/a.rar", io.BytesIO(data))]):
+        for path, stream in pipes.RarArchiveLoader([("d/a.rar", io.BytesIO(data))]):
             assert path.startswith("d/a.rar/"), path
             if stream.file_obj.raw.seeks_cheaply:  # an uncompressed member needs no external program
                 stream.read(1 << 16)
@@ -189,8 +179,8 @@ def compressed(rng: random.Random) -> None:
     kind = rng.choice(("gzip", "bz2", "lzma"))
     data = {"gzip": gzip.compress, "bz2": bz2.compress, "lzma": lzma.compress}[kind](content)
     data = mutated(rng, data)
-    loaders = {"gzip": [], "bz2": [Bz2FileLoader], "lzma": [XzFileLoader]}[kind]
-    loader = rng.choice([lambda pairs: Decompressor(pairs, file_type=kind), *loaders])
+    loaders = {"gzip": [], "bz2": [pipes.Bz2FileLoader], "lzma": [pipes.XzFileLoader]}[kind]
+    loader = rng.choice([lambda pairs: pipes.Decompressor(pairs, file_type=kind), *loaders])
     _read_all(loader([("a", io.BytesIO(data))]))
 
 
@@ -200,7 +190,7 @@ def archive_in_stream(rng: random.Random) -> None:
     if rng.random() < 0.5:
         data = mutated(rng, data)
     try:
-        for _, archive in Decompressor([("a", io.BytesIO(data))], file_type=kind):
+        for _, archive in pipes.Decompressor([("a", io.BytesIO(data))], file_type=kind):
             names = archive.getnames() if kind == "tar" else archive.namelist()
             assert len(names) < 1000
             archive.close()
@@ -245,7 +235,7 @@ def tfrecords(rng: random.Random) -> None:
         file = mutated(rng, file)
     spec = rng.choice((None, None, {"a": ((-1,), None)}, {"a": ((2, -1), "int64"), "b": None}, {"a": ((), None)}))
     try:
-        for example in TFRecordLoader([("f", io.BytesIO(file))], spec, verify_checksums=rng.random() < 0.1):
+        for example in pipes.TFRecordLoader([("f", io.BytesIO(file))], spec, verify_checksums=rng.random() < 0.1):
             assert isinstance(example, dict)
     except RecursionError as error:
         raise AssertionError("a RecursionError came through") from error
@@ -273,7 +263,7 @@ def decoders(rng: random.Random) -> None:
         content = rng.choice((b"[", b'{"a":', b"9" * 5000, b'"\\ud800')) * rng.choice((1, 3000))
     handlers = (basichandlers, imagehandler(rng.choice(("rgb8", "l", "pil"))))
     try:
-        list(RoutedDecoder([(f"a.{extension}", content)], *handlers, allow_pickle=False))
+        list(pipes.RoutedDecoder([(f"a.{extension}", content)], *handlers, allow_pickle=False))
     except Exception as error:
         from PIL import Image
 
@@ -322,7 +312,7 @@ def cache_list(rng: random.Random) -> None:
         def unpack(path: str) -> list[tuple[str, bytes]]:
             return [(made, b"made"), (os.path.join(folder, "more"), b"made")]
 
-        pipe = IterableWrapper([os.path.join(folder, "item")]).on_disk_cache().flatmap(unpack).end_caching()
+        pipe = pipes.IterableWrapper([os.path.join(folder, "item")]).on_disk_cache().flatmap(unpack).end_caching()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")

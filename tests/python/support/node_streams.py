@@ -69,7 +69,7 @@ def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random
     whole, _ = run(Loader(make()), plan)
     held = 0
     for epoch, (items, most) in enumerate(zip(whole[:-1], plan, strict=False)):
-        # A node does not know that the epoch has ended if a loop is left directly after the last item.
+        # A node detects the end of its epoch only if the loop requests another item after the last item.
         for position in range(len(items) + 2 if most is None else len(items)):
             if chance.random() > share and position not in (0, len(items) + 1):
                 continue

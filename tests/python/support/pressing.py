@@ -104,7 +104,7 @@ class AtCall:
 
 
 def read_until_call(iterator: Iterator[Any], number: int) -> list[Any] | None:
-    """Returns the items before an interruption at this call; None if all items need fewer calls."""
+    """Returns the items before an interruption at this call, or None if the loop makes fewer calls."""
     got: list[Any] = []
     at_call = AtCall(number)
     with contextlib.suppress(KeyboardInterrupt):

@@ -31,6 +31,11 @@ def saved(loader: Any, **options: Any) -> Any:
     return pickle.loads(pickle.dumps(loader.state_dict(**options)))
 
 
+def with_states(loader: Any) -> tuple[list[Any], list[Any]]:
+    items_and_states = [(item, saved(loader)) for item in loader]
+    return [item for item, _ in items_and_states], [state for _, state in items_and_states]
+
+
 def epochs_of(loader: Any, count: int = 2) -> list[list[Any]]:
     with loader:
         return [list(loader) for _ in range(count)]

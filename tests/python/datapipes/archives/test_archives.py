@@ -63,7 +63,7 @@ EVERY_KIND = [(kind, mode) for kind in FLAGS for mode in ("r:*", "r|*")] + [("zi
 
 
 @pytest.mark.parametrize(("kind", "mode"), EVERY_KIND)
-def test_every_regular_file_comes_out_under_the_path_of_its_archive_and_is_restored(folder, kind, mode):
+def test_every_regular_file_is_yielded_with_the_path_of_its_archive_and_is_restored(folder, kind, mode):
     found = check_restore(lambda: loader(folder, kind, mode))
     expected = {**members(folder, kind, 0), **members(folder, kind, 1)}
     if kind == "zip":  # zip stores a link as a copy of its target.

@@ -16,15 +16,7 @@ import zlib
 import pytest
 
 from stream_checks import check_restore, open_files, read
-from torchdata.datapipes.iter import (
-    Bz2FileLoader,
-    Decompressor,
-    FileLister,
-    FileOpener,
-    HttpReader,
-    IterableWrapper,
-    XzFileLoader,
-)
+from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes.utils import StreamWrapper
 
 if sys.version_info >= (3, 14):
@@ -36,7 +28,7 @@ CHECKSUM = {zstd.CompressionParameter.checksum_flag: True}
 TEXT = b"".join(b"line %d of a text\n" % number for number in range(5000))
 CONTENT = {"a.txt": b"alpha\n", "b.txt": b"", "c.bin": bytes(range(256)) * 9, "d.txt": TEXT}
 TOOLS = {"gz": "gzip", "bz2": "bzip2", "xz": "xz", "zst": None}
-LOADERS = {"bz2": Bz2FileLoader, "xz": XzFileLoader}
+LOADERS = {"bz2": iter_pipes.Bz2FileLoader, "xz": iter_pipes.XzFileLoader}
 
 each_kind = pytest.mark.parametrize("kind", TOOLS)
 
@@ -59,7 +51,7 @@ def folder(tmp_path_factory):
 
 
 def opened(folder, mask):
-    return FileLister(str(folder), mask).open_files(mode="b")
+    return iter_pipes.FileLister(str(folder), mask).open_files(mode="b")
 
 
 @pytest.mark.parametrize("kind", LOADERS)
@@ -72,7 +64,7 @@ def test_loaders_of_one_kind_take_the_suffix_off_the_path_and_are_restored(folde
     ("path", "bare"), [("tub.bz2", "tub"), ("fuzz.2.bz2", "fuzz.2"), ("zz", "zz"), ("a.bz2.bz2", "a.bz2")]
 )
 def test_only_an_existing_suffix_is_removed(path, bare):
-    [(found, _)] = Bz2FileLoader([(path, io.BytesIO(bz2.compress(b"x")))])
+    [(found, _)] = iter_pipes.Bz2FileLoader([(path, io.BytesIO(bz2.compress(b"x")))])
     assert found == bare
 
 
@@ -100,7 +92,7 @@ def test_a_compressed_stream_in_the_middle_of_a_file_is_read_rewound_and_restore
     path.write_bytes(b"header" + (folder / f"d.txt.{kind}").read_bytes())
 
     def build():
-        pairs = FileOpener([str(path)], mode="b").map(behind_header)
+        pairs = iter_pipes.FileOpener([str(path)], mode="b").map(behind_header)
         return pairs.decompress({"gz": "gzip", "xz": "lzma", "zst": "zstd"}.get(kind, kind))
 
     check_restore(build)
@@ -124,14 +116,14 @@ def test_closing_a_stream_closes_the_file_that_the_pipe_opened_but_no_file_of_th
         assert source.closed
         assert open_files() == before
     with open(folder / "a.txt.gz", "rb") as file:
-        [(_, stream)] = Decompressor([("a.txt.gz", file)])
+        [(_, stream)] = iter_pipes.Decompressor([("a.txt.gz", file)])
         assert stream.read() == b"alpha\n"
         stream.close()
         assert not file.closed
 
 
 @pytest.mark.parametrize("name", ["all.tar", "all.tar.gz", "all.tar.xz", "all.tar.zst"])
-def test_tar_archives_come_out_open_and_can_be_loaded(folder, name):
+def test_tar_archives_are_yielded_open_and_can_be_loaded(folder, name):
     before = open_files()
     [(path, stream)] = opened(folder, name).decompress()
     assert isinstance(stream.file_obj, tarfile.TarFile)
@@ -174,26 +166,26 @@ def test_members_of_a_tar_archive_compressed_by_bzip2_can_be_read_after_it_was_l
         ("s3://bucket/what?.tar", "TAR"),
     ],
 )
-def test_the_suffix_tells_the_type(path, kind):
-    assert Decompressor([])._kind_of(path) is Decompressor.types[kind]
+def test_the_suffix_determines_the_type(path, kind):
+    assert iter_pipes.Decompressor([])._kind_of(path) is iter_pipes.Decompressor.types[kind]
 
 
 @pytest.mark.parametrize("path", ["a", "a.7z", "a.gz/b", "gz", ".gz", "https://host/a?gz"])
-def test_a_suffix_that_tells_nothing_raises_an_error_that_names_the_path(folder, path):
+def test_an_unknown_suffix_raises_an_error_that_names_the_path(folder, path):
     stream = StreamWrapper(open(folder / "a.txt.gz", "rb"))  # noqa: SIM115
     with pytest.raises(RuntimeError, match=rf"{re.escape(repr(path))}.*pass file_type"):
-        list(Decompressor([(path, stream)]))
+        list(iter_pipes.Decompressor([(path, stream)]))
     assert stream.closed
 
 
-@pytest.mark.parametrize("file_type", ["gzip", "GZIP", Decompressor.types.GZIP])
-def test_the_type_can_be_given(folder, file_type):
+@pytest.mark.parametrize("file_type", ["gzip", "GZIP", iter_pipes.Decompressor.types.GZIP])
+def test_the_type_can_be_passed(folder, file_type):
     [(_, stream)] = opened(folder, "a.txt.gz").map(lambda pair: ("unnamed", pair[1])).decompress(file_type)
     assert stream.read() == b"alpha\n"
 
 
 def decompressed(data, file_type):
-    [(_, stream)] = Decompressor([("a", io.BytesIO(data))], file_type)
+    [(_, stream)] = iter_pipes.Decompressor([("a", io.BytesIO(data))], file_type)
     with stream:
         whole = stream.read()
         for place in (len(whole) // 2, 0, len(whole)):
@@ -217,7 +209,7 @@ def test_streams_of_xz_are_read_with_the_padding_between_and_after_them(padding)
     assert decompressed(lzma.compress(b"alpha\n", lzma.FORMAT_ALONE), "lzma") == b"alpha\n"
     first, second = tar.getvalue()[:2000], tar.getvalue()[2000:]
     data = lzma.compress(first) + zeros + lzma.compress(second) + zeros
-    [(_, stream)] = IterableWrapper([("a.tar.xz", io.BytesIO(data))], deepcopy=False).load_from_tar()
+    [(_, stream)] = iter_pipes.IterableWrapper([("a.tar.xz", io.BytesIO(data))], deepcopy=False).load_from_tar()
     assert stream.read() == TEXT
 
 
@@ -234,7 +226,7 @@ def test_frames_of_zstd_are_read_one_after_the_other_and_in_pieces():
 
 def test_a_frame_of_zstd_is_decompressed_in_pieces():
     data = zstd.compress(bytes(200 << 20))
-    [(_, stream)] = Decompressor([("a.zst", io.BytesIO(data))])
+    [(_, stream)] = iter_pipes.Decompressor([("a.zst", io.BytesIO(data))])
     tracemalloc.start()
     size = sum(map(len, iter(lambda: stream.read(1 << 20), b"")))
     _, most = tracemalloc.get_traced_memory()
@@ -245,7 +237,7 @@ def test_a_frame_of_zstd_is_decompressed_in_pieces():
 
 def test_a_stream_that_cannot_seek_is_read_ahead(folder):
     with subprocess.Popen(["cat", str(folder / "d.txt.gz")], stdout=subprocess.PIPE) as process:
-        [(_, stream)] = Decompressor([("d.txt.gz", process.stdout)])
+        [(_, stream)] = iter_pipes.Decompressor([("d.txt.gz", process.stdout)])
         assert not stream.seekable()
         assert stream.read() == TEXT
 
@@ -253,8 +245,8 @@ def test_a_stream_that_cannot_seek_is_read_ahead(folder):
 @pytest.mark.parametrize("name", ["c.bin.gz", "a.txt.xz"])
 def test_streams_that_cannot_seek_are_restored_by_reading_from_the_start(folder, web, name):
     url = web.url(name, (folder / name).read_bytes())
-    check_restore(lambda: HttpReader([url] * 2).decompress())
-    check_restore(lambda: HttpReader([url]).decompress().read_from_stream(chunk=700))
+    check_restore(lambda: iter_pipes.HttpReader([url] * 2).decompress())
+    check_restore(lambda: iter_pipes.HttpReader([url]).decompress().read_from_stream(chunk=700))
 
 
 DAMAGE = (OSError, EOFError, zlib.error, lzma.LZMAError, zstd.ZstdError)
@@ -289,7 +281,7 @@ def test_a_decompression_bomb_raises_an_error_that_names_pipe_and_path_and_the_w
     bomb = module.compress(bytes(4 << 20))
 
     def read_all(**options):
-        [(_, stream)] = IterableWrapper([("bomb", io.BytesIO(bomb))]).decompress(kind, **options)
+        [(_, stream)] = iter_pipes.IterableWrapper([("bomb", io.BytesIO(bomb))]).decompress(kind, **options)
         return sum(map(len, iter(lambda: stream.read(chunk), b"")))
 
     with pytest.raises(OSError, match=r"bomb' in Decompressor.*decompression bomb.*max_ratio"):
@@ -300,7 +292,7 @@ def test_a_decompression_bomb_raises_an_error_that_names_pipe_and_path_and_the_w
         assert read_all() == 2 << 20, "a large file with a normal ratio is no bomb"
 
 
-def test_zip_archives_come_out_open_and_can_be_loaded_and_take_arguments_by_name_through_the_wrapper(folder):
+def test_zip_archives_are_yielded_open_and_can_be_loaded_with_named_arguments_through_the_wrapper(folder):
     before = open_files()
     [(_, archive)] = opened(folder, "all.zip").decompress()
     assert isinstance(archive.file_obj, zipfile.ZipFile)

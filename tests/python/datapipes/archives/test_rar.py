@@ -84,7 +84,7 @@ def in_memory(data, **options):
     return IterableWrapper([("folder/a.rar", io.BytesIO(data))]).load_from_rar(**options)
 
 
-def test_stored_members_come_out_under_the_path_of_their_archive_and_are_restored():
+def test_stored_members_are_yielded_with_the_path_of_their_archive_and_are_restored():
     assert dict(check_restore(lambda: loader(*STORED))) == {
         str(DATA / f"{name}.rar" / member): content for name in STORED for member, content in TREE.items()
     }

@@ -326,7 +326,7 @@ def test_a_member_of_a_compressed_archive_seeks_back_by_decompressing_from_the_s
             assert stream.read() == bytes([number + 65]) * (700_000 - start)
 
 
-def test_zeros_behind_a_gzip_stream_and_several_streams_are_read() -> None:
+def test_zeros_after_a_gzip_stream_and_several_streams_are_read() -> None:
     data = archive_of([("a", 513, tarfile.REGTYPE), ("b", 1, tarfile.REGTYPE)], tarfile.GNU_FORMAT)
     file = gzip.compress(data[:1000]) + gzip.compress(data[1000:]) + bytes(5000)
     assert [stream.read() for _, stream in TarArchiveLoader([("x.tar.gz", io.BytesIO(file))])] == [b"A" * 513, b"B"]

@@ -23,7 +23,7 @@ def closed(streams: dict[str, StreamWrapper]) -> str:
     return "".join(key for key, stream in streams.items() if stream.closed)
 
 
-def test_a_full_buffer_drops_what_waits_longest_with_one_warning_and_closes_its_stream() -> None:
+def test_a_full_buffer_drops_its_oldest_item_with_one_warning_and_closes_the_item_s_stream() -> None:
     streams = streams_of("abcdef")
     reference = IterableWrapper(list(streams.items()), deepcopy=False)
     pipe = IterableWrapper("fed").zip_with_iter(reference, identity, itemgetter(0), buffer_size=2)

@@ -31,7 +31,7 @@ def test_reading_one_child_again_invalidates_its_siblings() -> None:
         for stale in (first, second):
             with pytest.raises(RuntimeError, match="invalidated"):
                 next(stale)
-        joined = iter(right)  # `right` takes part in the same iteration as `again`, so `again` stays valid
+        joined = iter(right)  # Reading `right` continues the iteration of `again`, and starts no new iteration.
         assert len(list(again)) == len(list(joined)) > 0
 
 

@@ -3,13 +3,12 @@
 import hashlib
 import io
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from cache_checks import Maker, archives, cached, content, made, members, names, no_lock_is_left
+from programs import output_of
 from stream_checks import open_files
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.disk_cache import locks, section
@@ -19,7 +18,7 @@ from torchdata.datapipes.utils import StreamWrapper
 __all__ = ["no_lock_is_left"]
 
 
-def test_files_are_made_once_and_their_paths_come_in_the_order_of_the_source(tmp_path):
+def test_files_are_created_once_and_their_paths_are_yielded_in_the_order_of_the_source(tmp_path):
     maker = Maker()
     pipe = cached(tmp_path, ["b", "a", "c"], maker)
     assert [list(pipe), list(pipe)] == [[str(tmp_path / name) for name in "bac"]] * 2
@@ -53,7 +52,7 @@ def test_the_section_starts_when_it_is_needed_and_reads_no_further(tmp_path):
     assert maker.made == ["a"]
 
 
-def test_a_function_gives_the_paths_and_may_give_several(tmp_path):
+def test_a_function_returns_one_path_or_several_paths(tmp_path):
     def both(name):
         return [str(tmp_path / name / part) for part in ("x", "y")]
 
@@ -141,13 +140,13 @@ def test_an_unannounced_file_next_to_an_announced_one_raises_an_error(tmp_path):
         list(archives(tmp_path, "a", one_of_each))
 
 
-def test_members_made_by_a_thread_that_reads_ahead_are_refused_as_nobody_knows_whose_they_are(tmp_path):
+def test_members_from_a_thread_that_reads_ahead_are_refused_because_their_file_is_unknown(tmp_path):
     pipe = IterableWrapper([str(tmp_path / "a")]).on_disk_cache().flatmap(members).prefetch(2).end_caching()
     with pytest.raises(RuntimeError, match="read ahead in a thread"):
         list(pipe)
 
 
-def test_several_paths_of_one_item_must_be_those_that_are_made(tmp_path):
+def test_several_paths_of_one_item_must_equal_the_created_paths(tmp_path):
     def twice(name):
         return [str(tmp_path / name / "x"), str(tmp_path / name / "y")]
 
@@ -194,7 +193,7 @@ def test_an_endless_source_continues_even_if_a_batch_never_fills(tmp_path):
     assert names(next(paths) for _ in range(5)) == [*"ababa"]
 
 
-def test_pipes_that_change_the_order_change_it_for_what_is_made(tmp_path):
+def test_pipes_that_change_the_order_also_change_the_order_in_which_files_are_created(tmp_path):
     pipe = cached(tmp_path, "abcdef", between=lambda pipe: pipe.shuffle(buffer_size=3).set_seed(1))
     plain = IterableWrapper("abcdef").shuffle(buffer_size=3).set_seed(1)
     assert names(pipe) == list(plain) != list("abcdef")
@@ -336,9 +335,7 @@ except OSError as error:
 
 
 def test_a_file_that_does_not_fit_on_the_disk_leaves_nothing(tmp_path):
-    command = [sys.executable, "-c", FULL_DISK, str(tmp_path / "a")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250, check=True)
-    assert done.stdout == "File too large []\n"
+    assert output_of(FULL_DISK, tmp_path / "a") == "File too large []\n"
 
 
 def test_files_that_killed_writers_left_are_removed(tmp_path):
@@ -359,7 +356,7 @@ next(running)
 
 
 def test_a_program_that_exits_early_leaves_only_complete_files(tmp_path):
-    subprocess.run([sys.executable, "-c", LEFT_HALF_WAY, str(tmp_path)], timeout=250, check=True)
+    output_of(LEFT_HALF_WAY, tmp_path)
     assert content(tmp_path) == {"a": ""}
 
 

@@ -44,7 +44,7 @@ def test_a_newline_in_the_name_of_a_member_names_no_other_file(tmp_path):
     assert str(secret) not in (folder / "pack.torchdata_list").read_text().splitlines()
 
 
-def test_a_list_is_read_back_as_it_was_written_whatever_the_names_are(tmp_path):
+def test_a_list_of_files_with_any_names_is_read_as_it_was_written(tmp_path):
     rng = random.Random(1)
     alphabet = ["\n", "\\", "n", "\\n", "/", "a", "\r", "é", "\udcff", " ", "\t", "\x85", "\u2028"]
     for _ in range(200):
@@ -216,7 +216,8 @@ def test_a_link_under_a_predictable_name_does_not_truncate_a_file(tmp_path):
     victim.write_text("precious")
     folder = tmp_path / "cache"
     folder.mkdir()
-    (folder / temporary_name("pack")).symlink_to(victim)  # This file has the temporary name of the marker of `pack`.
+    # The marker file of `pack` has this temporary name until the cache renames the marker file.
+    (folder / temporary_name("pack")).symlink_to(victim)
     (folder / temporary_name("a")).symlink_to(victim)
     pipe, _ = unpacking(folder, {"pack/x": b"new"})
     assert list(pipe) == [f"{folder}/pack/x"]

@@ -175,7 +175,9 @@ MOMENTS = [before_the_temporary_file, in_the_middle, before_the_sync, before_the
 
 
 @pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: moment.__name__)
-def test_a_killed_writer_blocks_nobody_and_another_makes_the_file(folder, results, start, monkeypatch, moment):
+def test_a_killed_writer_blocks_no_process_and_another_process_creates_the_file(
+    folder, results, start, monkeypatch, moment
+):
     def die():
         class Patched:
             def __getattr__(self, name):
@@ -308,7 +310,7 @@ def test_the_buffered_files_of_a_process_whose_consumer_pauses_are_created_by_a_
     assert content(folder) == made(*"abcd")
 
 
-def test_a_process_finishes_what_it_has_in_a_buffer_before_it_waits(folder, results, start, monkeypatch):
+def test_a_process_creates_the_files_of_its_buffer_before_it_waits(folder, results, start, monkeypatch):
     monkeypatch.setattr(_cache_section, "_AHEAD", 3)
 
     def run():

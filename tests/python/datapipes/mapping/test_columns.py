@@ -119,7 +119,7 @@ def test_dicts_are_numbered_in_place_and_again_in_each_epoch() -> None:
     assert list(pipe.header(1)) == [{"index": 0}]
 
 
-def test_the_joiner_decides_what_a_paragraph_is() -> None:
+def test_the_joiner_determines_the_text_of_a_paragraph() -> None:
     pipe = IterableWrapper([("a", "1"), ("a", "2"), ("b", "3")]).lines_to_paragraphs(joiner=tuple)
     assert list(pipe) == [("a", ("1", "2")), ("b", ("3",))]
 

@@ -151,7 +151,7 @@ def test_a_second_reader_ends_the_first_and_does_not_count_as_a_skipped_item():
         next(iterator)
 
 
-def test_a_loader_tells_what_its_workers_have_skipped():
+def test_a_loader_reports_the_items_that_its_workers_have_skipped():
     pipe = IterableWrapper(["1", "2", "a", "b"] * 20).sharding_filter().map(int).on_error("skip")
     with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "fork")) as loader:
         assert sorted(loader) == [1] * 20 + [2] * 20
@@ -168,7 +168,7 @@ def strict_int(text):
 
 @pytest.mark.filterwarnings("default:on_error has skipped:RuntimeWarning")
 @pytest.mark.parametrize(("method", "dispatches"), [("fork", False), ("spawn", True)])
-def test_the_end_of_an_epoch_of_workers_is_told_once_by_the_loader(method, dispatches, capfd):
+def test_the_loader_reports_the_skipped_items_of_all_workers_once_per_epoch(method, dispatches, capfd):
     pipe = IterableWrapper(["1", "1", "x", "x"] * 10)
     if dispatches:
         pipe = pipe.map(strict_int).on_error("skip").sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING)

@@ -45,7 +45,7 @@ def test_an_item_that_is_larger_than_the_cache_is_yielded(size):
     assert [len(item) for item in [*pipe, *pipe]] == [10_000] * 6
 
 
-def test_sizes_are_those_of_what_is_in_the_items():
+def test_the_size_of_an_item_includes_its_contents():
     array = np.zeros((100, 100))
     assert size_of(array) >= array.nbytes
     assert size_of(array[:50]) >= array[:50].nbytes

@@ -112,7 +112,7 @@ def test_skipping_takes_no_time() -> None:
         assert token_of(source).yielded == 1 << 60
 
 
-def test_a_list_that_grows_or_shrinks_is_read_as_far_as_it_is() -> None:
+def test_a_list_that_grows_or_shrinks_is_read_up_to_its_current_end() -> None:
     for change in (lambda items: items.append(len(items)), lambda items: items.pop()):
         found = []
         for hide in (Whole, lambda pipe: pipe):

@@ -45,7 +45,7 @@ def test_the_objects_whose_names_begin_with_a_prefix_are_listed(cluster, prefix)
     assert list(AISFileLister([f"ais://first/{prefix}"], cluster)) == urls("ais://first", prefix)
 
 
-def test_several_buckets_and_providers_come_one_after_the_other_and_strange_names_are_read(cluster):
+def test_several_buckets_and_providers_are_listed_in_order_and_unusual_names_are_read(cluster):
     roots = ["ais://second", "aws://first", "ais://vacant", "ais://first/o"]
     expected = urls("ais://second") + urls("aws://first") + urls("ais://first", "o")
     assert list(IterableWrapper(roots).list_files_by_ais(url=cluster)) == expected

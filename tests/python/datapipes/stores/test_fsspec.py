@@ -47,7 +47,7 @@ def memory():
     fs.pseudo_dirs[:] = before[1]
 
 
-def test_local_names_begin_as_the_root_does_and_come_in_order(folder):
+def test_local_names_begin_with_the_root_and_are_yielded_in_order(folder):
     for start, end in (("", ""), ("file://", "/"), ("local://", "")):
         assert list(FSSpecFileLister(start + folder + end)) == [f"{start}{folder}/{name}" for name in FILES]
 

@@ -37,7 +37,7 @@ class Elsewhere(PathHandler):
         return open(self._local(path), mode)
 
 
-def test_local_names_come_in_order_with_the_path_of_their_root(folder):
+def test_local_names_are_yielded_in_order_with_the_path_of_their_root(folder):
     assert list(IoPathFileLister(folder)) == [f"{folder}/{name}" for name in sorted([*NAMES, "sub"])]
     assert list(IoPathFileLister(folder + "/", "*.png")) == [f"{folder}/c.png"]
 

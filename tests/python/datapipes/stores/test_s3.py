@@ -6,14 +6,13 @@ import importlib
 import os
 import pickle
 import random
-import subprocess
-import sys
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from process_checks import loader, wait_for
+from programs import output_of
 from resuming import with_state
 from s3_buckets import FOLDER, LARGE, STRANGE, listed, serving, urls
 from s3_server import KEYS_PER_PAGE
@@ -47,7 +46,7 @@ def test_strange_keys_are_listed_and_read():
         assert [*map(read, S3FileLoader([url]))] == [(url, key.encode())]
 
 
-def test_several_buckets_and_prefixes_come_one_after_the_other():
+def test_several_buckets_and_prefixes_are_listed_in_order():
     roots = ["s3://second/", "s3://first/train/", "s3://vacant", "s3://first/o"]
     assert listed(*roots) == urls("second") + urls("first", "train/") + urls("first", "o")
 
@@ -313,7 +312,7 @@ if pid == 0:
     sys.exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
 """
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=250)
+    output_of(script, options=["-W", "error"])
 
 
 def test_a_child_that_cannot_load_its_copy_says_what_to_do(monkeypatch):

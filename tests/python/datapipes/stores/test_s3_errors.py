@@ -3,13 +3,12 @@
 import contextlib
 import re
 import socket
-import subprocess
-import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from programs import output_of
 from refusals import refuses
 from s3_buckets import LARGE, NAMELESS, listed, serving, urls
 from s3_server import fill, s3_server
@@ -237,4 +236,4 @@ def test_building_the_pipes_imports_no_library():
         "import sys; from torchdata.datapipes.iter import *; S3FileLister(['s3://b']).load_files_by_s3(); "
         "assert not {'obstore', 'concurrent.futures'} & sys.modules.keys()"
     )
-    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True, timeout=250)
+    output_of(script, options=["-W", "error"])

@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_rows_of_all_files_come_in_order_and_frames_in_chosen_sizes(folder: Path) -> None:
+def test_rows_of_all_files_are_yielded_in_order_and_frames_in_chosen_sizes(folder: Path) -> None:
     assert list(ArrowReader(folder))[11] == {"a": 11, "b": "t11", "c": 5.5}
     assert values(ArrowReader(folder)) == list(range(30))
     frames = list(ArrowReader(folder, ["c", "a"], rows=False, frame_size=3))
@@ -155,7 +155,7 @@ def test_only_the_columns_that_are_asked_for_are_read(folder: Path) -> None:
         list(ArrowReader(folder, ["b"]))
 
 
-def test_row_groups_of_all_files_come_in_an_order_of_the_seed(folder: Path) -> None:
+def test_row_groups_of_all_files_are_read_in_an_order_that_depends_on_the_seed(folder: Path) -> None:
     orders = [values(ArrowParts(folder).shuffle().set_seed(seed).read_arrow()) for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0]) == sorted(orders[2]) == list(range(30)) != orders[0]

@@ -124,7 +124,7 @@ def test_the_library_s_own_dtypes_are_taken_by_column_or_for_all(library: str, d
     assert [str(kind) for kind in types] == expected
 
 
-def test_large_integers_beside_nulls_are_exact_with_a_nullable_dtype() -> None:
+def test_large_integers_in_a_column_with_nulls_are_exact_with_a_nullable_dtype() -> None:
     large = 2**53 + 1
     [frame] = IterableWrapper([(large,), (None,)]).dataframe(dtype={"n": "Int64"})
     assert frame["n"][0] == large
@@ -257,7 +257,7 @@ LARGE = 200_000
 
 
 @pytest.mark.parametrize("make", [pandas.DataFrame, pyarrow.table])
-def test_large_frames_from_workers_stay_what_they_are_while_others_follow(make: Any) -> None:
+def test_large_frames_from_workers_stay_unchanged_while_more_frames_arrive(make: Any) -> None:
     pipe = IterableWrapper(range(24)).sharding_filter().map(lambda number: make({"n": np.arange(LARGE) + number}))
     service = MultiProcessingReadingService(2, multiprocessing_context="fork", memory_budget=16 << 20)
     with DataLoader2(pipe, reading_service=service) as loader:

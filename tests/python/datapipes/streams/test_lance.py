@@ -24,7 +24,7 @@ def dataset(tmp_path: Path) -> Any:
     return lance.write_dataset(table(0, 30), tmp_path / "rows.lance", max_rows_per_file=10)
 
 
-def test_rows_come_by_index_as_lance_takes_them(dataset: Any) -> None:
+def test_rows_are_read_by_index_with_the_results_of_lance_s_own_take(dataset: Any) -> None:
     indices = [29, 3, 3, 0, 17]
     assert list(LanceReader(indices, dataset)) == dataset.take(indices).to_pylist()
     assert list(IterableWrapper(indices).read_lance(dataset.uri, ["c", "a"])) == [

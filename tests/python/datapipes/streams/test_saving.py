@@ -12,16 +12,7 @@ import sys
 import pytest
 
 from stream_checks import check_restore, open_files
-from torchdata.datapipes.iter import (
-    FileLister,
-    FileOpener,
-    FSSpecSaver,
-    HashChecker,
-    IoPathSaver,
-    IterableWrapper,
-    JsonParser,
-    Saver,
-)
+from torchdata.datapipes import iter as pipes
 from torchdata.datapipes.utils import StreamWrapper
 from torchdata.datapipes.utils.names import file_name
 
@@ -36,7 +27,7 @@ def sha256(data):
 )
 def test_data_are_written_to_the_path_and_the_path_is_yielded(tmp_path, mode, data):
     path = str(tmp_path / "new" / "folder" / "file")
-    assert list(IterableWrapper([(path, data)]).save_to_disk(mode=mode)) == [path]
+    assert list(pipes.IterableWrapper([(path, data)]).save_to_disk(mode=mode)) == [path]
     found = (tmp_path / "new" / "folder" / "file").read_bytes()
     assert found == (data.encode() if isinstance(data, str) else data)
 
@@ -44,7 +35,7 @@ def test_data_are_written_to_the_path_and_the_path_is_yielded(tmp_path, mode, da
 def test_a_key_with_parent_folders_is_not_a_local_path(tmp_path, monkeypatch):
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    items = IterableWrapper([("s3://bucket/../../../outside", b"x")])
+    items = pipes.IterableWrapper([("s3://bucket/../../../outside", b"x")])
     for pipe in (items.save_to_disk("wb"), items.save_by_fsspec("wb")):
         with pytest.raises(ValueError, match=r"will not write to 's3://bucket/\.\./\.\./\.\./outside'.*filepath_fn"):
             list(pipe)
@@ -55,7 +46,9 @@ def test_a_key_with_parent_folders_is_not_a_local_path(tmp_path, monkeypatch):
 
 def test_the_path_comes_from_filepath_fn_and_may_be_of_the_current_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    pipe = Saver(IterableWrapper([({"id": 1}, b"one"), ({"id": 2}, b"two")]), "wb", lambda meta: f"{meta['id']}.bin")
+    pipe = pipes.Saver(
+        pipes.IterableWrapper([({"id": 1}, b"one"), ({"id": 2}, b"two")]), "wb", lambda meta: f"{meta['id']}.bin"
+    )
     assert list(pipe) == ["1.bin", "2.bin"]
     assert sorted(os.listdir()) == ["1.bin", "2.bin"]
     assert len(pipe) == 2
@@ -64,7 +57,7 @@ def test_the_path_comes_from_filepath_fn_and_may_be_of_the_current_folder(tmp_pa
 def test_new_files_get_the_usual_permissions_and_replaced_files_keep_theirs(tmp_path):
     (tmp_path / "old").write_text("before, and longer")
     os.chmod(tmp_path / "old", 0o604)
-    list(Saver([(str(tmp_path / name), "after") for name in ("old", "new")]))
+    list(pipes.Saver([(str(tmp_path / name), "after") for name in ("old", "new")]))
     (tmp_path / "usual").write_text("")
     mode = {name: stat.S_IMODE(os.stat(tmp_path / name).st_mode) for name in ("old", "new", "usual")}
     assert mode["old"] == 0o604
@@ -77,7 +70,7 @@ def test_a_read_only_file_is_not_replaced(tmp_path, monkeypatch):
     path.write_text("before")
     monkeypatch.setattr(os, "access", lambda *_: False)  # simulates a read-only file for a user other than root
     with pytest.raises(PermissionError, match=r"file"):
-        list(Saver([(str(path), "after")]))
+        list(pipes.Saver([(str(path), "after")]))
     assert path.read_text() == "before"
 
 
@@ -85,18 +78,18 @@ def test_a_link_is_followed_and_stays_a_link(tmp_path):
     (tmp_path / "target").write_text("before")
     (tmp_path / "link").symlink_to("target")
     (tmp_path / "dangling").symlink_to("new/target")
-    list(Saver([(str(tmp_path / name), name) for name in ("link", "dangling")]))
+    list(pipes.Saver([(str(tmp_path / name), name) for name in ("link", "dangling")]))
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "target").read_text() == "link"
     assert (tmp_path / "new" / "target").read_text() == "dangling"
 
 
 def test_a_device_is_written_to_and_not_replaced():
-    assert list(Saver([(os.devnull, "x")])) == [os.devnull]
+    assert list(pipes.Saver([(os.devnull, "x")])) == [os.devnull]
     assert stat.S_ISCHR(os.stat(os.devnull).st_mode)
 
 
-@pytest.mark.parametrize("saver", [Saver, FSSpecSaver, IoPathSaver])
+@pytest.mark.parametrize("saver", [pipes.Saver, pipes.FSSpecSaver, pipes.IoPathSaver])
 @pytest.mark.parametrize("name", ["n" * 255, "\u6f22" * 85], ids=["ascii", "three bytes each"])
 def test_names_as_long_as_the_file_system_allows_are_written(tmp_path, saver, name):
     [path] = saver([(str(tmp_path / name), "x")])
@@ -109,7 +102,7 @@ def test_data_that_do_not_fit_the_mode_are_an_error_and_leave_the_old_file(tmp_p
     path.write_text("before")
     before = open_files()
     with pytest.raises(TypeError) as failure:
-        list(Saver([(str(path), data)], mode))
+        list(pipes.Saver([(str(path), data)], mode))
     assert f"Saver was writing {str(path)!r} in mode {mode!r}." in failure.value.__notes__
     assert os.listdir(tmp_path) == ["file"]
     assert path.read_text() == "before"
@@ -118,7 +111,7 @@ def test_data_that_do_not_fit_the_mode_are_an_error_and_leave_the_old_file(tmp_p
 
 def test_a_file_that_cannot_be_written_raises_an_error_that_names_it_in_each_epoch(tmp_path):
     (tmp_path / "file").write_text("no folder")
-    pipe = Saver(IterableWrapper([(str(tmp_path / "file" / "below"), "x")]))
+    pipe = pipes.Saver(pipes.IterableWrapper([(str(tmp_path / "file" / "below"), "x")]))
     for _ in range(2):
         with pytest.raises(OSError) as failure:  # noqa: PT011
             list(pipe)
@@ -128,7 +121,7 @@ def test_a_file_that_cannot_be_written_raises_an_error_that_names_it_in_each_epo
 @pytest.mark.parametrize("items", [["path"], [("a", "b", "c")], [(5, "x")], [(None, "x")]])
 def test_an_item_that_is_not_a_pair_of_path_and_data_raises_an_error(items):
     with pytest.raises(TypeError, match="Saver (expects pairs|writes to paths)"):
-        list(Saver(items))
+        list(pipes.Saver(items))
 
 
 def test_a_process_that_is_killed_leaves_no_half_file_under_the_name(tmp_path):
@@ -163,20 +156,20 @@ def sums(folder, tool):
 @pytest.mark.parametrize(("hash_type", "tool"), [("sha256", "sha256sum"), ("md5", "md5sum")])
 def test_streams_with_the_right_hash_are_rewound(folder, hash_type, tool):
     def build():
-        files = FileLister(str(folder)).open_files(mode="b")
+        files = pipes.FileLister(str(folder)).open_files(mode="b")
         return files.check_hash(sums(folder, tool), hash_type)
 
     assert [content for _, content in check_restore(build)] == [*BLOBS.values()]
 
 
-def test_a_bare_stream_comes_out_wrapped_and_other_data_as_they_are():
+def test_a_bare_stream_is_yielded_in_a_wrapper_and_other_data_unchanged():
     items = [("bytes", b"\xffx"), ("array", bytearray(b"x")), ("text", "été")]
     hashes = {"bytes": sha256(b"\xffx"), "array": sha256(b"x").upper(), "text": sha256("été".encode())}
-    pipe = HashChecker(IterableWrapper(items), hashes)
+    pipe = pipes.HashChecker(pipes.IterableWrapper(items), hashes)
     assert list(pipe) == items
     assert len(pipe) == 3
     wrapped = StreamWrapper(io.BytesIO(b"x"))
-    pipe = HashChecker([("a", io.BytesIO(b"x")), ("a", wrapped)], {"a": sha256(b"x")})
+    pipe = pipes.HashChecker([("a", io.BytesIO(b"x")), ("a", wrapped)], {"a": sha256(b"x")})
     (_, first), (_, second) = pipe
     assert isinstance(first, StreamWrapper)
     assert first.read() == b"x"
@@ -200,7 +193,7 @@ def test_a_wrong_hash_raises_an_error_that_names_pipe_and_path_and_closes_the_fi
 ):
     before = open_files()
     path = str(folder / "a.bin")
-    pipe = FileOpener([path], mode="b").check_hash({path: expected} if expected else {}, hash_type)
+    pipe = pipes.FileOpener([path], mode="b").check_hash({path: expected} if expected else {}, hash_type)
     for _ in range(2):
         with pytest.raises(RuntimeError, match=f"HashChecker.*{message}"):
             list(pipe)
@@ -211,7 +204,7 @@ def test_a_stream_that_cannot_rewind_raises_an_error_before_it_is_read(folder):
     path = str(folder / "a.bin")
     for rewind in (True, False):
         with subprocess.Popen(["cat", path], stdout=subprocess.PIPE) as process:
-            pipe = HashChecker([(path, process.stdout)], {path: sha256(BLOBS["a.bin"])}, rewind=rewind)
+            pipe = pipes.HashChecker([(path, process.stdout)], {path: sha256(BLOBS["a.bin"])}, rewind=rewind)
             if rewind:
                 with pytest.raises(io.UnsupportedOperation, match=r"a\.bin'; pass rewind=False"):
                     list(pipe)
@@ -224,7 +217,7 @@ def test_a_stream_that_cannot_rewind_raises_an_error_before_it_is_read(folder):
 def test_a_stream_open_as_text_raises_an_error(folder):
     path = str(folder / "a.bin")
     with pytest.raises(TypeError, match=r"a\.bin' is open as text; open it with mode='b'"):
-        list(FileOpener([path], mode="t").check_hash({path: sha256(BLOBS["a.bin"])}))
+        list(pipes.FileOpener([path], mode="t").check_hash({path: sha256(BLOBS["a.bin"])}))
 
 
 def test_a_large_stream_is_not_read_at_once():
@@ -243,7 +236,7 @@ def test_a_large_stream_is_not_read_at_once():
     digest = hashlib.sha256()
     for _ in range(64):
         digest.update(bytes(1 << 20))
-    assert len(list(HashChecker([("z", Zeros())], {"z": digest.hexdigest()}, rewind=False))) == 1
+    assert len(list(pipes.HashChecker([("z", Zeros())], {"z": digest.hexdigest()}, rewind=False))) == 1
     assert 0 < Zeros.largest <= 1 << 20
 
 
@@ -252,12 +245,12 @@ def test_json_files_are_parsed_and_restored(tmp_path, mode):
     values = [{"a": [1, None, "é"]}, [], "text", 1.5, None]
     for number, value in enumerate(values):
         (tmp_path / f"{number}.json").write_text(json.dumps(value))
-    build = lambda: FileLister(str(tmp_path)).open_files(mode=mode).parse_json_files()  # noqa: E731
+    build = lambda: pipes.FileLister(str(tmp_path)).open_files(mode=mode).parse_json_files()  # noqa: E731
     assert [value for _, value in check_restore(build)] == values
 
 
 def test_options_are_passed_to_json():
-    pipe = JsonParser([("a", io.StringIO('{"x": 1.5}'))], parse_float=str, object_pairs_hook=list)
+    pipe = pipes.JsonParser([("a", io.StringIO('{"x": 1.5}'))], parse_float=str, object_pairs_hook=list)
     assert list(pipe) == [("a", [("x", "1.5")])]
 
 
@@ -266,7 +259,7 @@ def test_options_are_passed_to_json():
 def test_an_error_names_path_and_position_of_invalid_json(tmp_path, text, mode):
     (tmp_path / "bad.json").write_text(text)
     before = open_files()
-    pipe = FileLister(str(tmp_path)).open_files(mode=mode).parse_json_files()
+    pipe = pipes.FileLister(str(tmp_path)).open_files(mode=mode).parse_json_files()
     for _ in range(2):
         with pytest.raises(json.JSONDecodeError, match=r"JsonParser cannot parse '.*bad\.json': .*line 1 column"):
             list(pipe)
@@ -280,4 +273,4 @@ def test_json_that_is_nested_too_deeply_or_does_not_decode_raises_a_value_error_
         (b'"\xff\xff"', r"deep\.json', read by JsonParser"),
     ):
         with pytest.raises(ValueError, match=said):
-            list(IterableWrapper([("deep.json", io.BytesIO(text))]).parse_json_files())
+            list(pipes.IterableWrapper([("deep.json", io.BytesIO(text))]).parse_json_files())

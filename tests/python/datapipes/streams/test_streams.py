@@ -29,7 +29,7 @@ def opened(path, mode="rb", encoding=None):
     return stream
 
 
-def test_a_wrapper_passes_on_what_it_lacks():
+def test_a_wrapper_delegates_the_attributes_that_it_lacks():
     stream = StreamWrapper(io.BytesIO(b"one\ntwo\n"), name="memory")
     assert stream.readline() == b"one\n"
     assert list(stream) == [b"two\n"]

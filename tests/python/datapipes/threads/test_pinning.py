@@ -71,7 +71,7 @@ def test_the_user_s_function_is_called_in_a_thread_with_item_and_device() -> Non
     assert not pipe.is_replicable()
 
 
-def test_with_workers_it_stays_in_the_main_process() -> None:
+def test_pin_memory_runs_in_the_main_process_even_with_workers() -> None:
     import os
 
     pipe = IterableWrapper(range(6)).sharding_filter().pin_memory(pin_memory_fn=lambda item, _: (item, os.getpid()))

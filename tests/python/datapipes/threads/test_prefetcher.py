@@ -85,7 +85,7 @@ def test_shutdown_ends_thread_and_iterator_and_may_be_called_twice() -> None:
     assert list(iterator) == []
 
 
-def test_a_state_that_one_thread_takes_is_not_spoilt_by_another_that_resumes() -> None:
+def test_a_thread_that_resumes_does_not_change_the_state_that_another_thread_saves() -> None:
     source = Counting(100)
     pipe = source.prefetch(4)
     iterator = iter(pipe)
@@ -142,7 +142,7 @@ class Doubled(Exception):
 @pytest.mark.parametrize(
     ("error", "is_local"), [(LookupError("three"), True), (Worded("three", number=3), False), (Doubled("three"), True)]
 )
-def test_a_buffered_error_is_part_of_the_state_whatever_its_constructor_takes(error: Exception, is_local: bool) -> None:
+def test_a_buffered_error_with_any_constructor_is_part_of_the_state(error: Exception, is_local: bool) -> None:
     class Local(type(error)):  # type: ignore[misc]
         pass
 
@@ -251,7 +251,7 @@ def test_a_replay_repeats_random_draws_that_a_thread_made_ahead_of_a_state(build
 
 
 @pytest.mark.parametrize("size", [1, 50])
-def test_a_replay_ends_whatever_the_queue_holds_and_however_the_pipeline_has_changed(size: int) -> None:
+def test_a_replay_ends_with_any_queue_and_after_any_change_of_the_pipeline(size: int) -> None:
     def build(count: int, size: int) -> Any:
         return UnstatedTwice(IterableWrapper(range(count))).map(drawn).prefetch(size).filter(is_odd)
 

@@ -2,7 +2,6 @@
 
 import io
 import pickle
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from programs import output_of
 from resuming import with_state
 from thread_checks import no_thread_is_left, threads  # noqa: F401 - a fixture for all tests here
 from torchdata.datapipes.iter import IterableWrapper, IterDataPipe, ThreadPoolMapper
@@ -97,7 +97,7 @@ def test_neither_a_kept_exception_nor_a_finished_iterator_keeps_threads_alive() 
     assert list(iterator) == []
 
 
-def test_the_exception_of_the_source_comes_after_the_results_of_the_items_before_it() -> None:
+def test_the_exception_of_the_source_is_raised_after_the_results_of_earlier_items() -> None:
     pipe = Watched(10, fail_at=5).threadpool_map(str)
     iterator = iter(pipe)
     assert [next(iterator) for _ in range(5)] == list("01234")
@@ -294,6 +294,4 @@ both.wait(30)
 
 
 def test_a_program_with_a_stuck_call_exits_without_a_message(tmp_path: Any) -> None:
-    (tmp_path / "stuck.py").write_text(STUCK)
-    done = subprocess.run([sys.executable, tmp_path / "stuck.py"], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "0\n", "")
+    assert output_of(STUCK, file=tmp_path / "stuck.py") == "0\n"

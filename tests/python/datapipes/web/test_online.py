@@ -194,7 +194,7 @@ def test_wrong_arguments_are_refused_by_the_constructor(reader, source, options,
 
 
 @pytest.mark.parametrize("id_", ["plain", "form", "title", "cookie", "elsewhere", "encoded"])
-def test_a_drive_file_comes_with_its_name_past_the_pages_before_it(web, id_):
+def test_a_file_of_google_drive_is_read_with_its_name_behind_the_warning_pages(web, id_):
     link = web.drive(id_, b"content of " + id_.encode())
     name = {"encoded": "été"}.get(id_, id_)
     assert opened(GDriveReader, link) == [(f"{name}.txt", b"content of " + id_.encode())]

@@ -45,7 +45,7 @@ def test_no_fault_of_a_server_ends_an_epoch_or_changes_a_byte() -> None:
 
 @pytest.mark.usefixtures("fast")
 @pytest.mark.parametrize("fault", faulty_http.FAULTS)
-def test_each_fault_raises_an_error_if_it_stays(fault: str) -> None:
+def test_each_permanent_fault_raises_an_error(fault: str) -> None:
     with faulty_http.running(1, [fault], spared=0.0) as server:
         [url], [content] = server.urls(1), server.contents(1)
         with pytest.raises((requests.RequestException, urllib3.exceptions.HTTPError), match="HttpReader"):

@@ -196,7 +196,6 @@ def parser_of(driver: Driver | None, name: str) -> argparse.ArgumentParser:
     parser.add_argument("--switch", type=float, help="seconds between two threads of a process, where not 0.005")
     parser.add_argument("--limit", type=float, help="seconds after which a plan counts as hung")
     parser.add_argument("--here", action="store_true", help="in this process, as for a debugger")
-    parser.add_argument("--lines", type=int, default=60, help="lines of output to show of a plan that failed")
     if driver is not None:
         driver.more(parser)
     return parser
@@ -247,7 +246,7 @@ def drive(name: str, driver: Driver, arguments: list[str]) -> int:
             skipped[outcome.skipped[:60]] += 1
             if outcome.wrong:
                 failed.append(seed)
-                _report(name, seed, plan, outcome, arguments, options.lines)
+                _report(name, seed, plan, outcome, arguments)
             if time.monotonic() > said + SAID:  # The progress is visible even if the driver is killed.
                 said = time.monotonic()
                 print(f"so far {runs} runs, {count} {driver.noun}; {len(failed)} failed", flush=True)
@@ -259,7 +258,7 @@ def drive(name: str, driver: Driver, arguments: list[str]) -> int:
     return int(bool(failed) or not count)
 
 
-def _report(name: str, seed: int, plan: Any, outcome: Outcome, arguments: list[str], lines: int) -> None:
+def _report(name: str, seed: int, plan: Any, outcome: Outcome, arguments: list[str]) -> None:
     kept = [
         word
         for word, before in zip(arguments, ["", *arguments], strict=False)
@@ -268,6 +267,6 @@ def _report(name: str, seed: int, plan: Any, outcome: Outcome, arguments: list[s
     print(f"seed {seed} failed: {outcome.wrong}")
     print(f"again: python -m drivers {' '.join([name, *kept])} --seed {seed} --runs 1")
     shown = [line for line in outcome.output.rstrip().split("\n") if not any(one in line for one in DULL)]
-    if len(shown) > lines:
-        shown = [*shown[: lines // 2], "…", *shown[-lines // 2 :]]
+    if len(shown) > 60:
+        shown = [*shown[:30], "…", *shown[-30:]]
     print("\n".join("    " + line for line in [f"{plan}", *shown]), flush=True)

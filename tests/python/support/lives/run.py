@@ -288,7 +288,7 @@ class Run:
     def _leave_loader(self) -> None:
         if self.dice.random() < 0.8:
             self.loader.shutdown()
-        else:  # deletes the loader, so that garbage collection ends it
+        else:  # Without references, garbage collection ends the loader.
             self.iterator = self.loader = None
             gc.collect()
         if self.dice.random() < 0.3:

@@ -7,32 +7,10 @@ from typing import Any
 from hypothesis import strategies as st
 
 from pipes_table.row import BadArgument, Row, Source, ints
-from torchdata.datapipes.iter import (
-    SHARDING_PRIORITIES,
-    Batcher,
-    Collator,
-    Concater,
-    Cycler,
-    Enumerator,
-    Filter,
-    FlatMapper,
-    Grouper,
-    Header,
-    IterableWrapper,
-    IterDataPipe,
-    LengthSetter,
-    Mapper,
-    MapToIterConverter,
-    Prefetcher,
-    Repeater,
-    Sampler,
-    ShardingFilter,
-    Shuffler,
-    UnBatcher,
-)
+from torchdata.datapipes import iter as pipes
 
 
-class Doubling(IterDataPipe):
+class Doubling(pipes.IterDataPipe):
     def __init__(self, source_datapipe: Any) -> None:
         self.source_datapipe = source_datapipe
 
@@ -120,15 +98,15 @@ def share(items: list[Any], shards: int, shard: int, block: int) -> list[Any]:
 
 
 def build_sharded(source: Source, shards: int, shard: int, block: int | None) -> Any:
-    pipe = ShardingFilter(source()).set_sharding_block(block)
+    pipe = pipes.ShardingFilter(source()).set_sharding_block(block)
     pipe.apply_sharding(shards, shard % shards)
     return pipe
 
 
 def build_two_level(source: Source, nodes: int, node: int, workers: int, worker: int) -> Any:
-    pipe = ShardingFilter(source())
-    pipe.apply_sharding(workers, worker % workers, SHARDING_PRIORITIES.MULTIPROCESSING)
-    pipe.apply_sharding(nodes, node % nodes, SHARDING_PRIORITIES.DISTRIBUTED)
+    pipe = pipes.ShardingFilter(source())
+    pipe.apply_sharding(workers, worker % workers, pipes.SHARDING_PRIORITIES.MULTIPROCESSING)
+    pipe.apply_sharding(nodes, node % nodes, pipes.SHARDING_PRIORITIES.DISTRIBUTED)
     return pipe
 
 
@@ -158,7 +136,7 @@ flag = st.booleans()
 
 ROWS: list[Row] = [
     Row("wrapper", lambda s: s(), list),
-    Row("map", lambda s: Mapper(s(), plus_one), lambda xs: [x + 1 for x in xs]),
+    Row("map", lambda s: pipes.Mapper(s(), plus_one), lambda xs: [x + 1 for x in xs]),
     Row(
         "map_columns",
         lambda s: s().map(paired).map(added, input_col=[0, 1], output_col=-1),
@@ -166,7 +144,7 @@ ROWS: list[Row] = [
     ),
     Row(
         "flatmap",
-        lambda s: FlatMapper(s(), countdown),
+        lambda s: pipes.FlatMapper(s(), countdown),
         lambda xs: [y for x in xs for y in range(x % 4)],
         length="valid length|has no len",
     ),
@@ -184,61 +162,63 @@ ROWS: list[Row] = [
     ),
     Row(
         "flatmap_of_generators",
-        lambda s: FlatMapper(s(), countdown_lazily),
+        lambda s: pipes.FlatMapper(s(), countdown_lazily),
         lambda xs: [y for x in xs for y in range(x % 4)],
         length="valid length|has no len",
     ),
     Row(
         "flatmap_of_iterators",
-        lambda s: FlatMapper(s(), countdown_once),
+        lambda s: pipes.FlatMapper(s(), countdown_once),
         lambda xs: [y for x in xs for y in range(x % 4)],
         length="valid length|has no len",
     ),
     Row(
-        "collate", lambda s: Collator(s().batch(2), collate_fn=sum), lambda xs: [sum(batch) for batch in batched(xs, 2)]
+        "collate",
+        lambda s: pipes.Collator(s().batch(2), collate_fn=sum),
+        lambda xs: [sum(batch) for batch in batched(xs, 2)],
     ),
     Row(
         "filter",
-        lambda s: Filter(s(), is_even),
+        lambda s: pipes.Filter(s(), is_even),
         lambda xs: [x for x in xs if x % 2 == 0],
         length="valid length|has no len",
     ),
     Row(
         "header",
-        lambda s, limit: Header(s(), limit),
+        lambda s, limit: pipes.Header(s(), limit),
         lambda xs, limit: xs[:limit],
         {"limit": (st.none() | st.integers(0, 9), 7)},
     ),
     Row("on_error", lambda s: s().on_error("skip"), list, length="valid length|has no len"),
-    Row("set_length", lambda s: LengthSetter(s(), 3), list, length=3),
+    Row("set_length", lambda s: pipes.LengthSetter(s(), 3), list, length=3),
     Row(
         "batch",
-        lambda s, size, drop_last: Batcher(s(), size, drop_last),
+        lambda s, size, drop_last: pipes.Batcher(s(), size, drop_last),
         batched,
         {"size": (small, 3), "drop_last": (flag, False)},
     ),
     Row(
         "batch_wrapped",
-        lambda s, size: Batcher(s(), size, wrapper_class=tuple),
+        lambda s, size: pipes.Batcher(s(), size, wrapper_class=tuple),
         lambda xs, size: [tuple(batch) for batch in batched(xs, size)],
         {"size": (small, 2)},
     ),
     Row(
         "unbatch",
-        lambda s: UnBatcher(s().map(nested)),
+        lambda s: pipes.UnBatcher(s().map(nested)),
         lambda xs: [y for x in xs for y in nested(x)],
         length="valid length|has no len",
     ),
     Row(
         "unbatch_two_levels",
-        lambda s, level: UnBatcher(s().map(nested), level),
+        lambda s, level: pipes.UnBatcher(s().map(nested), level),
         lambda xs, level: [y for x in xs for y in (x, x, x)],
         {"level": (st.sampled_from([2, -1]), -1)},
         length="valid length|has no len",
     ),
     Row(
         "groupby",
-        lambda s, group_size, buffer_size, drop: Grouper(
+        lambda s, group_size, buffer_size, drop: pipes.Grouper(
             s(),
             remainder3,
             keep_key=True,
@@ -257,20 +237,20 @@ ROWS: list[Row] = [
     ),
     Row(
         "shuffle",
-        lambda s, buffer_size: Shuffler(s(), buffer_size=buffer_size),
+        lambda s, buffer_size: pipes.Shuffler(s(), buffer_size=buffer_size),
         shuffled,
         {"buffer_size": (st.integers(1, 20), 4)},
         random=True,
     ),
-    Row("shuffle_off", lambda s: Shuffler(s(), buffer_size=3).set_shuffle(False), list),
+    Row("shuffle_off", lambda s: pipes.Shuffler(s(), buffer_size=3).set_shuffle(False), list),
     Row(
         "shuffle_unbatched",
-        lambda s: Shuffler(s().batch(2), buffer_size=3, unbatch_level=1),
+        lambda s: pipes.Shuffler(s().batch(2), buffer_size=3, unbatch_level=1),
         lambda xs: shuffled(xs, 3),
         length="valid length|has no len",
         random=True,
     ),
-    Row("sampler", lambda s: Sampler(s()), lambda xs: list(range(len(xs))), reads_items=False),
+    Row("sampler", lambda s: pipes.Sampler(s()), lambda xs: list(range(len(xs))), reads_items=False),
     Row(
         "sharding_filter",
         build_sharded,
@@ -287,8 +267,8 @@ ROWS: list[Row] = [
         {"nodes": (small, 2), "node": (st.integers(0, 4), 1), "workers": (small, 2), "worker": (st.integers(0, 4), 0)},
         not_in_workers="it shards the items itself",
     ),
-    Row("dispatch", lambda s: s().sharding_round_robin_dispatch(SHARDING_PRIORITIES.MULTIPROCESSING), list),
-    Row("concat", lambda s: Concater(s(), s().map(plus_one), s()), lambda xs: [*xs, *[x + 1 for x in xs], *xs]),
+    Row("dispatch", lambda s: s().sharding_round_robin_dispatch(pipes.SHARDING_PRIORITIES.MULTIPROCESSING), list),
+    Row("concat", lambda s: pipes.Concater(s(), s().map(plus_one), s()), lambda xs: [*xs, *[x + 1 for x in xs], *xs]),
     Row("zip", lambda s: s().zip(s().header(5)), lambda xs: list(zip(xs, xs[:5], strict=False))),
     Row(
         "mux",
@@ -312,38 +292,43 @@ ROWS: list[Row] = [
     Row("unzip", build_unzipped, lambda xs: [(x + 7, x) for x in xs]),
     Row(
         "enumerate",
-        lambda s, start: Enumerator(s(), start),
+        lambda s, start: pipes.Enumerator(s(), start),
         lambda xs, start: list(enumerate(xs, start)),
         {"start": (st.integers(-3, 3), 5)},
     ),
     Row(
         "cycle",
-        lambda s, count: Cycler(s(), count),
+        lambda s, count: pipes.Cycler(s(), count),
         lambda xs, count: xs * count,
         {"count": (st.integers(0, 3), 3)},
     ),
     Row(
         "cycle_for_ever",
-        lambda s: Cycler(s()).header(20),
+        lambda s: pipes.Cycler(s()).header(20),
         lambda xs: list(itertools.islice(itertools.cycle(xs), 20)),
         length=20,
     ),
     Row(
         "repeat",
-        lambda s, times: Repeater(s(), times),
+        lambda s, times: pipes.Repeater(s(), times),
         lambda xs, times: [x for x in xs for _ in range(times)],
         {"times": (st.integers(2, 4), 2)},
     ),
     Row(
         "prefetch",
-        lambda s, buffer_size: Prefetcher(s(), buffer_size),
+        lambda s, buffer_size: pipes.Prefetcher(s(), buffer_size),
         lambda xs, buffer_size: xs,
         {"buffer_size": (small, 3)},
     ),
-    Row("prefetch_shuffled", lambda s: Prefetcher(s().shuffle(buffer_size=3)), lambda xs: shuffled(xs, 3), random=True),
+    Row(
+        "prefetch_shuffled",
+        lambda s: pipes.Prefetcher(s().shuffle(buffer_size=3)),
+        lambda xs: shuffled(xs, 3),
+        random=True,
+    ),
     Row(
         "replayed",
-        lambda s: Mapper(Doubling(s().shuffle(buffer_size=3)), plus_one),
+        lambda s: pipes.Mapper(Doubling(s().shuffle(buffer_size=3)), plus_one),
         lambda xs: [2 * x + 1 for x in shuffled(xs, 3)],
         length="valid length|has no len",
         random=True,
@@ -366,11 +351,11 @@ ROWS: list[Row] = [
 
 
 BAD_ARGUMENTS: list[BadArgument] = [
-    (lambda: IterableWrapper(3), TypeError, "iterable"),
+    (lambda: pipes.IterableWrapper(3), TypeError, "iterable"),
     (lambda: ints().set_length(-1), AssertionError, "length"),
     (lambda: ints().set_length(1.5), TypeError, "length"),
     (lambda: ints().map(3), TypeError, "fn"),
-    (lambda: Mapper(3, plus_one), TypeError, "datapipe"),
+    (lambda: pipes.Mapper(3, plus_one), TypeError, "datapipe"),
     (lambda: ints().map(plus_one, output_col=1), ValueError, "output_col"),
     (lambda: ints().map(plus_one, 0, [1, 2]), ValueError, "single-element"),
     (lambda: ints().map(plus_one, []), ValueError, "input_col"),
@@ -390,15 +375,15 @@ BAD_ARGUMENTS: list[BadArgument] = [
     (lambda: ints().groupby(3), TypeError, "group_key_fn"),
     (lambda: ints().groupby(is_even, group_size=5, buffer_size=4), AssertionError, "group_size"),
     (lambda: ints().groupby(is_even, group_size=2, guaranteed_group_size=3), AssertionError, "guaranteed"),
-    (lambda: Sampler(ints().filter(is_even)), AssertionError, "length"),
-    (lambda: Sampler(ints(), 3), TypeError, "sampler"),
+    (lambda: pipes.Sampler(ints().filter(is_even)), AssertionError, "length"),
+    (lambda: pipes.Sampler(ints(), 3), TypeError, "sampler"),
     (lambda: ints().sharding_filter("7"), TypeError, "sharding_group_filter"),
     (
-        lambda: ints().sharding_round_robin_dispatch(SHARDING_PRIORITIES.DISTRIBUTED),
+        lambda: ints().sharding_round_robin_dispatch(pipes.SHARDING_PRIORITIES.DISTRIBUTED),
         NotImplementedError,
         "MULTIPROCESSING",
     ),
-    (lambda: Concater(), ValueError, "at least one"),
+    (lambda: pipes.Concater(), ValueError, "at least one"),
     (lambda: ints().concat([1]), TypeError, "input 1"),
     (lambda: ints().zip([1]), TypeError, "IterDataPipe"),
     (lambda: ints().mux([1]), TypeError, "IterDataPipe"),
@@ -411,5 +396,5 @@ BAD_ARGUMENTS: list[BadArgument] = [
     (lambda: ints().enumerate("1"), TypeError, "starting_index"),
     (lambda: ints().prefetch("2"), TypeError, "buffer_size"),
     (lambda: ints().repeat(1), ValueError, "repetition"),
-    (lambda: MapToIterConverter(ints()), TypeError, "MapDataPipe"),
+    (lambda: pipes.MapToIterConverter(ints()), TypeError, "MapDataPipe"),
 ]

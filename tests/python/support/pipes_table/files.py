@@ -11,18 +11,7 @@ from typing import Any
 
 from pipes_table.folders import folder
 from pipes_table.row import BadArgument, Row, Source, ints
-from torchdata.datapipes.iter import (
-    Bz2FileLoader,
-    Decompressor,
-    Extractor,
-    HashChecker,
-    JsonParser,
-    RarArchiveLoader,
-    Saver,
-    TarArchiveLoader,
-    XzFileLoader,
-    ZipArchiveLoader,
-)
+from torchdata.datapipes import iter as pipes
 
 FOLDER = folder("saved")
 
@@ -67,64 +56,64 @@ class Hashes(dict[str, str]):
 
 
 def build_decompressed(source: Source) -> Any:
-    return Decompressor(source().map(gzipped)).map(content_of)
+    return pipes.Decompressor(source().map(gzipped)).map(content_of)
 
 
 ROWS: list[Row] = [
     Row("decompress", build_decompressed, lambda xs: [(f"{x}.gz", b"%d" % x) for x in xs]),
     Row(
         "extract",
-        lambda s: Extractor(s().map(bzipped), "bz2").map(content_of),
+        lambda s: pipes.Extractor(s().map(bzipped), "bz2").map(content_of),
         lambda xs: [(f"{x}.bz2", b"%d" % x) for x in xs],
     ),
     Row(
         "load_from_bz2",
-        lambda s: Bz2FileLoader(s().map(bzipped), length=7).map(content_of),
+        lambda s: pipes.Bz2FileLoader(s().map(bzipped), length=7).map(content_of),
         lambda xs: [(f"{x}", b"%d" % x) for x in xs],
         length=7,
     ),
     Row(
         "load_from_xz",
-        lambda s: XzFileLoader(s().map(xzipped)).map(content_of),
+        lambda s: pipes.XzFileLoader(s().map(xzipped)).map(content_of),
         lambda xs: [(f"{x}", b"%d" % x) for x in xs],
         length=NO_LENGTH,
     ),
     Row(
         "parse_json_files",
-        lambda s: JsonParser(s().map(json_of), parse_int=float),
+        lambda s: pipes.JsonParser(s().map(json_of), parse_int=float),
         lambda xs: [(f"{x}.json", {"item": [float(x)]}) for x in xs],
     ),
     Row(
         "check_hash",
-        lambda s: HashChecker(s().map(blob_of), Hashes()),
+        lambda s: pipes.HashChecker(s().map(blob_of), Hashes()),
         lambda xs: [(f"{x}.bin", b"%d" % x) for x in xs],
     ),
     Row(
         "save_to_disk",
-        lambda s: Saver(s().map(blob_of), mode="wb", filepath_fn=in_folder),
+        lambda s: pipes.Saver(s().map(blob_of), mode="wb", filepath_fn=in_folder),
         lambda xs: [in_folder(f"{x}.bin") for x in xs],
         grows="it writes a file for each of many items",
     ),
 ]
 
 BAD_ARGUMENTS: list[BadArgument] = [
-    (lambda: Decompressor(ints(), "7z"), ValueError, "file_type must be one of"),
-    (lambda: Decompressor(ints(), 5), ValueError, "file_type must be one of"),
-    (lambda: Decompressor(ints(), max_ratio=0.5), ValueError, "max_ratio must be"),
-    (lambda: TarArchiveLoader(ints(), max_ratio="9"), ValueError, "max_ratio must be"),
-    (lambda: ZipArchiveLoader(ints(), max_ratio=True), ValueError, "max_ratio must be"),
-    (lambda: RarArchiveLoader(ints(), max_ratio=float("nan")), ValueError, "max_ratio must be"),
-    (lambda: Bz2FileLoader(ints(), length="3"), TypeError, "Bz2FileLoader: length must be"),
-    (lambda: XzFileLoader(ints(), length=-2), ValueError, "XzFileLoader: length must be"),
-    (lambda: Bz2FileLoader("a.bz2"), TypeError, "datapipe must be a pipe"),
-    (lambda: JsonParser(ints(), indent=2), TypeError, "JsonParser.*json.loads"),
+    (lambda: pipes.Decompressor(ints(), "7z"), ValueError, "file_type must be one of"),
+    (lambda: pipes.Decompressor(ints(), 5), ValueError, "file_type must be one of"),
+    (lambda: pipes.Decompressor(ints(), max_ratio=0.5), ValueError, "max_ratio must be"),
+    (lambda: pipes.TarArchiveLoader(ints(), max_ratio="9"), ValueError, "max_ratio must be"),
+    (lambda: pipes.ZipArchiveLoader(ints(), max_ratio=True), ValueError, "max_ratio must be"),
+    (lambda: pipes.RarArchiveLoader(ints(), max_ratio=float("nan")), ValueError, "max_ratio must be"),
+    (lambda: pipes.Bz2FileLoader(ints(), length="3"), TypeError, "Bz2FileLoader: length must be"),
+    (lambda: pipes.XzFileLoader(ints(), length=-2), ValueError, "XzFileLoader: length must be"),
+    (lambda: pipes.Bz2FileLoader("a.bz2"), TypeError, "datapipe must be a pipe"),
+    (lambda: pipes.JsonParser(ints(), indent=2), TypeError, "JsonParser.*json.loads"),
     (
-        lambda: HashChecker(ints(), {}, hash_type="crc32"),
+        lambda: pipes.HashChecker(ints(), {}, hash_type="crc32"),
         ValueError,
         "got hash_type=.crc32.. Invalid hash_type requested",
     ),
-    (lambda: HashChecker(ints(), ["abc"]), TypeError, "hash_dict must be a dict"),
-    (lambda: Saver(ints(), mode="a"), ValueError, "Saver: mode must be"),
-    (lambda: Saver(ints(), mode=None), ValueError, "Saver: mode must be"),
-    (lambda: Saver(ints(), filepath_fn="x"), TypeError, "filepath_fn must be a function"),
+    (lambda: pipes.HashChecker(ints(), ["abc"]), TypeError, "hash_dict must be a dict"),
+    (lambda: pipes.Saver(ints(), mode="a"), ValueError, "Saver: mode must be"),
+    (lambda: pipes.Saver(ints(), mode=None), ValueError, "Saver: mode must be"),
+    (lambda: pipes.Saver(ints(), filepath_fn="x"), TypeError, "filepath_fn must be a function"),
 ]

@@ -8,19 +8,7 @@ from hypothesis import strategies as st
 
 from pipes_table.core import batched, countdown, countdown_lazily, plus_one
 from pipes_table.row import BadArgument, Row, Source, ints
-from torchdata.datapipes.iter import (
-    BatchAsyncMapper,
-    BatchMapper,
-    Dropper,
-    Flattener,
-    IndexAdder,
-    ParagraphAggregator,
-    Rows2Columnar,
-    ShardExpander,
-    ShuffledFlatMapper,
-    Slicer,
-    ThreadPoolMapper,
-)
+from torchdata.datapipes import iter as pipes
 
 NO_LENGTH = "valid length|has no len"
 
@@ -120,7 +108,7 @@ def shards(item: int) -> list[str]:
 
 
 def build_records_in_threads(source: Source, ahead: int, workers: int) -> Any:
-    return ThreadPoolMapper(source().map(record), plus_one, "a", None, ahead, max_workers=workers)
+    return pipes.ThreadPoolMapper(source().map(record), plus_one, "a", None, ahead, max_workers=workers)
 
 
 small = st.integers(1, 5)
@@ -128,63 +116,63 @@ small = st.integers(1, 5)
 ROWS: list[Row] = [
     Row(
         "map_batches",
-        lambda s, size: BatchMapper(s(), squares, size),
+        lambda s, size: pipes.BatchMapper(s(), squares, size),
         lambda xs, size: squares(xs),
         {"size": (small, 3)},
         length=NO_LENGTH,
     ),
     Row(
         "map_batches_to_more_or_fewer",
-        lambda s, size: BatchMapper(s(), odd_ones, size),
+        lambda s, size: pipes.BatchMapper(s(), odd_ones, size),
         lambda xs, size: [y for batch in batched(xs, size) for y in odd_ones(batch)],
         {"size": (small, 3)},
         length=NO_LENGTH,
     ),
     Row(
         "map_batches_lazily",
-        lambda s, size: BatchMapper(s(), odd_ones_lazily, size),
+        lambda s, size: pipes.BatchMapper(s(), odd_ones_lazily, size),
         lambda xs, size: [y for batch in batched(xs, size) for y in odd_ones(batch)],
         {"size": (small, 4)},
         length=NO_LENGTH,
     ),
     Row(
         "map_batches_to_dicts",
-        lambda s: BatchMapper(s(), multiplicities, 4),
+        lambda s: pipes.BatchMapper(s(), multiplicities, 4),
         lambda xs: [y for batch in batched(xs, 4) for y in multiplicities(batch)],
         length=NO_LENGTH,
     ),
     Row(
         "map_batches_that_the_function_spoils",
-        lambda s: BatchMapper(s(), emptied, 4),
+        lambda s: pipes.BatchMapper(s(), emptied, 4),
         lambda xs: [y for batch in batched(xs, 4) for y in reversed(batch)],
         length=NO_LENGTH,
     ),
     Row(
         "map_batches_of_columns",
-        lambda s: BatchMapper(s().map(triple), sums, 2, input_col=[0, 2]),
+        lambda s: pipes.BatchMapper(s().map(triple), sums, 2, input_col=[0, 2]),
         lambda xs: [2 * x + 2 for x in xs],
         length=NO_LENGTH,
     ),
     Row(
         "async_map_batches",
-        lambda s, size, most: BatchAsyncMapper(s(), plus_one_later, size, max_concurrency=most),
+        lambda s, size, most: pipes.BatchAsyncMapper(s(), plus_one_later, size, max_concurrency=most),
         lambda xs, size, most: [x + 1 for x in xs],
         {"size": (small, 3), "most": (small, 2)},
     ),
     Row(
         "async_map_batches_unflattened",
-        lambda s, size: BatchAsyncMapper(s(), plus_one_later, size, flatten=False),
+        lambda s, size: pipes.BatchAsyncMapper(s(), plus_one_later, size, flatten=False),
         lambda xs, size: batched([x + 1 for x in xs], size),
         {"size": (small, 3)},
     ),
     Row(
         "async_map_batches_of_columns",
-        lambda s: BatchAsyncMapper(s().map(record), plus_one_later, 3, input_col="a", output_col="c"),
+        lambda s: pipes.BatchAsyncMapper(s().map(record), plus_one_later, 3, input_col="a", output_col="c"),
         lambda xs: [{**record(x), "c": x + 1} for x in xs],
     ),
     Row(
         "threadpool_map",
-        lambda s, ahead, workers: ThreadPoolMapper(s(), str, scheduled_tasks=ahead, max_workers=workers),
+        lambda s, ahead, workers: pipes.ThreadPoolMapper(s(), str, scheduled_tasks=ahead, max_workers=workers),
         lambda xs, ahead, workers: list(map(str, xs)),
         {"ahead": (small, 3), "workers": (st.none() | st.integers(1, 3), 2)},
     ),
@@ -196,12 +184,12 @@ ROWS: list[Row] = [
     ),
     Row(
         "threadpool_map_of_tuples",
-        lambda s: ThreadPoolMapper(s().map(triple), max, [0, 2], -1, scheduled_tasks=4, max_workers=3),
+        lambda s: pipes.ThreadPoolMapper(s().map(triple), max, [0, 2], -1, scheduled_tasks=4, max_workers=3),
         lambda xs: [(*triple(x), x + 2) for x in xs],
     ),
     Row(
         "shuffled_flatmap",
-        lambda s, buffer_size: ShuffledFlatMapper(s(), countdown, buffer_size=buffer_size),
+        lambda s, buffer_size: pipes.ShuffledFlatMapper(s(), countdown, buffer_size=buffer_size),
         lambda xs, buffer_size: mixed(list(map(countdown, xs)), buffer_size),
         {"buffer_size": (small, 3)},
         length=NO_LENGTH,
@@ -209,7 +197,7 @@ ROWS: list[Row] = [
     ),
     Row(
         "shuffled_flatmap_of_generators",
-        lambda s, buffer_size: ShuffledFlatMapper(s(), countdown_lazily, buffer_size=buffer_size),
+        lambda s, buffer_size: pipes.ShuffledFlatMapper(s(), countdown_lazily, buffer_size=buffer_size),
         lambda xs, buffer_size: mixed(list(map(countdown, xs)), buffer_size),
         {"buffer_size": (small, 3)},
         length=NO_LENGTH,
@@ -217,7 +205,7 @@ ROWS: list[Row] = [
     ),
     Row(
         "shuffled_flatmap_of_items",
-        lambda s: ShuffledFlatMapper(s().map(countdown), buffer_size=3),
+        lambda s: pipes.ShuffledFlatMapper(s().map(countdown), buffer_size=3),
         lambda xs: mixed(list(map(countdown, xs)), 3),
         random=True,
     ),
@@ -229,24 +217,28 @@ ROWS: list[Row] = [
     ),
     Row(
         "shuffled_flatmap_off",
-        lambda s: ShuffledFlatMapper(s(), countdown, buffer_size=3).set_shuffle(False),
+        lambda s: pipes.ShuffledFlatMapper(s(), countdown, buffer_size=3).set_shuffle(False),
         lambda xs: [y for x in xs for y in countdown(x)],
         length=NO_LENGTH,
     ),
-    Row("flatten", lambda s: Flattener(s().map(nested_tuple)), lambda xs: [(x, x, [x + 1], x + 2, x + 3) for x in xs]),
+    Row(
+        "flatten",
+        lambda s: pipes.Flattener(s().map(nested_tuple)),
+        lambda xs: [(x, x, [x + 1], x + 2, x + 3) for x in xs],
+    ),
     Row(
         "flatten_one",
-        lambda s: Flattener(s().map(nested_tuple), 1),
+        lambda s: pipes.Flattener(s().map(nested_tuple), 1),
         lambda xs: [(x, x, [x + 1], [x + 2, x + 3]) for x in xs],
     ),
     Row(
         "flatten_dicts",
-        lambda s: Flattener(s().map(nested_dict), ["b"]),
+        lambda s: pipes.Flattener(s().map(nested_dict), ["b"]),
         lambda xs: [{"a": x, "c": x, "d": {"e": x}, "f": {"g": x}} for x in xs],
     ),
     Row(
         "slice",
-        lambda s, start, stop, step: Slicer(s().map(triple), start, stop, step),
+        lambda s, start, stop, step: pipes.Slicer(s().map(triple), start, stop, step),
         lambda xs, start, stop, step: [triple(x)[start:stop:step] for x in xs],
         {
             "start": (st.none() | st.integers(-4, 4), 0),
@@ -256,42 +248,42 @@ ROWS: list[Row] = [
     ),
     Row(
         "slice_columns",
-        lambda s, columns: Slicer(s().map(triple), columns),
+        lambda s, columns: pipes.Slicer(s().map(triple), columns),
         lambda xs, columns: [tuple(triple(x)[i] for i in sorted(set(columns))) for x in xs],
         {"columns": (st.lists(st.integers(0, 2)), [2, 0])},
     ),
-    Row("slice_dicts", lambda s: Slicer(s().map(record), ["b"]), lambda xs: [{"b": x + 1} for x in xs]),
+    Row("slice_dicts", lambda s: pipes.Slicer(s().map(record), ["b"]), lambda xs: [{"b": x + 1} for x in xs]),
     Row(
         "drop",
-        lambda s, columns: Dropper(s().map(triple), columns),
+        lambda s, columns: pipes.Dropper(s().map(triple), columns),
         lambda xs, columns: [tuple(y for i, y in enumerate(triple(x)) if i not in columns) for x in xs],
         {"columns": (st.lists(st.integers(0, 2)), [1])},
     ),
-    Row("drop_of_dicts", lambda s: Dropper(s().map(record), "a"), lambda xs: [{"b": x + 1} for x in xs]),
+    Row("drop_of_dicts", lambda s: pipes.Dropper(s().map(record), "a"), lambda xs: [{"b": x + 1} for x in xs]),
     Row(
         "add_index",
-        lambda s: IndexAdder(s().map(record)),
+        lambda s: pipes.IndexAdder(s().map(record)),
         lambda xs: [{**record(x), "index": i} for i, x in enumerate(xs)],
     ),
     Row(
         "rows2columnar",
-        lambda s: Rows2Columnar(s().map(record).batch(3)),
+        lambda s: pipes.Rows2Columnar(s().map(record).batch(3)),
         lambda xs: [{"a": batch, "b": [x + 1 for x in batch]} for batch in batched(xs, 3)],
     ),
     Row(
         "rows2columnar_named",
-        lambda s: Rows2Columnar(s().map(triple).batch(2), ["x", "y", "z"]),
+        lambda s: pipes.Rows2Columnar(s().map(triple).batch(2), ["x", "y", "z"]),
         lambda xs: [{"x": batch, "y": [x + 1 for x in batch], "z": [x + 2 for x in batch]} for batch in batched(xs, 2)],
     ),
     Row(
         "lines_to_paragraphs",
-        lambda s: ParagraphAggregator(s().map(dict_lines)),
+        lambda s: pipes.ParagraphAggregator(s().map(dict_lines)),
         lambda xs: paragraphs(list(map(dict_lines, xs))),
         length=NO_LENGTH,
     ),
     Row(
         "shard_expand",
-        lambda s: ShardExpander(s().map(shard_name)),
+        lambda s: pipes.ShardExpander(s().map(shard_name)),
         lambda xs: [name for x in xs for name in shards(x)],
         length=NO_LENGTH,
         grows="each item makes as many as its number",
@@ -326,5 +318,5 @@ BAD_ARGUMENTS: list[BadArgument] = [
     (lambda: ints().rows2columnar([[]]), TypeError, "column_names"),
     (lambda: ints().add_index([]), TypeError, "index_name"),
     (lambda: ints().lines_to_paragraphs("\n"), TypeError, "joiner"),
-    (lambda: ShardExpander(3), TypeError, "source_datapipe"),
+    (lambda: pipes.ShardExpander(3), TypeError, "source_datapipe"),
 ]

@@ -11,17 +11,7 @@ from pipes_table import ROWS
 from pipes_table.folders import folder
 from random_graphs import users
 from random_graphs.users import small
-from torchdata.datapipes.iter import (
-    ArrowReader,
-    Concater,
-    FileOpener,
-    IterableWrapper,
-    Multiplexer,
-    MultiplexerLongest,
-    SampleMultiplexer,
-    Zipper,
-    ZipperLongest,
-)
+from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes.map import ArrowParts, SequenceWrapper
 
 Pipe = Any
@@ -66,16 +56,16 @@ def _shuffled_parts(size: int) -> Pipe:
 
 
 SOURCES: dict[str, Callable[[Dice, int], Pipe]] = {
-    "range": lambda dice, size: IterableWrapper(range(size)),
-    "list": lambda dice, size: IterableWrapper([dice.randrange(21) for _ in range(size)]),
-    "set": lambda dice, size: IterableWrapper(set(range(size))),
-    "generator": lambda dice, size: IterableWrapper([size]).flatmap(counted),
+    "range": lambda dice, size: iter_pipes.IterableWrapper(range(size)),
+    "list": lambda dice, size: iter_pipes.IterableWrapper([dice.randrange(21) for _ in range(size)]),
+    "set": lambda dice, size: iter_pipes.IterableWrapper(set(range(size))),
+    "generator": lambda dice, size: iter_pipes.IterableWrapper([size]).flatmap(counted),
     "map": lambda dice, size: SequenceWrapper(range(size)).to_iter_datapipe(),
     "map_shuffle": lambda dice, size: SequenceWrapper(range(size)).shuffle(),
     "sampler": lambda dice, size: SequenceWrapper(range(size)).sample_by(Shuffled(size)),
-    "lines": lambda dice, size: FileOpener([_file_of(size)]).readlines(return_path=False),
-    "csv": lambda dice, size: FileOpener([_file_of(size)], mode="b").parse_csv(),
-    "arrow": lambda dice, size: ArrowReader(_table(size)).map(users.first_value),
+    "lines": lambda dice, size: iter_pipes.FileOpener([_file_of(size)]).readlines(return_path=False),
+    "csv": lambda dice, size: iter_pipes.FileOpener([_file_of(size)], mode="b").parse_csv(),
+    "arrow": lambda dice, size: iter_pipes.ArrowReader(_table(size)).map(users.first_value),
     "arrow_shuffled": lambda dice, size: _shuffled_parts(size).read_arrow().map(users.first_value),
     "unstated": lambda dice, size: users.UnstatedSource(size),
     "by_hand": lambda dice, size: users.SourceByHand(size),
@@ -99,30 +89,30 @@ OVER_ONE: dict[str, Callable[[Dice, Pipe], Pipe]] = {
     "cache": lambda dice, pipe: pipe.in_memory_cache(),
     "small_cache": lambda dice, pipe: pipe.in_memory_cache(100 / 2**20),
     "map_cache": lambda dice, pipe: pipe.enumerate().to_map_datapipe().in_memory_cache().shuffle(),
-    "fork_zip": lambda dice, pipe: Zipper(*_unequal(dice, pipe.fork(2, buffer_size=1000))),
-    "fork_concat": lambda dice, pipe: Concater(*_unequal(dice, pipe.fork(3, buffer_size=1000))),
-    "fork_mux": lambda dice, pipe: MultiplexerLongest(*_unequal(dice, pipe.fork(2))),
+    "fork_zip": lambda dice, pipe: iter_pipes.Zipper(*_unequal(dice, pipe.fork(2, buffer_size=1000))),
+    "fork_concat": lambda dice, pipe: iter_pipes.Concater(*_unequal(dice, pipe.fork(3, buffer_size=1000))),
+    "fork_mux": lambda dice, pipe: iter_pipes.MultiplexerLongest(*_unequal(dice, pipe.fork(2))),
     "fork_to_map": lambda dice, pipe: _by_map(pipe.enumerate().fork(2)),
-    "demux": lambda dice, pipe: dice.choice([Concater, MultiplexerLongest])(
+    "demux": lambda dice, pipe: dice.choice([iter_pipes.Concater, iter_pipes.MultiplexerLongest])(
         *_unequal(dice, pipe.demux(3, users.remainder))
     ),
-    "unzip": lambda dice, pipe: ZipperLongest(*_unequal(dice, pipe.enumerate().unzip(2))),
-    "round_robin": lambda dice, pipe: Concater(*_unequal(dice, pipe.round_robin_demux(3))),
-    "split": lambda dice, pipe: Concater(
+    "unzip": lambda dice, pipe: iter_pipes.ZipperLongest(*_unequal(dice, pipe.enumerate().unzip(2))),
+    "round_robin": lambda dice, pipe: iter_pipes.Concater(*_unequal(dice, pipe.round_robin_demux(3))),
+    "split": lambda dice, pipe: iter_pipes.Concater(
         *pipe.random_split({"a": 1, "b": 2}, seed=dice.choice([None, 1]), total_length=1000)
     ),
-    "twice": lambda dice, pipe: Concater(pipe, pipe),
+    "twice": lambda dice, pipe: iter_pipes.Concater(pipe, pipe),
     "sharded": lambda dice, pipe: _sharded(dice, pipe),
 }
 
 OVER_SEVERAL: dict[str, Callable[[Dice, list[Pipe]], Pipe]] = {
-    "concat": lambda dice, pipes: Concater(*pipes),
-    "zip": lambda dice, pipes: Zipper(*pipes),
-    "zip_longest": lambda dice, pipes: ZipperLongest(*pipes),
-    "mux": lambda dice, pipes: Multiplexer(*pipes),
-    "mux_longest": lambda dice, pipes: MultiplexerLongest(*pipes),
-    "sample": lambda dice, pipes: SampleMultiplexer({pipe: 1 + n for n, pipe in enumerate(pipes)}),
-    "sample_seeded": lambda dice, pipes: SampleMultiplexer(dict.fromkeys(pipes, 1), seed=5),
+    "concat": lambda dice, pipes: iter_pipes.Concater(*pipes),
+    "zip": lambda dice, pipes: iter_pipes.Zipper(*pipes),
+    "zip_longest": lambda dice, pipes: iter_pipes.ZipperLongest(*pipes),
+    "mux": lambda dice, pipes: iter_pipes.Multiplexer(*pipes),
+    "mux_longest": lambda dice, pipes: iter_pipes.MultiplexerLongest(*pipes),
+    "sample": lambda dice, pipes: iter_pipes.SampleMultiplexer({pipe: 1 + n for n, pipe in enumerate(pipes)}),
+    "sample_seeded": lambda dice, pipes: iter_pipes.SampleMultiplexer(dict.fromkeys(pipes, 1), seed=5),
 }
 
 GLOBAL: dict[str, Callable[[Dice, Pipe], Pipe]] = {
@@ -154,8 +144,8 @@ def torch_stages() -> dict[str, Callable[[Dice, Pipe], Pipe]]:
         "torch_map": lambda dice, pipe: torchs.Mapper(pipe, small),
         "torch_filter": lambda dice, pipe: torchs.Filter(pipe, users.is_odd),
         "torch_batch": lambda dice, pipe: torchs.Batcher(pipe, 2),
-        "torch_concat": lambda dice, pipe: torchs.Concater(pipe, IterableWrapper(range(3))),
-        "torch_zip": lambda dice, pipe: torchs.Zipper(pipe, IterableWrapper(range(30))),
+        "torch_concat": lambda dice, pipe: torchs.Concater(pipe, iter_pipes.IterableWrapper(range(3))),
+        "torch_zip": lambda dice, pipe: torchs.Zipper(pipe, iter_pipes.IterableWrapper(range(30))),
     }
 
 
@@ -179,7 +169,7 @@ def _unequal(dice: Dice, pipes: list[Pipe]) -> list[Pipe]:
 
 def _by_map(children: list[Pipe]) -> Pipe:
     left, right = children
-    return Concater(left.to_map_datapipe().to_iter_datapipe(indices=[0]).header(1), right)
+    return iter_pipes.Concater(left.to_map_datapipe().to_iter_datapipe(indices=[0]).header(1), right)
 
 
 def _sharded(dice: Dice, pipe: Pipe) -> Pipe:
