@@ -10,16 +10,14 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
+from torchdata._native import SeedGenerator
 from torchdata._signatures import signature_of
 from torchdata.dataloader2.graph.utils import DataPipe, DataPipeGraph, all_dps, has_method, nested, whole
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES as SHARDING_PRIORITIES
-
-if TYPE_CHECKING:
-    from torchdata.dataloader2.random.seed_generator import SeedGenerator
 
 
 def is_random(datapipe: Any) -> TypeGuard[Any]:
