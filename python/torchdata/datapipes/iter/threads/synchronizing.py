@@ -172,8 +172,6 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
 class _Hold:
     """An object that keeps an iteration running as long as the pipe or the iteration's reader refers to it."""
 
-    __slots__ = ("_data",)
-
     def __init__(self, data: _StepData) -> None:
         self._data = data
 
