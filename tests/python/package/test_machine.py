@@ -9,7 +9,7 @@ def test_processors_are_those_of_the_affinity_and_the_control_group(monkeypatch)
         "/sys/fs/cgroup/job/cpu.max": "250000 100000",
         "/sys/fs/cgroup/cpu.max": "max 100000",
     }
-    monkeypatch.setattr(machine, "_read", lambda path: files.get(path, ""))
+    monkeypatch.setattr(machine, "read", lambda path: files.get(path, ""))
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
     assert machine.cores() == 3
     files["/sys/fs/cgroup/job/cpu.max"] = "max 100000"
@@ -22,6 +22,6 @@ def test_control_groups_of_the_first_version_limit_processors(monkeypatch):
         "/sys/fs/cgroup/cpu/job/cpu.cfs_quota_us": "150000",
         "/sys/fs/cgroup/cpu/job/cpu.cfs_period_us": "100000",
     }
-    monkeypatch.setattr(machine, "_read", lambda path: files.get(path, ""))
+    monkeypatch.setattr(machine, "read", lambda path: files.get(path, ""))
     monkeypatch.setattr(machine.os, "sched_getaffinity", lambda _pid: set(range(8)), raising=False)
     assert machine.cores() == 2
