@@ -137,8 +137,6 @@ class DeclaredState:
 
 
 class RandomState(DeclaredState):
-    __slots__ = ()
-
     def reset(self, datapipe: Any) -> None:
         pass
 
