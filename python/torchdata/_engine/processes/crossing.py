@@ -9,6 +9,7 @@ process name first, unpickling the name (`ChildName`) delays garbage collection 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import mmap
@@ -219,10 +220,8 @@ class SharedPickle:
 
 def _bytes_at(whole: memoryview, start: int, end: int, is_permanent: bool) -> bytes:
     if is_permanent:
-        try:
+        with contextlib.suppress(BufferError):  # a release of Python may have a larger header of `bytes` objects
             return bytes_in_place(whole[start - _ALIGNMENT : end + 1], _ALIGNMENT)
-        except BufferError:  # a release of Python may have a larger header of `bytes` objects
-            pass
     return bytes(whole[start:end])
 
 

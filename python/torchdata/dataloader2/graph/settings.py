@@ -140,7 +140,7 @@ def apply_sharding(
             if not is_sharding(pipe):
                 descend(sources, behind)
                 continue
-            concerned = _takes_group(pipe, sharding_group)
+            concerned = vars(pipe).get("sharding_group_filter") in (None, sharding_group)
             if concerned and behind is not None:
                 raise RuntimeError(
                     "Sharding twice on a single pipeline is likely unintended and will cause data loss: "
@@ -156,11 +156,6 @@ def apply_sharding(
     descend(nested(graph), None)
     end: DataPipe = graph.end
     return end
-
-
-def _takes_group(datapipe: Any, sharding_group: Any) -> bool:
-    own = getattr(datapipe, "sharding_group_filter", None) if "sharding_group_filter" in vars(datapipe) else None
-    return own is None or own == sharding_group
 
 
 def _tell_share(datapipe: Any, num_of_instances: int, instance_id: int, sharding_group: Any) -> None:
