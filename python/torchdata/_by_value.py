@@ -21,7 +21,6 @@ import pickle
 import sys
 import types
 import typing
-from collections.abc import Iterator
 from types import CodeType, FunctionType, MemberDescriptorType
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -29,6 +28,7 @@ from weakref import WeakKeyDictionary
 import cloudpickle
 
 from torchdata._bounded_pickles import pickle_file
+from torchdata._signatures import names_in
 
 #: For each class whose objects may lose attributes in a pickle: the sets of attribute names with which an object was
 #: pickled without a loss. The value is None for classes whose objects need no check.
@@ -90,19 +90,12 @@ def _reduced_code(code: CodeType) -> Any:
     return make, tuple(code.co_filename if type(one) is str and one == "<dynamic-code>" else one for one in arguments)
 
 
-def _names_in(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _names_in(constant)
-
-
 def _import_lazy_modules(function: FunctionType) -> None:
     """Imports the lazy modules that the function uses, so that cloudpickle finds their submodules."""
     if _LAZY_IMPORT is None:
         return
     names = function.__globals__
-    for name in set(_names_in(function.__code__)):
+    for name in set(names_in(function.__code__)):
         if type(names.get(name)) is _LAZY_IMPORT:
             try:
                 names[name] = names[name].resolve()

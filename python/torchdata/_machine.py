@@ -1,4 +1,4 @@
-"""The number of processors that a loader may use, according to the kernel and its control groups."""
+"""What the kernel reports about a process: the processors that it may use, and the signals that it handles."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ def cores() -> int:
 
 def _limits() -> Iterator[tuple[str, str]]:
     """Yields the processor time and the period of each control group, in both versions of control groups."""
-    for line in [*_read("/proc/self/cgroup").splitlines(), "0::/", "0:cpu:/"]:
+    for line in [*read("/proc/self/cgroup").splitlines(), "0::/", "0:cpu:/"]:
         _, controllers, folder = line.split(":", 2)
         for group in _upwards(folder):
             if not controllers:
-                quota, _, period = _read(f"{_CGROUPS}{group}/cpu.max").partition(" ")
+                quota, _, period = read(f"{_CGROUPS}{group}/cpu.max").partition(" ")
                 yield quota, period.strip()
             elif "cpu" in controllers.split(","):
                 prefix = f"{_CGROUPS}/cpu{group}/cpu.cfs_"
-                yield _read(f"{prefix}quota_us"), _read(f"{prefix}period_us")
+                yield read(f"{prefix}quota_us"), read(f"{prefix}period_us")
 
 
 def _upwards(folder: str) -> Iterator[str]:
@@ -39,9 +39,16 @@ def _upwards(folder: str) -> Iterator[str]:
     yield folder
 
 
-def _read(path: str) -> str:
+def caught_signals(pid: int | str) -> int:
+    """Returns a mask of the signals for which a process has a handler in Python or in C, if the system lists them."""
+    lines = read(f"/proc/{pid}/status").splitlines()
+    return next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
+
+
+def read(path: str) -> str:
+    """Returns the text of a file without outer white space; an empty text if the file cannot be read."""
     try:
-        with open(path) as file:
+        with open(path, errors="replace") as file:
             return file.read().strip()
     except OSError:
         return ""

@@ -187,9 +187,7 @@ def _copied(value: Any) -> Any:
     if kind in _ATOMS:
         return value
     if kind is list or kind is tuple:
-        if _ATOMS.issuperset(map(type, value)):
-            return kind(value)
-        return _OTHER if any(_frozen(member) is _OTHER for member in value) else kind(value)
+        return kind(value) if _are_immutable(value) else _OTHER
     if kind is dict and _ATOMS.issuperset(map(type, value)):
         if _ATOMS.issuperset(map(type, value.values())):
             return value.copy()
@@ -198,16 +196,11 @@ def _copied(value: Any) -> Any:
     return _OTHER
 
 
-def _frozen(value: Any) -> Any:
-    """Returns an immutable value (an atom, or nested tuples of atoms) unchanged, and `_OTHER` for other values."""
-    kind = type(value)
-    if kind in _ATOMS:
-        return value
-    if kind is not tuple:
-        return _OTHER
-    if not _ATOMS.issuperset(map(type, value)) and any(_frozen(member) is _OTHER for member in value):
-        return _OTHER
-    return value
+def _are_immutable(values: Any) -> bool:
+    """Returns whether all values are atoms or nested tuples of atoms."""
+    return _ATOMS.issuperset(map(type, values)) or all(
+        type(value) in _ATOMS or (type(value) is tuple and _are_immutable(value)) for value in values
+    )
 
 
 def _pickled(values: dict[str, Any], owner: str) -> bytes:

@@ -22,11 +22,6 @@ PACKAGE = os.path.dirname(__file__) + os.sep
 _BELOW = ("torchdata.", "multiprocessing.")
 
 
-def _is_ours(frame: TracebackType) -> bool:
-    file = frame.tb_frame.f_code.co_filename
-    return file.startswith(PACKAGE)
-
-
 #: In a process that was not forked: the file, the line and the module of the code that started the process.
 _begun_at: tuple[str, int, str] | None = None
 _shown: dict[Any, Any] = {}
@@ -169,7 +164,8 @@ def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
     last: TracebackType | None = None
     while frames is not None:
         following = frames.tb_next
-        if not _is_ours(frames) or (following is None and not wholly):
+        is_ours = frames.tb_frame.f_code.co_filename.startswith(PACKAGE)
+        if not is_ours or (following is None and not wholly):
             if last is None:
                 first = frames
             else:

@@ -1,4 +1,4 @@
-"""Determines the signatures of functions with annotations that cannot be evaluated.
+"""Determines the signatures of functions with annotations that cannot be evaluated, and the names that code uses.
 
 Role: `signature_of` replaces `inspect.signature`, which from Python 3.14 on raises NameError if an annotation uses a
 name that is imported under `if TYPE_CHECKING:`.
@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from types import CodeType
 
 #: Like `inspect.signature`, with a `ForwardRef` for each annotation that cannot be evaluated.
 signature_of: Callable[..., inspect.Signature]
@@ -19,3 +20,10 @@ if sys.version_info >= (3, 14):
     signature_of = partial(inspect.signature, annotation_format=Format.FORWARDREF)
 else:
     signature_of = inspect.signature
+
+
+def names_in(code: CodeType) -> Iterator[str]:
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from names_in(constant)

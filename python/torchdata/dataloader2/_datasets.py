@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from torchdata.dataloader2.graph.settings import is_sharding
-from torchdata.datapipes._pipe.checks import check_callable, check_int, is_dataset
+from torchdata.datapipes._pipe.checks import check_callable, check_optional_int, is_dataset
 from torchdata.datapipes._pipe.datasets import (
     is_generator_function,
     is_indexed,
@@ -43,12 +43,10 @@ def pipeline_over(
 ) -> IterDataPipe[Any]:
     """`DataLoader2.from_dataset` documents the arguments and the errors."""
     whose = "DataLoader2.from_dataset"
-    if batch_size is not None:
-        check_int(whose, "batch_size", batch_size, least=1)
-    elif drop_last:
+    check_optional_int(whose, "batch_size", batch_size, least=1)
+    if batch_size is None and drop_last:
         raise ValueError(f"{whose}: drop_last leaves out a batch, so it needs a batch_size")
-    if collate_fn is not None:
-        check_callable(whose, "collate_fn", collate_fn)
+    check_callable(whose, "collate_fn", collate_fn, optional=True)
     if sampler is not None and shuffle:
         raise ValueError(f"{whose}: a sampler gives the order, so shuffle must be False with it")
     source = pipe_over(dataset)

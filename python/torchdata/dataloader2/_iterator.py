@@ -16,7 +16,7 @@ from torchdata._native import DeliveryIterator
 from torchdata._reporting import fold
 from torchdata.dataloader2._epochs import LEFT, SHUT_DOWN, EpochRun
 from torchdata.dataloader2.error import PauseIteration
-from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.checks import check_optional_int
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -130,10 +130,8 @@ class DataLoader2Iterator(DeliveryIterator, Iterator[T_co]):
             >>> list(iterator)
             [2, 3]
         """
-        if num_batches is not None:
-            check_int("limit", "num_batches", num_batches, least=1)
+        self.limit_threshold = check_optional_int("limit", "num_batches", num_batches, least=1)
         self.limit_counter = 0
-        self.limit_threshold = num_batches
         self._run.limit(num_batches is not None)
         self._run.pipeline.limit(num_batches)
 

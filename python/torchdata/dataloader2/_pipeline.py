@@ -173,25 +173,23 @@ class Pipeline:
         """Must be called only if `can("pause")`."""
         if self.service is None:
             pause_pipes(self.datapipe)
-            return
-        pause_fn = self.service._pause()
-        if pause_fn is not None:
-            self.datapipe = pause_fn(self.datapipe)
+        else:
+            self._apply(self.service._pause())
 
     def resume(self) -> None:
         """Must be called only if `can("resume")`."""
         if self.service is None:
             resume_pipes(self.datapipe)
-            return
-        resume_fn = self.service._resume()
-        if resume_fn is not None:
-            self.datapipe = resume_fn(self.datapipe)
+        else:
+            self._apply(self.service._resume())
 
     def limit(self, num_batches: int | None) -> None:
         if self.service is not None and self.can("limit"):
-            limit_fn = self.service._limit(num_batches)
-            if limit_fn is not None:
-                self.datapipe = limit_fn(self.datapipe, num_batches)
+            self._apply(self.service._limit(num_batches), num_batches)
+
+    def _apply(self, function: Callable[..., Any] | None, *values: Any) -> None:
+        if function is not None:
+            self.datapipe = function(self.datapipe, *values)
 
     def can(self, what: str) -> bool:
         if self.service is None or getattr(self.contract, f"_{what}") is not None:

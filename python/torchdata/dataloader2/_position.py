@@ -279,7 +279,7 @@ class Tracker:
         """Finds the `WorkerOutput` in the graph. Must be called after the service has taken over the graph."""
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
-        self.hands_on = self.output is not None and _only_counts(graph)
+        self.hands_on = self.output is not None and _below_counting(graph, WorkerOutput) is not None
         # If a thread reads shards of the main process ahead, the number of delivered items does not determine the
         # positions of the shards.
         is_local = self.output is not None and self.output.is_local
@@ -450,11 +450,6 @@ class Tracker:
         if self.output is not None:
             self.output.is_between_epochs = False
         load_generators(generators)
-
-
-def _only_counts(graph: Graph) -> bool:
-    """Whether every pipe after `WorkerOutput` yields one item per input item, in the order of its input."""
-    return _below_counting(graph, WorkerOutput) is not None
 
 
 def _below_counting(graph: Graph, kind: type) -> Any:

@@ -13,7 +13,7 @@ from torchdata.dataloader2.graph import DataPipe
 from torchdata.dataloader2.graph.settings import apply_shuffle_settings, tell_all
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.services.sequential import divided
-from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.checks import check_optional_int
 
 __all__ = ["Adapter", "CacheTimeout", "ShardingPolicy", "Shuffle"]
 
@@ -137,11 +137,9 @@ class ShardingPolicy(Adapter):
     """
 
     def __init__(self, block: int | None = None, enable: bool = True, splits: int | None = None) -> None:
-        if block is not None:
-            check_int("ShardingPolicy", "block", block, least=1)
-        if splits is not None:
-            check_int("ShardingPolicy", "splits", splits, least=1)
-        self.block, self.enable, self.splits = block, enable, splits
+        self.block = check_optional_int("ShardingPolicy", "block", block, least=1)
+        self.enable = enable
+        self.splits = check_optional_int("ShardingPolicy", "splits", splits, least=1)
 
     def __call__(self, datapipe: DataPipe) -> DataPipe:
         """Sets the number of consecutive items per block in every `sharding_filter` of the graph, and enables or

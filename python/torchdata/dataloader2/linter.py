@@ -134,9 +134,8 @@ class _Linter:
         self.pipes = graph.pipes
         self.numbers = {id(pipe): number for number, pipe in enumerate(graph, 1)}
         self.sources = {id(pipe): graph.sources(pipe) for pipe in self.pipes}
-        cut = find_lca_round_robin_sharding_dp(graph)
-        self.cut = cut
-        self.dispatched = {id(pipe) for pipe in graph.at(cut)} if cut is not None else set()
+        self.cut = find_lca_round_robin_sharding_dp(graph)
+        self.dispatched = set() if self.cut is None else set(map(id, graph.at(self.cut)))
         #: The ids of the pipes that run in the main process: pipes that must not be replicated, and pipes that read
         #: from these.
         self.in_main: set[int] = set()

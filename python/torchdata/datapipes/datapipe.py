@@ -6,6 +6,7 @@ is reset at the start of an iteration, and resumes from a loaded state.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 from abc import ABCMeta
@@ -188,7 +189,9 @@ class _CommonPipe:
 
     def __getstate__(self) -> Any:
         hook = type(self).getstate_hook or self.counterpart.hook("getstate_hook")
-        state = self._attributes_to_copy()
+        state = self.__dict__
+        if self._not_copied:
+            state = {name: value for name, value in state.items() if name not in self._not_copied}
         return hook(state) if hook is not None else state
 
     #: The names of the attributes that the class declares by `state`. A class with `iteration_state` can be restored
@@ -243,19 +246,11 @@ class _CommonPipe:
                 else:
                     state.reset(self)
 
-    def _attributes_to_copy(self) -> dict[str, Any]:
-        left_out = self._not_copied
-        if not left_out:
-            return self.__dict__
-        return {name: value for name, value in self.__dict__.items() if name not in left_out}
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         hook = type(self).reduce_ex_hook or self.counterpart.hook("reduce_ex_hook")
         if hook is not None:
-            try:
+            with contextlib.suppress(NotImplementedError):
                 return hook(self)
-            except NotImplementedError:
-                pass
         return super().__reduce_ex__(protocol)
 
     @classmethod

@@ -65,7 +65,8 @@ def reraise(description: tuple[Any, ...]) -> NoReturn:
     error = rebuilt(forms)
     if error is None:
         error = RuntimeError(text.rstrip().rsplit("\n", 1)[-1])
-    if _steers(error):
+    # The interpreter or a loop reacts to these exceptions, such as StopIteration, instead of reporting them.
+    if not isinstance(error, Exception) or isinstance(error, (StopIteration, StopAsyncIteration)):
         raise _as_error(error, text, where) from error
     remember(error, where)
     make_printable(error)
@@ -75,13 +76,6 @@ def reraise(description: tuple[Any, ...]) -> NoReturn:
     if what == "first":
         _tell(error, f"Caught {name} in {where}.\nOriginal {text}".rstrip())
     raise error
-
-
-def _steers(error: BaseException) -> bool:
-    """Returns whether the interpreter or a loop reacts to the exception, such as StopIteration, instead of reporting
-    it.
-    """
-    return not isinstance(error, Exception) or isinstance(error, (StopIteration, StopAsyncIteration))
 
 
 def _as_error(error: BaseException, text: str, where: str) -> RuntimeError:

@@ -9,6 +9,7 @@ not change the file.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -24,7 +25,7 @@ def reduce_memmap(array: Any) -> Any:
 
 def _offset_in(path: Any, address: int, length: int) -> int | None:
     """Returns the offset of the address in the file; None if another or an older file is mapped at this address."""
-    try:
+    with contextlib.suppress(OSError):
         number = os.stat(path).st_ino
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             for line in maps:
@@ -33,8 +34,6 @@ def _offset_in(path: Any, address: int, length: int) -> int | None:
                 if start <= address < end:
                     fits = int(inode) == number and address + length <= end
                     return address - start + int(offset, 16) if fits else None
-    except OSError:
-        pass
     return None
 
 

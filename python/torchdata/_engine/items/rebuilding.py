@@ -44,7 +44,7 @@ def text_of(error: BaseException) -> str | None:
 
 def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
     forms: list[Form] = []
-    try:
+    with contextlib.suppress(Exception):  # user code in the exception's class may raise any error
         for form, is_exact in _forms(error, depth):
             if is_exact and forms:
                 continue
@@ -52,8 +52,6 @@ def forms_of(error: BaseException, depth: int = 0) -> list[Form]:
             if _is_like(again, error, form):
                 forms.append(form)
             _let_go(again)
-    except Exception:  # user code in the exception's class may raise any error
-        pass
     return forms
 
 

@@ -309,10 +309,7 @@ def _span_of(tensor: Any) -> Span:
 
 
 def _without_gaps(tensor: Any) -> Any:
-    """Returns a tensor without gaps in its memory. Elements that `Tensor.expand` has repeated are copied only once."""
-    start, end = _span_of(tensor)
-    if end - start <= tensor.nbytes:
-        return tensor
+    """Returns a copy without gaps in its memory. Elements that `Tensor.expand` has repeated are copied only once."""
     once = tensor.detach()
     for axis, stride in enumerate(tensor.stride()):
         if stride == 0:

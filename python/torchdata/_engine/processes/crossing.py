@@ -10,6 +10,7 @@ unpickling runs the code.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import gc
 import mmap
@@ -220,10 +221,8 @@ class SharedPickle:
 
 def _bytes_at(whole: memoryview, start: int, end: int, is_permanent: bool) -> bytes:
     if is_permanent:
-        try:
+        with contextlib.suppress(BufferError):  # a release of Python may have a larger header of `bytes` objects
             return bytes_in_place(whole[start - _ALIGNMENT : end + 1], _ALIGNMENT)
-        except BufferError:  # a release of Python may have a larger header of `bytes` objects
-            pass
     return bytes(whole[start:end])
 
 

@@ -14,7 +14,6 @@ handler are not deferred.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sys
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
+from torchdata._machine import caught_signals
 from torchdata._native import take_no_notice
 
 #: Seconds between two checks whether the main thread has left a finalizer.
@@ -60,6 +60,15 @@ def is_of_handler(error: BaseException) -> bool:
     functions = [getattr(one, "__func__", one) for one in (*handlers, *(type(one).__call__ for one in handlers))]
     codes = {getattr(function, "__code__", None) for function in functions}
     return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+class FailuresSuppressed:
+    """Suppresses the exceptions of a block, except those that a signal handler has raised."""
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> bool:
+        return isinstance(error, Exception) and not is_of_handler(error)
 
 
 class InterruptsDeferred:
@@ -199,9 +208,9 @@ class MainSignals:
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()
-        handled, caught = _handled(), _caught()
+        handled, caught = _handled(), caught_signals("self")  # a library may have handlers in C
         for number in sorted({*_SENT_TO_ALL, *self.handled, *handled}):
-            is_a_librarys = number in caught and number not in handled and number != signal.SIGTERM
+            is_a_librarys = caught >> (number - 1) & 1 and number not in handled and number != signal.SIGTERM
             if number == signal.SIGINT:
                 signal.signal(number, signal.SIG_IGN)
             elif number == signal.SIGCHLD:  # a child that starts processes needs the default action
@@ -212,16 +221,6 @@ class MainSignals:
                 take_no_notice(number)
                 _deaf.append(number)
         signal.pthread_sigmask(signal.SIG_SETMASK, self.blocked)
-
-
-def _caught() -> set[int]:
-    """Returns the signals with a handler in Python or in C (such as `faulthandler.register`), if the system
-    lists them.
-    """
-    with contextlib.suppress(OSError), open("/proc/self/status", "rb") as status:
-        mask = next((int(line.split()[1], 16) for line in status if line.startswith(b"SigCgt:")), 0)
-        return {number for number in _CAN_BE_HELD if mask >> (number - 1) & 1}
-    return set()
 
 
 _deaf: list[int] = []

@@ -296,7 +296,8 @@ class Host:
 
     def pull(self, lane: int, most: int) -> Pulled:
         self._heard = time.monotonic()
-        return self._lanes[lane].pull(most, self._look if lane == 0 else _look_away, lambda: self._child.exitcode)
+        look = self._look if lane == 0 else lambda _: None  # the lane of dispatched items reports nothing on the worker
+        return self._lanes[lane].pull(most, look, lambda: self._child.exitcode)
 
     def _look(self, is_last: bool) -> Seen | None:
         now = time.monotonic()
@@ -337,11 +338,6 @@ class Host:
     def _end_lanes(self) -> None:
         for lane in self._lanes:
             lane.end()
-
-
-def _look_away(is_last: bool) -> None:
-    """Replaces `Host._look` in `pull` for dispatched items, because the worker's state is reported with the worker's
-    own items."""
 
 
 def bytes_of(frame: list[Any]) -> int:

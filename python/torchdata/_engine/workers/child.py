@@ -215,16 +215,12 @@ class ChildLoop:
         idle_seconds = 0
         while True:
             looks_again = self.sender.tidy() or idle_seconds < LONG_IDLE
-            command = self.command_within(1.0 if looks_again else None)
+            command: tuple[Any, ...] | None = self.commands.receive(0, 1.0 if looks_again else None)
             if command is not None:
                 return command
             idle_seconds += 1
             if idle_seconds == LONG_IDLE:
                 _return_freed_memory()
-
-    def command_within(self, seconds: float | None) -> tuple[Any, ...] | None:
-        """Waits for a command, and returns None if none arrives within `seconds`."""
-        return self.commands.receive(0, seconds)  # type: ignore[no-any-return]
 
 
 def raise_failure(_peer: int, description: Any) -> NoReturn:

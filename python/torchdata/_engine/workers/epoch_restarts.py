@@ -90,8 +90,7 @@ class EpochRestarts(Restarts):
 
     def _repeat(self, indices: Sequence[int], run: RestartableEpoch, starts: Sequence[Resumption | None]) -> None:
         for index in reversed(indices):
-            own = self._members.starts_of(index, starts)
-            self._send_repeat(index, run, own)
+            self._send_repeat(index, run, self._members.starts_of(index, starts))
         self.await_repeated()
 
     def _send_repeat(self, index: int, run: RestartableEpoch, starts: list[Resumption | None]) -> None:

@@ -20,6 +20,7 @@ from torchdata._engine.workers.child import MAIN, ChildLoop
 from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata._native import Obedience, ShardTurns
 from torchdata._reporting import add_note, attributes_of, name_of
+from torchdata.datapipes._pipe.state.halting import beginning_unread
 
 #: The maximum number of seconds between the announcement of a command in shared memory and its arrival.
 ORDERED = 10.0
@@ -201,7 +202,9 @@ class EpochRunner:
         # A graph that resumes from a snapshot may read immediately, because the main process needs no snapshot of the
         # beginning.
         unread = announced and start.content is None
-        with program.beginning_unread() if unread else nullcontext():
+        # Outside of this context, a pipe's thread could wait forever for a dispatched item, because other workers delay
+        # this item until this worker has sent its snapshot.
+        with beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if unread:
                 # If a command is pending, `send_snapshot` returns without a snapshot, and `pump` sends the snapshot
@@ -259,7 +262,7 @@ class EpochRunner:
         """After the main process has interrupted the graph, executes commands up to the command that ends the running
         epoch. Returns False if the command that ends the epoch does not arrive in time.
         """
-        while (command := self.child.command_within(ORDERED)) is not None:
+        while (command := self.commands.receive(0, ORDERED)) is not None:
             if self._obey(command) == "leave":
                 return True
         return False

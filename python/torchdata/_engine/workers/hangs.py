@@ -156,7 +156,7 @@ class Hangs:
             self._seen[worker] = _Seen(counts, since, waited)
             known = waited - since - _unheard(pages.get(fault), limit)
             if self._is_over(fault, pages.get(fault), known, limit):
-                ended |= self._end(fault, pages.get(fault), waited - since)
+                ended |= self.end(fault, waited - since)
         return ended
 
     def end_if_over(self, child: int, waited: float) -> bool:
@@ -169,12 +169,8 @@ class Hangs:
         pages = self._pages()
         is_over = self._is_over(child, pages.get(child), waited, self.seconds)
         if is_over:
-            self._end(child, pages.get(child), waited)
+            self.end(child, waited)
         return is_over
-
-    def end(self, child: int, waited: float) -> None:
-        pages = self._pages()
-        self._end(child, pages.get(child), waited)
 
     def _pages(self) -> dict[int, Any]:
         return {page["page"] - self._first_page: page for page in self._board.read()}
@@ -248,11 +244,13 @@ class Hangs:
         self._marks[child] = _WorkMark(pid, now, now, worked, works)
         return works
 
-    def _end(self, child: int, page: Any, waited: float) -> bool:
+    def end(self, child: int, waited: float) -> bool:
+        """Kills a child that has made no progress for `waited` seconds; returns False if the child has ended before."""
         from torchdata._observe.show.table import duration
         from torchdata._observe.stats.reading import pipe_at_work
 
         process = self._members.processes[child]
+        page: Any = self._pages().get(child)
         with self._reporting:
             pid = process.pid
             if process.ended or pid is None or pid in self._hung:

@@ -103,9 +103,6 @@ class Members:
     def items_of(self, worker: int) -> Link:
         return self.setups[worker].lines.outputs[0].shared
 
-    def received_of(self, worker: int, received: Sequence[int]) -> int:
-        return sum(received[shard] for shard in self.shards_of(worker))
-
     def control(self, index: int) -> Link:
         return self.setups[index].lines.control.shared
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
@@ -105,10 +104,6 @@ class EpochProgram(Program):
         Args:
             iter_reset_fn: changes the graph before it is read.
         """
-
-    @abstractmethod
-    def beginning_unread(self) -> AbstractContextManager[None]:
-        """In this context, `go_on_from` reads no items, so that a snapshot can be taken before the first item."""
 
     def replicas(self, count: int) -> list[EpochProgram]:
         """Called before `prepare`; returns `count` programs, one per shard, including this one."""

@@ -121,7 +121,8 @@ class Restarts:
         if self._made is not None:
             return [index for index, *_ in self._made]
         members = self._members
-        received = [members.received_of(worker, received) for worker in range(members.num_workers)]
+        shards = map(members.shards_of, range(members.num_workers))
+        received = [sum(received[shard] for shard in each) for each in shards]
         wanted = self._replacing.wanted(dead, self._ended(ended))
         for index in dead:
             members.processes[index].wait(1.0)

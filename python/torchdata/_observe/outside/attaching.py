@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
+from torchdata._machine import read
 from torchdata._native import StatsBoard
 from torchdata._observe.outside.stacks import kernel_state, where_it_stands
 from torchdata._observe.show.shown import ShownStats
@@ -91,11 +92,7 @@ def _boards_of(pid: int) -> Iterator[tuple[tuple[int, int], str]]:
 
 def _command(pid: int) -> str:
     """Returns the command line of a process without secrets."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            parts = file.read(_LONGEST_COMMAND).decode(errors="replace").strip("\0").split("\0")
-    except OSError:
-        return ""
+    parts = read(f"/proc/{pid}/cmdline")[:_LONGEST_COMMAND].strip("\0").split("\0")
     hidden = [
         HIDDEN if is_secret(part) or (before.startswith("-") and "=" not in before and is_private(before)) else part
         for before, part in pairwise(["", *parts])

@@ -28,6 +28,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
+from torchdata._machine import caught_signals, read
+
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
@@ -265,14 +267,7 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
 
 def _handles(pid: int, number: int) -> bool:
     """Returns False if the signal would end the process."""
-    if not signal.SIGRTMIN < number < signal.SIGRTMAX:
-        return False
-    try:
-        with open(f"/proc/{pid}/status") as file:
-            caught = next(line.split()[1] for line in file if line.startswith("SigCgt:"))
-    except (OSError, StopIteration):
-        return False
-    return bool(int(caught, 16) >> (number - 1) & 1)
+    return signal.SIGRTMIN < number < signal.SIGRTMAX and bool(caught_signals(pid) >> (number - 1) & 1)
 
 
 def _trimmed(answer: str) -> str:
@@ -286,9 +281,9 @@ def _trimmed(answer: str) -> str:
     return "\n".join(lines[: max(ours, 2)])
 
 
-def own_stack(thread: int | None = None) -> str:
+def own_stack(thread: int) -> str:
     # The frames are not stored in a variable, because this function's frame would then form a reference cycle.
-    return _listed(sys._current_frames().get(threading.main_thread().ident or 0 if thread is None else thread))
+    return _listed(sys._current_frames().get(thread))
 
 
 def _listed(frame: Any) -> str:
@@ -315,11 +310,7 @@ def is_stopped(pid: int) -> bool:
 
 def letter_of(pid: int) -> str:
     """Returns the state letter of a process, or an empty text if the process does not exist."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+    return read(f"/proc/{pid}/stat").rpartition(") ")[2][:1]
 
 
 def kernel_state(pid: int) -> str:
@@ -329,8 +320,7 @@ def kernel_state(pid: int) -> str:
         return "ended"
     words = _STATES.get(state, f"in state {state}")
     if state in "SD":
-        with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as file:
-            where = file.read().strip()
-            if where not in ("", "0"):
-                words += f", in {where}"
+        where = read(f"/proc/{pid}/wchan")
+        if where not in ("", "0"):
+            words += f", in {where}"
     return words

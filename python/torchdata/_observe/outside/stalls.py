@@ -151,7 +151,9 @@ def _on_call_stall(number: int, waited: float, thread: int) -> None:
     reference = _watched.get(number)
     recorder = reference() if reference is not None else None
     frame = sys._current_frames().get(thread)
-    if recorder is None or recorder.board is None or frame is None or _is_debugged(frame):
+    if recorder is None or recorder.board is None or frame is None:
+        return
+    if any(each.f_globals.get("__name__") in _DEBUGGERS for each, _ in walk_stack(frame)):
         return
     words = _words_of_main(recorder.board, waited, thread)
     if words is None:
@@ -162,10 +164,6 @@ def _on_call_stall(number: int, waited: float, thread: int) -> None:
     module = fault.f_globals.get("__name__", "")
     # The warning names the thread's innermost line outside this package.
     warnings.warn_explicit(words, StallWarning, fault.f_code.co_filename, fault.f_lineno, module)
-
-
-def _is_debugged(frame: Any) -> bool:
-    return any(each.f_globals.get("__name__") in _DEBUGGERS for each, _ in walk_stack(frame))
 
 
 def _is_ours(frame: Any) -> bool:
@@ -190,17 +188,13 @@ def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
     frames = sys._current_frames()
     del frames[threading.get_ident()]  # the frame of this call would form a reference cycle
     for ident, frame in frames.items():
-        if ident != thread and _runs_ours(frame):
+        if ident != thread and any(each.f_code.co_filename.startswith(PACKAGE) for each, _ in walk_stack(frame)):
             name = getattr(getattr(threading, "_active", {}).get(ident), "name", ident)
             stacks.append(f"Thread {name}, {own_stack(ident)[0].lower()}{own_stack(ident)[1:]}")
     return (
         f"no item has come for {duration(waited)}: main itself is at work on it{runs}. "
         f"main (pid {os.getpid()}) is {where}.\n" + "\n".join(stacks)
     )
-
-
-def _runs_ours(frame: Any) -> bool:
-    return any(each.f_code.co_filename.startswith(PACKAGE) for each, _ in walk_stack(frame))
 
 
 watch_with(_on_call_stall)

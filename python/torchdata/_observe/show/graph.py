@@ -41,8 +41,7 @@ def _alike(stats: LoaderStats) -> list[list[ProcessStats]]:
         uneven = len(group) <= _DRAWN_APART and max(items) > _UNEVEN * max(1, min(items))
         alike += [[worker] for worker in group] if uneven else [group]
     others = [[process] for process in (stats.dispatching, stats.main) if process is not None and process.pipes]
-    before = [group for group in others if group[0].role == "dispatching"]
-    return [*before, *alike, *(group for group in others if group[0].role == "main")]
+    return sorted([*alike, *others], key=lambda group: _COLUMNS.index(group[0].role))
 
 
 def _add_processes(graph: DrawnGraph, processes: list[ProcessStats], stats: LoaderStats, ends: list[_End]) -> None:

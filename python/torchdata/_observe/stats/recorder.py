@@ -187,7 +187,7 @@ class Recorder:
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
         earlier = None if since is None else since.reading
-        if earlier is not None and earlier.at < self._made:
+        if earlier is not None and (board := self.board) is not None and earlier.at < board.made()[1]:
             earlier = None
         return replace(self._summary(earlier), choices=tuple(self._notes()))
 
@@ -207,11 +207,6 @@ class Recorder:
         from torchdata._observe.stats.reading import summarise
 
         return summarise(self.reading(), since)
-
-    @property
-    def _made(self) -> int:
-        board = self.board
-        return 0 if board is None else board.made()[1]
 
 
 def _reading_of(at: int, full: bool, pages: list[Any]) -> Reading:

@@ -27,7 +27,7 @@ from threading import Lock
 from types import BuiltinFunctionType, FunctionType, GeneratorType, MethodType, ModuleType, NoneType
 from typing import Any, TypeVar
 
-from torchdata._engine.processes.interrupts import is_of_handler
+from torchdata._engine.processes.interrupts import FailuresSuppressed
 from torchdata._importing import loaded
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import LARGEST_STRUCTURE, is_pipe, pipes_in
@@ -163,12 +163,9 @@ def _copied(generator: Any) -> Any:
         twin = random.Random(0)
         twin.setstate(generator.getstate())
         return twin
-    try:
+    with FailuresSuppressed():  # a generator of the operating system or of a device cannot be copied
         return copy.deepcopy(generator)
-    except Exception as error:  # a generator of the operating system or of a device cannot be copied
-        if is_of_handler(error):
-            raise
-        return generator
+    return generator
 
 
 #: Data with at least this many bytes are shared by all replicas.
@@ -195,15 +192,12 @@ def replica(obj: T) -> T:
             return shared[number]
 
     written = BytesIO()
-    try:
+    with FailuresSuppressed():
         Pickler(written, protocol=pickle.HIGHEST_PROTOCOL).dump(obj)
         written.seek(0)
         twin: T = Unpickler(written).load()
-    except Exception as error:
-        if is_of_handler(error):
-            raise
-        return duplicate(obj)
-    return twin
+        return twin
+    return duplicate(obj)
 
 
 def _is_shared(part: Any) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from torchdata._bounded_pickles import LimitedFile, TooLargeError
-from torchdata._engine.processes.interrupts import is_of_handler
+from torchdata._engine.processes.interrupts import FailuresSuppressed, is_of_handler
 from torchdata._importing import loaded
 from torchdata._redacting import HIDDEN, is_private, shown
 from torchdata.dataloader2.graph.copying import attribute_copier, duplicate
@@ -43,28 +43,19 @@ class GraphTemplate:
 
     def serialize(self) -> bytes:
         """Uses cloudpickle only if pickle fails, for example because of a lambda."""
-        try:
+        with FailuresSuppressed():  # a user's __getstate__ may raise any error, and cloudpickle may still succeed
             return pickle.dumps(self._kept, protocol=pickle.HIGHEST_PROTOCOL)
-        except Exception as error:  # a user's __getstate__ may raise any error, and cloudpickle may still succeed
-            if is_of_handler(error):
-                raise
-            return _cloudpickled(self._kept)
+        return _cloudpickled(self._kept)
 
     def fits(self, most: int) -> bool:
         """Returns whether the pickle has at most `most` bytes. Pickling stops once it exceeds this size."""
-        try:
+        with FailuresSuppressed():
             return _fits(pickle.Pickler, self._kept, most)
-        except Exception as error:
-            if is_of_handler(error):
-                raise
         from torchdata._by_value import ByValuePickler
 
-        try:
+        with FailuresSuppressed():
             return _fits(ByValuePickler, self._kept, most)
-        except Exception as error:
-            if is_of_handler(error):
-                raise
-            return False
+        return False
 
 
 def _fits(base: Any, obj: Any, most: int) -> bool:

@@ -10,16 +10,14 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import Any, TypeGuard
 
+from torchdata._native import SeedGenerator
 from torchdata._signatures import signature_of
 from torchdata.dataloader2.graph.utils import DataPipe, DataPipeGraph, all_dps, has_method, nested, whole
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes.iter.ordering.sharding import SHARDING_PRIORITIES as SHARDING_PRIORITIES
-
-if TYPE_CHECKING:
-    from torchdata.dataloader2.random.seed_generator import SeedGenerator
 
 
 def is_random(datapipe: Any) -> TypeGuard[Any]:
@@ -143,7 +141,7 @@ def apply_sharding(
             if not is_sharding(pipe):
                 descend(sources, behind)
                 continue
-            concerned = _takes_group(pipe, sharding_group)
+            concerned = vars(pipe).get("sharding_group_filter") in (None, sharding_group)
             if concerned and behind is not None:
                 raise RuntimeError(
                     "Sharding twice on a single pipeline is likely unintended and will cause data loss: "
@@ -159,11 +157,6 @@ def apply_sharding(
     descend(nested(graph), None)
     end: DataPipe = graph.end
     return end
-
-
-def _takes_group(datapipe: Any, sharding_group: Any) -> bool:
-    own = getattr(datapipe, "sharding_group_filter", None) if "sharding_group_filter" in vars(datapipe) else None
-    return own is None or own == sharding_group
 
 
 def _tell_share(datapipe: Any, num_of_instances: int, instance_id: int, sharding_group: Any) -> None:

@@ -1,4 +1,4 @@
-"""The seed generator of a loader: a thin wrapper around the native generator (rust/core/src/seed.rs)."""
+"""The seed generator of a loader, which checks arguments for the native generator (rust/core/src/seed.rs)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def check_seed(seed: Any) -> int:
     return int(seed)
 
 
-class SeedGenerator:
+class SeedGenerator(_native.SeedGenerator):
     """Draws seeds that are all derived from one number.
 
     The generator has two streams. *Shared* seeds are equal in all generators with the same seed: on every rank and in
@@ -34,7 +34,7 @@ class SeedGenerator:
     Args:
         seed: an integer from 0 to 2**64 - 1; None (the default) draws a seed from torch's global generator if torch is
             imported, otherwise from Python's `random`.
-        _rngs: internal: the native generator to wrap.
+        _rngs: internal: the generator to copy.
 
     Raises:
         TypeError, ValueError: the seed is not an integer, or out of range.
@@ -51,24 +51,15 @@ class SeedGenerator:
 
     def __init__(self, seed: int | None = None, _rngs: _native.SeedGenerator | None = None) -> None:
         if seed is not None and _rngs is not None:
-            raise ValueError("give a SeedGenerator either a seed or the generator to wrap, not both")
-        self._native = _rngs if _rngs is not None else _native.SeedGenerator(self._checked(seed))
-
-    @staticmethod
-    def _checked(seed: int | None) -> int:
-        return draw_seed() if seed is None else check_seed(seed)
+            raise ValueError("give a SeedGenerator either a seed or the generator to copy, not both")
+        if _rngs is None:
+            self.seed(seed)
+        else:
+            self.__setstate__(_rngs.__getstate__())
 
     def seed(self, seed: int | None = None) -> None:
         """Restarts from `seed`; None draws a new seed, so that two epochs without a seed differ."""
-        self._native = _native.SeedGenerator(self._checked(seed))
-
-    def generate_shared_seed(self) -> int:
-        """Returns a seed from 0 to 2**64 - 1 that is equal on all ranks and workers."""
-        return self._native.generate_shared_seed()
-
-    def generate_seed(self) -> int:
-        """Returns a seed from 0 to 2**64 - 1 that differs between ranks and workers after `spawn`."""
-        return self._native.generate_seed()
+        self.restart(draw_seed() if seed is None else check_seed(seed))
 
     def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:
         """Returns the generator of worker (or rank) `worker_id`.
@@ -82,14 +73,13 @@ class SeedGenerator:
             raise ValueError(
                 f"worker_id must not be negative. Expected `rank` equal or larger than 0, but got {worker_id}."
             )
-        if inplace:
-            self._native = self._native.spawn(worker_id)
-            return self
-        return SeedGenerator(_rngs=self._native.spawn(worker_id))
+        child = self if inplace else SeedGenerator(_rngs=self)
+        child.become_child(worker_id)
+        return child
 
     def exported(self) -> bytes:
         """Returns the state of the generator, from which `imported` creates a generator with the same future seeds."""
-        return self._native.export()
+        return self.__getstate__()
 
     @classmethod
     def imported(cls, state: bytes) -> SeedGenerator:
@@ -98,20 +88,11 @@ class SeedGenerator:
         Raises:
             ValueError: `state` was not returned by `exported`.
         """
-        return cls(_rngs=_native.SeedGenerator.from_state(state))
+        generator = cls.__new__(cls)
+        generator.__setstate__(state)
+        return generator
 
     def __copy__(self) -> SeedGenerator:
-        duplicate = type(self).__new__(type(self))
-        vars(duplicate).update(vars(self), _native=_native.SeedGenerator.from_state(self.exported()))
+        duplicate = self.imported(self.exported())
+        vars(duplicate).update(vars(self))
         return duplicate
-
-    def __getstate__(self) -> bytes:
-        return self.exported()
-
-    def __setstate__(self, state: bytes) -> None:
-        self._native = _native.SeedGenerator.from_state(state)
-
-    def __eq__(self, other: object) -> bool:
-        return self._native == other._native if isinstance(other, SeedGenerator) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]

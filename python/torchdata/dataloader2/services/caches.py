@@ -15,7 +15,7 @@ import operator
 import pickle
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -110,12 +110,9 @@ class Caches:
         if self._lacks_start and self._filled is not None:
             self._filled, self._lacks_start = self._filled._replace(start=snapshot), False
 
-    def left_out(self) -> AbstractContextManager[None]:
-        """Context for taking a snapshot, in which the graph contains no cached items."""
-        return self._leaving_out() if self._left_out else nullcontext()
-
     @contextmanager
-    def _leaving_out(self) -> Iterator[None]:
+    def left_out(self) -> Iterator[None]:
+        """Context for taking a snapshot, in which the graph contains no cached items that the snapshot leaves out."""
         self._set([[] for _ in self._left_out])
         try:
             yield

@@ -22,7 +22,7 @@ from functools import partial
 from itertools import count, cycle, islice
 from typing import Any, NamedTuple
 
-from torchdata._engine.processes.interrupts import is_of_handler
+from torchdata._engine.processes.interrupts import FailuresSuppressed
 from torchdata._native import ShardTurns
 from torchdata.dataloader2.services.common_pipes import attributes_of, filters_with_common_part, may_draw
 from torchdata.dataloader2.services.reused_objects import ReusedObjects
@@ -385,11 +385,10 @@ class CommonPart:
         """Takes a snapshot, and removes the snapshots that no shard needs."""
         assert self._runner is not None
         self._wants_snapshot = False
-        try:
+        entries = None
+        with FailuresSuppressed():
             entries = save_entries(Graph(self._runner.source))
-        except Exception as error:  # the shards then use an earlier snapshot
-            if is_of_handler(error):
-                raise
+        if entries is None:  # the shards then use an earlier snapshot
             return
         now = self._seeded if self._enter is _stay else save_generators()
         made = _Start(self.position, entries, None if now == self._seeded else now)

@@ -57,9 +57,8 @@ class InProcessReadingService(ReadingServiceInterface):
         reset_fn: _ResetFn | None = None,
     ) -> None:
         check_int(_NAME, "prefetch_cnt", prefetch_cnt, least=0)
-        for argument, function in (("init_fn", init_fn), ("reset_fn", reset_fn)):
-            if function is not None:
-                check_callable(_NAME, argument, function)
+        check_callable(_NAME, "init_fn", init_fn, optional=True)
+        check_callable(_NAME, "reset_fn", reset_fn, optional=True)
         self._prefetch_cnt = prefetch_cnt
         self._init_fn = init_fn
         self._reset_fn = reset_fn

@@ -43,10 +43,8 @@ from torchdata.dataloader2.services.program import (
 from torchdata.dataloader2.services.worker_output import WorkerOutput
 from torchdata.dataloader2.state.position import Shard
 from torchdata.dataloader2.state.worker_positions import lasts, may_count, names_of_lasting
-from torchdata.datapipes._pipe.checks import check_callable, check_int
+from torchdata.datapipes._pipe.checks import check_callable, check_int, check_optional_int
 from torchdata.datapipes._pipe.graph.graph import Graph
-
-_NAME = "MultiProcessingReadingService"
 
 ResetFn = Callable[[DataPipe], DataPipe]
 
@@ -140,8 +138,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         patience: float | None = None,
         snapshot_budget: int | None = BUDGET,
     ) -> None:
+        name = type(self).__name__
         if num_workers != "auto":
-            check_int(_NAME, "num_workers", num_workers, least=0)
+            check_int(name, "num_workers", num_workers, least=0)
         self._num_workers = num_workers
         if num_workers == 0:
             warnings.warn(
@@ -156,27 +155,22 @@ class MultiProcessingReadingService(ReadingServiceInterface):
                 f"choose one available multiprocessing context from {methods}"
             )
         self.multiprocessing_context = multiprocessing_context
-        self.worker_prefetch_cnt = check_int(_NAME, "worker_prefetch_cnt", worker_prefetch_cnt, least=0)
-        self.main_prefetch_cnt = check_int(_NAME, "main_prefetch_cnt", main_prefetch_cnt, least=0)
-        for argument, function in (("worker_init_fn", worker_init_fn), ("worker_reset_fn", worker_reset_fn)):
-            if function is not None:
-                check_callable(_NAME, argument, function)
+        self.worker_prefetch_cnt = check_int(name, "worker_prefetch_cnt", worker_prefetch_cnt, least=0)
+        self.main_prefetch_cnt = check_int(name, "main_prefetch_cnt", main_prefetch_cnt, least=0)
+        check_callable(name, "worker_init_fn", worker_init_fn, optional=True)
+        check_callable(name, "worker_reset_fn", worker_reset_fn, optional=True)
         self.worker_init_fn = worker_init_fn
         self.worker_reset_fn = worker_reset_fn
         if not isinstance(in_order, bool):
             raise TypeError(f"in_order must be True or False, not {in_order!r}")
         self.in_order = in_order
-        if memory_budget is not None:
-            check_int(_NAME, "memory_budget", memory_budget, least=0)
-        self.memory_budget = memory_budget
+        self.memory_budget = check_optional_int(name, "memory_budget", memory_budget, least=0)
         if timeout is not None and not (isinstance(timeout, (int, float)) and 0 <= timeout < math.inf):
             raise ValueError(f"timeout must be a number of seconds that is not negative, or None, not {timeout!r}")
         self.timeout = timeout or None
-        check_restarts(_NAME, on_worker_exit, on_timeout, timeout, patience)
+        check_restarts(name, on_worker_exit, on_timeout, timeout, patience)
         self.on_worker_exit, self.on_timeout, self.patience = on_worker_exit, on_timeout, patience
-        if snapshot_budget is not None:
-            check_int(_NAME, "snapshot_budget", snapshot_budget, least=0)
-        self.snapshot_budget = snapshot_budget
+        self.snapshot_budget = check_optional_int(name, "snapshot_budget", snapshot_budget, least=0)
         self._children: Children | LocalShards | None = None  # None until the service is initialized
         self._choice: WorkerChoice | None = None
         #: This function returns the shards of the epoch that the loader resumes, or None to begin a new epoch.
@@ -305,7 +299,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     @num_workers.setter
     def num_workers(self, number: int) -> None:
-        self._num_workers = check_int(_NAME, "num_workers", number, least=0)
+        self._num_workers = check_int(type(self).__name__, "num_workers", number, least=0)
 
     def _chosen(self) -> WorkerChoice:
         if self._choice is None:

@@ -89,8 +89,6 @@ class RayReadingService(MultiProcessingReadingService):
         patience: float | None = None,
     ) -> None:
         check_int(_NAME, "num_workers", num_workers, least=1)
-        check_int(_NAME, "worker_prefetch_cnt", worker_prefetch_cnt, least=0)
-        check_int(_NAME, "main_prefetch_cnt", main_prefetch_cnt, least=0)
         super().__init__(
             num_workers,
             None,

@@ -6,7 +6,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import parent_process
@@ -38,7 +38,6 @@ from torchdata.datapipes._pipe.exchanging import LOCKS, ShardGlobals, current_ge
 from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes._pipe.state.generators import seed_when_imported
-from torchdata.datapipes._pipe.state.halting import beginning_unread
 from torchdata.datapipes._pipe.state.iteration import is_torchs
 from torchdata.datapipes._pipe.state.layout import PipeEntry
 from torchdata.datapipes._pipe.witnessing import Witness
@@ -409,13 +408,6 @@ class GraphProgram(EpochProgram):
 
     def note(self) -> object:
         return None if self._witness is None else self._witness.notes()
-
-    def beginning_unread(self) -> AbstractContextManager[None]:
-        """Context in which the threads of pipes do not read. A snapshot can be taken only after these threads have
-        stopped. A thread that waits for a dispatched item may not stop, because it may depend on other workers, which
-        wait for this worker's snapshot.
-        """
-        return beginning_unread()
 
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
         """Returns None if the graph cannot be saved, a pipe is rereading the epoch, or cached items, which the snapshot

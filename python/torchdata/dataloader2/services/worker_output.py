@@ -62,7 +62,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self._commands: Callable[[int], tuple[Any, Any]] | None = None
         #: Whether the next iteration only restores the state at the end of an epoch, instead of beginning an epoch.
         self.is_between_epochs = False
-        self._fresh = False
+        self.is_unread = False
         #: Whether the next epoch resumes an epoch of an earlier run.
         self.resumes = False
         #: The number of iterations over the workers' items exceeds the number of epochs if a pipe in the main process
@@ -116,7 +116,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self._epochs += 1
         self._passes_before = self._passes
         self._start(commands)
-        self._fresh = True
+        self.is_unread = True
 
     def _start(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
         children, (position, strict) = self._children, self._resume_at or (None, True)
@@ -209,11 +209,7 @@ class WorkerOutput(IterDataPipe[Any]):
                 "this pipeline does not repeat itself, so it cannot resume from the state: the workers yield more "
                 "items than were delivered before the state was saved"
             )
-        self._fresh = False  # another iteration in this epoch restarts the workers
-
-    @property
-    def is_unread(self) -> bool:
-        return self._fresh
+        self.is_unread = False  # another iteration in this epoch restarts the workers
 
     def __iter__(self) -> Iterator[Any]:
         if self.is_between_epochs:
@@ -222,9 +218,9 @@ class WorkerOutput(IterDataPipe[Any]):
             raise RuntimeError(
                 "the workers have not been told to start an epoch: iterate the DataLoader2, not its pipe"
             )
-        if not self._fresh:  # a pipe in the main process reads the workers' output several times in one epoch
+        if not self.is_unread:  # a pipe in the main process reads the workers' output several times in one epoch
             self._start(self._commands)
-        self._fresh = False
+        self.is_unread = False
         return self.run.items
 
     #: Messages use "their" instead of "its" for this pipe, which represents several processes.

@@ -380,13 +380,12 @@ def _account(account: Any, whose: str) -> Account:
 
 
 def _snapshots(position: Position) -> Iterator[tuple[str | None, bytes]]:
-    parts: list[tuple[str | None, bytes]] = []
     if position.workers is not None:
-        shards = enumerate(position.workers.shards)
-        parts += [(f" in worker {number}", shard.snapshot[3]) for number, shard in shards if shard.snapshot]
+        for number, shard in enumerate(position.workers.shards):
+            if shard.snapshot:
+                yield f" in worker {number}", shard.snapshot[3]
         if position.workers.dispatching is not None:
-            parts += [(None, position.workers.dispatching[2])]
-    return iter(parts)
+            yield None, position.workers.dispatching[2]
 
 
 def _recomputed(position: Position, contents: Iterable[tuple[str | None, Content]]) -> Iterator[tuple[str, int, float]]:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from math import inf
 from numbers import Real
-from typing import Any
+from typing import Any, TypeVar
 
 from torchdata._importing import import_whole
 from torchdata._redacting import redact_error, shown
@@ -22,6 +22,8 @@ from torchdata.datapipes._pipe.datasets import (
     is_iterable_dataset,
 )
 from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
+
+S = TypeVar("S")
 
 
 def wrong_type(pipe: str, argument: str, wanted: str, value: Any, remedy: str = "") -> TypeError:
@@ -87,7 +89,7 @@ def _wrapper(kind: type) -> Callable[..., Any]:
     return wrapper
 
 
-def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
+def check_source(pipe: str, value: S, argument: str = "datapipe") -> S:
     """Returns the source of a pipe. A list is wrapped in an IterableWrapper, so that states contain the position in
     it."""
     if isinstance(value, MapDataPipe):
@@ -101,7 +103,7 @@ def check_source(pipe: str, value: Any, argument: str = "datapipe") -> Any:
         check_generator_function(pipe, argument, value)
     elif not is_generator_function(value):
         check_iterable(pipe, argument, value)
-    return _wrapper(IterDataPipe)(value, deepcopy=False)
+    return _wrapper(IterDataPipe)(value, deepcopy=False)  # type: ignore[no-any-return]  # a pipe replaces the data
 
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:

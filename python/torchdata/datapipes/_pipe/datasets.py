@@ -12,8 +12,10 @@ import sys
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import PurePath
-from types import CodeType, FunctionType, MethodType
+from types import FunctionType, MethodType
 from typing import Any
+
+from torchdata._signatures import names_in
 
 #: Modules and names of dataset classes that split their items among PyTorch's workers if they derive from PyTorch's
 #: `IterableDataset`.
@@ -168,10 +170,4 @@ def _mentions(function: Any, names: frozenset[str]) -> bool:
         function = function.__func__ if isinstance(function, (MethodType, classmethod, staticmethod)) else inner
         if function is None:
             return False
-    codes: list[Any] = [function.__code__]
-    while codes:
-        code = codes.pop()
-        if not names.isdisjoint(code.co_names):
-            return True
-        codes.extend(inner for inner in code.co_consts if isinstance(inner, CodeType))
-    return False
+    return not names.isdisjoint(names_in(function.__code__))

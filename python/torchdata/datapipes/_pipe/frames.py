@@ -64,8 +64,7 @@ class FrameFormat:
         self.library = library
         self.writable = writable
         self.dtype = dtype
-        if dtype_generator is not None:
-            check_callable(pipe, "dtype_generator", dtype_generator)
+        check_callable(pipe, "dtype_generator", dtype_generator, optional=True)
         self.dtype_generator = dtype_generator if dtype is None else None
         self.module()
         self._check_dtype()

@@ -30,18 +30,6 @@ class Renewal(Iterator[Iterator[Any]]):
             exception, the iterator is not replaced, because a new iterator would only raise the exception again.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_again",
-        "_datapipe",
-        "_first",
-        "_function",
-        "_guards",
-        "_is_broken",
-        "_seen",
-        "_sources",
-    )
-
     def __init__(self, datapipe: Any, function: Callable[[Any], Iterator[Any]], sources: list[Any]) -> None:
         self._datapipe, self._function, self._sources = datapipe, function, sources
         self._first: Iterator[Any] | None = None
@@ -82,14 +70,6 @@ class Renewal(Iterator[Iterator[Any]]):
         self._seen, self._is_broken = seen, True
         return True
 
-    def keep(self, source: Any, guard: Iterator[Any]) -> None:
-        self._guards[id(source)] = guard
-
-    def take_again(self, source: Any) -> Iterator[Any] | None:
-        """Returns the source's running iterator, which the pipe's new iterator reads; None if the source must begin a
-        new iteration."""
-        return self._again.pop(id(source), None)
-
 
 def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renewal | None:
     record, kind = record_of(datapipe), type(datapipe)
@@ -110,15 +90,16 @@ def renewal_of(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Renew
 
 
 def taken_again(datapipe: Any) -> Iterator[Any] | None:
+    """Returns the running iterator of a source; None if the source must begin a new iteration."""
     renewal = _reader_of(datapipe)
-    return None if renewal is None else renewal.take_again(datapipe)
+    return None if renewal is None else renewal._again.pop(id(datapipe), None)
 
 
 def keep_for_reader(datapipe: Any, guard: Iterator[Any]) -> None:
     """Stores `guard`, the running iterator of `datapipe`, which the next pipe continues to read after an exception."""
     renewal = _reader_of(datapipe)
     if renewal is not None:
-        renewal.keep(datapipe, guard)
+        renewal._guards[id(datapipe)] = guard
 
 
 def _reader_of(datapipe: Any) -> Renewal | None:

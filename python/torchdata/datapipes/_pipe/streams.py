@@ -4,7 +4,6 @@ cost almost nothing for items without streams."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from operator import is_not
 from typing import Any
 
@@ -28,19 +27,8 @@ def with_detached_streams(item: Any) -> Any:
     read.
 
     The file of a replaced stream is closed once nothing refers to the stream. A stream that cannot be reopened stays in
-    the item.
+    the item. Containers without streams are not copied.
     """
-    return _exchanged(item, _detached)
-
-
-def _detached(stream: Any) -> Any:
-    streams = sys.modules["torchdata.datapipes.utils._streams"]
-    stand_in = streams.detached(stream)
-    return stand_in if isinstance(stand_in, streams.StreamWrapper) else stream
-
-
-def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
-    """Replaces each stream in an item by the result of `exchange`. Containers without streams are not copied."""
     kind = type(item)
     if kind in PLAIN_TYPES:
         return item
@@ -48,14 +36,15 @@ def _exchanged(item: Any, exchange: Callable[[Any], Any]) -> Any:
     if streams is None:
         return item
     if isinstance(item, streams.StreamWrapper):
-        return exchange(item)
+        stand_in = streams.detached(item)
+        return stand_in if isinstance(stand_in, streams.StreamWrapper) else item
     # Subclasses of dict, tuple and list are not searched, because their constructors may not accept the exchanged
     # members.
     if kind is dict:
-        values = [_exchanged(value, exchange) for value in item.values()]
+        values = [*map(with_detached_streams, item.values())]
         changed = any(map(is_not, values, item.values()))
         return dict(zip(item, values, strict=True)) if changed else item
     if kind is tuple or kind is list or kind is DataChunk:
-        members = [_exchanged(member, exchange) for member in item]
+        members = [*map(with_detached_streams, item)]
         return kind(members) if any(map(is_not, members, item)) else item
     return item

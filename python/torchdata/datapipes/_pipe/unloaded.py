@@ -16,6 +16,7 @@ from typing import Any
 
 from torchdata._native import IndexedIterator, TimedCall
 from torchdata.datapipes._pipe.explaining import explain, note_index
+from torchdata.datapipes._pipe.seeking import can_pass_over
 from torchdata.datapipes._pipe.state.hooks import depth_of
 from torchdata.datapipes._pipe.state.record import existing_record, token_of
 from torchdata.datapipes.datapipe import IterDataPipe, T_co, begin_iteration
@@ -75,7 +76,7 @@ def begin_sharing(datapipe: Any) -> Iterator[Any]:
 def can_share(datapipe: Any) -> bool:
     record = existing_record(datapipe)
     is_claimed = record is not None and record.claim is not None
-    return "_iter_by_index" in vars(type(datapipe)) and not is_claimed and bool(datapipe._can_pass_over())
+    return "_iter_by_index" in vars(type(datapipe)) and not is_claimed and can_pass_over(datapipe.iterable)
 
 
 def getter_of(datapipe: Any) -> Load:

@@ -278,14 +278,14 @@ def collate_columns(conversion: Mapping[Any, Callable[..., Any]] | Sequence[Call
     if isinstance(batch, Mapping) or not hasattr(batch, "__getitem__"):
         raise TypeError(f"collate: conversions need batches, but got {type(batch).__name__}; put `.batch` before it")
     first = batch[0]
+    functions: Mapping[Any, Any] = conversion if isinstance(conversion, Mapping) else dict(enumerate(conversion))
     if not isinstance(conversion, Mapping):
-        functions: dict[Any, Any] = dict(enumerate(conversion))
         columns: Any = dict(enumerate(_columns(batch)))
         _require(functions, columns)
-        return [_collate_by(functions, name)(list(values)) for name, values in columns.items()]
+        return [functions.get(name, default_collate)(list(values)) for name, values in columns.items()]
     if isinstance(first, Mapping):
-        _require(conversion, first)
-        return {name: _collate_by(conversion, name)([item[name] for item in batch]) for name in first}
+        _require(functions, first)
+        return {name: functions.get(name, default_collate)([item[name] for item in batch]) for name in first}
     if not hasattr(first, "columns"):
         raise TypeError(
             "collate: a dict of conversions needs batches of dicts or of one data frame, but the batch holds "
@@ -293,15 +293,11 @@ def collate_columns(conversion: Mapping[Any, Callable[..., Any]] | Sequence[Call
         )
     if len(batch) > 1:
         raise RuntimeError(f"collate: only one data frame per batch is supported, but the batch holds {len(batch)}")
-    _require(conversion, list(first.columns))
     names = list(first.columns)
-    values = [_collate_by(conversion, name, _whole_column)(first[name]) for name in names]
+    _require(functions, names)
+    values = [functions.get(name, _whole_column)(first[name]) for name in names]
     result: Callable[..., Any] = namedtuple("CollateResult", map(str, names))  # type: ignore[misc]
     return result(*values)
-
-
-def _collate_by(conversion: Mapping[Any, Any], name: Any, default: Any = default_collate) -> Callable[..., Any]:
-    return conversion.get(name, default)  # type: ignore[no-any-return]
 
 
 def _whole_column(column: Any) -> Any:

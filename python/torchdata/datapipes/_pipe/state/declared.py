@@ -138,8 +138,6 @@ class DeclaredState:
 
 
 class RandomState(DeclaredState):
-    __slots__ = ()
-
     def reset(self, datapipe: Any) -> None:
         pass
 

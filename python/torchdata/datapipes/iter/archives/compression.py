@@ -27,9 +27,9 @@ from torchdata.datapipes.iter.archives.archive import (
     CountedStream,
     LibraryMember,
     LimitedFiles,
-    Refused,
     bare,
     check_max_ratio,
+    explained,
     is_damage,
     refuse_bomb,
     refuse_text,
@@ -129,20 +129,14 @@ class _Recipe:
         return _Recipe(self.kind, self.path, self.pipe, self.max_ratio, stand_in)
 
     def explained(self, name: str, error: Exception) -> Exception:
-        name_item(error, self.path)
         what = f"{shown(self.path)} in {self.pipe}"
-        if isinstance(error, Refused):
-            refusal = OSError(f"will not read {what}: {error}")
-            refusal.__suppress_context__ = True
-            return name_item(refusal, self.path)
         if not is_damage(error):
-            error.add_note(f"This happened while reading {what}.")
-            return error
+            return name_item(explained(OSError, what, error), self.path)
         cause = str(error) or type(error).__name__
         error.args = (
             f"cannot read {what}: {cause} (it is truncated, damaged, or not of the type {self.kind.value!r})",
         )
-        return error
+        return name_item(error, self.path)
 
     def __repr__(self) -> str:
         return f"{self.kind.value} stream {shown(self.path)}"

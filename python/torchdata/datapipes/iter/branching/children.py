@@ -28,8 +28,6 @@ class Queues(DeclaredState):
     """Declares an attribute that contains a queue of items for each child. If an item is in several queues, it is one
     object, even after a state was loaded."""
 
-    __slots__ = ()
-
     def reset(self, datapipe: Main) -> None:
         setattr(datapipe, self.name, [deque[Any]() for _ in range(datapipe.num_instances)])
 
@@ -69,8 +67,7 @@ class Main(SharedMain):
     _joined: set[int] = state(set, lasts=True)
 
     def __init__(self, datapipe: Any, num_instances: int, buffer_size: int) -> None:
-        datapipe = check_source(self.name, datapipe)
-        self.main_datapipe = datapipe
+        self.main_datapipe = check_source(self.name, datapipe)
         self.num_instances = num_instances
         self.buffer_size = check_int(self.name, "buffer_size", buffer_size)
         if self.buffer_size < 0:

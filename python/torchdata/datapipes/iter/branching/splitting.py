@@ -285,7 +285,7 @@ class RoundRobinDemultiplexer(IterDataPipe[Any]):
                 "`round_robin_demux` with `num_instances=1` is an no-op and returns the provided `datapipe` in a list "
                 "directly"
             )
-            return [check_source("round_robin_demux", datapipe)]
+            return [check_source("round_robin_demux", datapipe)]  # type: ignore[arg-type]  # wraps plain data
         return _RoundRobinMain(datapipe, num_instances, buffer_size).children()
 
 

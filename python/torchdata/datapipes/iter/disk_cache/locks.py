@@ -42,8 +42,6 @@ class Lock:
             may keep this lock.
     """
 
-    __slots__ = ("_fd", "_file", "excludes_processes", "thread")
-
     def __init__(self, file: str, fd: int | None, thread: int | None) -> None:
         self._file, self._fd, self.thread = file, fd, thread
         self.excludes_processes = fd is not None

@@ -9,14 +9,13 @@ from __future__ import annotations
 import inspect
 import os
 import stat
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
 from torchdata._redacting import shown
 from torchdata.datapipes._pipe.checks import check_callable, check_source, on_failure
-from torchdata.datapipes._pipe.graph.traversal import sources_of
+from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.layout import explaining_damage
@@ -350,14 +349,5 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
 
 
 def _nearest_holder(datapipe: Any) -> OnDiskCacheHolder | None:
-    """Returns the `on_disk_cache` pipe that is nearest to `datapipe` among its direct and indirect sources."""
-    waiting, seen = deque([datapipe]), {id(datapipe)}
-    while waiting:
-        pipe = waiting.popleft()
-        if isinstance(pipe, OnDiskCacheHolder):
-            return pipe
-        for source in sources_of(pipe):
-            if id(source) not in seen:
-                seen.add(id(source))
-                waiting.append(source)
-    return None
+    """Returns the `on_disk_cache` with the fewest pipes between it and `datapipe`."""
+    return next((pipe for pipe in Graph(datapipe).breadth_first() if isinstance(pipe, OnDiskCacheHolder)), None)

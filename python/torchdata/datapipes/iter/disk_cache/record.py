@@ -29,8 +29,6 @@ class Record:
         locks: the held locks, by path.
     """
 
-    __slots__ = ("item", "kind", "locks", "members", "paths", "ready", "targets", "written")
-
     def __init__(self, item: Any, paths: tuple[str, ...], kind: Kind = "pending") -> None:
         self.item, self.paths, self.kind = item, paths, kind
         self.targets = self.written = _NONE

@@ -72,9 +72,8 @@ class Mapper(ItemByItem[T_co]):
         self, datapipe: Iterable[Any], fn: Callable[..., Any], input_col: Any = None, output_col: Any = None
     ) -> None:
         name = type(self).__name__
-        datapipe = check_source(name, datapipe)
+        self.datapipe = check_source(name, datapipe)
         check_callable(name, "fn", fn)
-        self.datapipe = datapipe
         self.fn = fn
         self.input_col = input_col
         self.output_col = check_output_col(name, fn, input_col, output_col)
@@ -211,11 +210,10 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
     ) -> None: ...
 
     def __init__(self, datapipe: Iterable[Any], fn: Callable[..., Any] | None = None, input_col: Any = None) -> None:
-        datapipe = check_source("FlatMapper", datapipe)
+        self.datapipe = check_source("FlatMapper", datapipe)
         function = chosen if fn is None else fn
         check_callable("FlatMapper", "fn", function)
         check_input_col("FlatMapper", function, input_col)
-        self.datapipe = datapipe
         self.fn: Callable[..., Any] = function
         self.input_col = input_col
 

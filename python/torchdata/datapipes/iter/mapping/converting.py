@@ -37,7 +37,7 @@ class MapToIterConverter(ReadsByIndex[T_co]):
     iteration_state = ()
 
     def __init__(self, datapipe: MapDataPipe[T_co], indices: Sequence[Any] | None = None) -> None:
-        if not _is_map_pipe(datapipe):
+        if not any(cls.__name__ == "MapDataPipe" for cls in type(datapipe).__mro__):
             raise TypeError(
                 f"MapToIterConverter can only apply on MapDataPipe, but found {datapipe!r} of type "
                 f"{type(datapipe).__name__}"
@@ -53,10 +53,6 @@ class MapToIterConverter(ReadsByIndex[T_co]):
 
     def __len__(self) -> int:
         return len(self.indices)
-
-
-def _is_map_pipe(value: Any) -> bool:
-    return isinstance(value, MapDataPipe) or any(cls.__name__ == "MapDataPipe" for cls in type(value).__mro__)
 
 
 def to_node(datapipe: IterDataPipe[T_co], seed: int | None = None) -> Any:

@@ -59,10 +59,9 @@ class Filter(IterDataPipe[T_co]):
     def __init__(self, datapipe: Iterable[T_co], filter_fn: Callable[..., bool | bool_], input_col: Any) -> None: ...
 
     def __init__(self, datapipe: Iterable[T_co], filter_fn: Callable[..., Any], input_col: Any = None) -> None:
-        datapipe = check_source("Filter", datapipe)
+        self.datapipe = check_source("Filter", datapipe)
         check_callable("Filter", "filter_fn", filter_fn)
         check_input_col("Filter", filter_fn, input_col)
-        self.datapipe = datapipe
         self.filter_fn = filter_fn
         self.input_col = input_col
 
@@ -109,8 +108,7 @@ class Header(IterDataPipe[T_co]):
     iteration_state = ()
 
     def __init__(self, source_datapipe: Iterable[T_co], limit: int | None = 10) -> None:
-        source_datapipe = check_source("Header", source_datapipe, "source_datapipe")
-        self.source_datapipe = source_datapipe
+        self.source_datapipe = check_source("Header", source_datapipe, "source_datapipe")
         self.limit = check_optional_int("Header", "limit", limit, least=0)
 
     def __iter__(self) -> Iterator[T_co]:

@@ -25,13 +25,7 @@ from torchdata.datapipes._pipe.datasets import (
 )
 from torchdata.datapipes._pipe.registry import functional_datapipe
 from torchdata.datapipes._pipe.sampled_streams import SampledStream
-from torchdata.datapipes._pipe.seeking import (
-    can_pass_over,
-    is_read_by_index,
-    is_stream,
-    iterate_by_index,
-    iterate_from,
-)
+from torchdata.datapipes._pipe.seeking import is_read_by_index, is_stream, iterate_by_index, iterate_from
 from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes._pipe.state.record import record_of
 from torchdata.datapipes._pipe.unloaded import Load, PipeStep
@@ -73,8 +67,7 @@ class LengthSetter(IterDataPipe[T_co]):
     one_to_one = True
 
     def __init__(self, source_datapipe: Iterable[T_co], length: int) -> None:
-        source_datapipe = check_source("LengthSetter", source_datapipe, "source_datapipe")
-        self.source_datapipe = source_datapipe
+        self.source_datapipe = check_source("LengthSetter", source_datapipe, "source_datapipe")
         self.length = check_int("LengthSetter", "length", length, least=0, error=AssertionError)
 
     def __iter__(self) -> Iterator[T_co]:
@@ -277,9 +270,6 @@ class IterableWrapper(IterDataPipe[T_co]):
 
     def _compare(self, is_strict: bool) -> None:
         self._is_strict = is_strict
-
-    def _can_pass_over(self) -> bool:
-        return can_pass_over(self.iterable)
 
     def _iter_by_index(self) -> Iterator[T_co]:
         return iterate_by_index(self._source(), token_of(self).yielded)

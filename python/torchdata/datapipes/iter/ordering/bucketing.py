@@ -173,7 +173,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         include_padding: bool = False,
     ) -> None:
         name = "MaxTokenBucketizer"
-        datapipe = check_source(name, datapipe)
+        self.datapipe = check_source(name, datapipe)
         check_callable(name, "len_fn", len_fn)
         longest = max_token_count if max_len is None else max_len
         for argument, value in (
@@ -194,7 +194,6 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
                 f"{name}: got max_token_count={max_token_count} with max_len={longest}, but a longer item would fit "
                 "into no batch. ``max_token_count`` must be equal to or greater than ``max_len``."
             )
-        self.datapipe = datapipe
         self.max_token_count = max_token_count
         self.len_fn = len_fn
         self.min_len, self.max_len = min_len, longest

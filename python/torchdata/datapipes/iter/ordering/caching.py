@@ -116,7 +116,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
     def __len__(self) -> int:
         try:
-            return len(self.source_dp)
+            return len(self.source_dp)  # type: ignore[arg-type]
         except TypeError:
             if self.cache:
                 return self._given_up + len(self.cache)

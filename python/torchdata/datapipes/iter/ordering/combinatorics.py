@@ -137,7 +137,7 @@ class InBatchShuffler(SameLength, Shuffling, IterDataPipe[DataChunk[Any]]):
         self._rng = random.Random()
 
     def __iter__(self) -> Iterator[DataChunk[Any]]:
-        return map(self._shuffled, self.datapipe) if self._shuffling else iter(self.datapipe)
+        return map(self._shuffled, self.datapipe) if self._shuffling else iter(self.datapipe)  # type: ignore[arg-type]
 
     def _shuffled(self, batch: Any) -> DataChunk[Any]:
         if not isinstance(batch, Sequence):

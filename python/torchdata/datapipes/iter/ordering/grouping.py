@@ -70,9 +70,8 @@ class Batcher(IterDataPipe[T_co]):
         drop_last: bool = False,
         wrapper_class: Callable[[list[Any]], Any] = DataChunk,
     ) -> None:
-        datapipe = check_source("Batcher", datapipe)
+        self.datapipe = check_source("Batcher", datapipe)
         check_callable("Batcher", "wrapper_class", wrapper_class)
-        self.datapipe = datapipe
         self.batch_size = check_size("Batcher", "batch_size", batch_size, BATCH_SIZE)
         self.drop_last = drop_last
         self.wrapper_class = wrapper_class
@@ -130,8 +129,7 @@ class UnBatcher(Unfolding, IterDataPipe[Any]):
     """
 
     def __init__(self, datapipe: Iterable[Any], unbatch_level: int = 1) -> None:
-        datapipe = check_source("UnBatcher", datapipe)
-        self.datapipe = datapipe
+        self.datapipe = check_source("UnBatcher", datapipe)
         words = "unbatch_level must be -1 or >= 0"
         self.unbatch_level = check_int("UnBatcher", "unbatch_level", unbatch_level, least=-1, words=words)
 
@@ -199,7 +197,7 @@ class Grouper(IterDataPipe[Any]):
         guaranteed_group_size: int | None = None,
         drop_remaining: bool = False,
     ) -> None:
-        datapipe = check_source("Grouper", datapipe)
+        self.datapipe = check_source("Grouper", datapipe)
         check_callable("Grouper", "group_key_fn", group_key_fn)
         for argument, value in (
             ("buffer_size", buffer_size),
@@ -219,7 +217,6 @@ class Grouper(IterDataPipe[Any]):
                 "Grouper: guaranteed_group_size must be > 0 and <= group_size and group_size must be set, but got "
                 f"guaranteed_group_size={guaranteed_group_size} with group_size={group_size}"
             )
-        self.datapipe = datapipe
         self.group_key_fn = group_key_fn
         self.keep_key = keep_key
         self.max_buffer_size = buffer_size

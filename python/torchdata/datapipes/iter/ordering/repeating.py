@@ -39,8 +39,7 @@ class Cycler(IterDataPipe[T_co]):
     _pass_begin: int = state(0)
 
     def __init__(self, source_datapipe: Iterable[T_co], count: int | None = None) -> None:
-        source_datapipe = check_source("Cycler", source_datapipe, "source_datapipe")
-        self.source_datapipe = source_datapipe
+        self.source_datapipe = check_source("Cycler", source_datapipe, "source_datapipe")
         words = f"Expected non-negative count, got {count}"
         self.count = check_optional_int("Cycler", "count", count, least=0, words=words)
 
@@ -90,8 +89,7 @@ class Repeater(IterDataPipe[T_co]):
     _left: int = state(0)  # the number of remaining repetitions after a resume
 
     def __init__(self, source_datapipe: Iterable[T_co], times: int) -> None:
-        source_datapipe = check_source("Repeater", source_datapipe, "source_datapipe")
-        self.source_datapipe = source_datapipe
+        self.source_datapipe = check_source("Repeater", source_datapipe, "source_datapipe")
         self.times = check_int("Repeater", "times", times)
         if self.times <= 1:
             raise ValueError(
@@ -140,8 +138,7 @@ class Enumerator(SameLength, IterDataPipe[tuple[int, T_co]]):
     iteration_state = ()
 
     def __init__(self, source_datapipe: Iterable[T_co], starting_index: int = 0) -> None:
-        source_datapipe = check_source("Enumerator", source_datapipe, "source_datapipe")
-        self.source_datapipe = source_datapipe
+        self.source_datapipe = check_source("Enumerator", source_datapipe, "source_datapipe")
         self.starting_index = check_int("Enumerator", "starting_index", starting_index)
 
     def __iter__(self) -> Iterator[tuple[int, T_co]]:

@@ -94,10 +94,9 @@ class ShardingFilter(IterDataPipe[T_co]):
     _share: Any = state(items=True, lasts=True, saved=False)
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
-        source_datapipe = check_source("ShardingFilter", source_datapipe, "source_datapipe")
+        self.source_datapipe = check_source("ShardingFilter", source_datapipe, "source_datapipe")
         if sharding_group_filter is not None:
             sharding_group_filter = _group(sharding_group_filter, "sharding_group_filter")
-        self.source_datapipe = source_datapipe
         self.sharding_group_filter = sharding_group_filter
         self.groups: dict[int, tuple[int, int]] = {}
         self.num_of_instances = 1
@@ -293,13 +292,12 @@ class ShardingRoundRobinDispatcher(SameLength, IterDataPipe[T_co]):
     iteration_state = ()
 
     def __init__(self, source_datapipe: Iterable[T_co], sharding_group_filter: Any = None) -> None:
-        source_datapipe = check_source("ShardingRoundRobinDispatcher", source_datapipe, "source_datapipe")
+        self.source_datapipe = check_source("ShardingRoundRobinDispatcher", source_datapipe, "source_datapipe")
         if sharding_group_filter not in (None, SHARDING_PRIORITIES.MULTIPROCESSING):
             raise NotImplementedError(
                 "`sharding_round_robin_dispatch` only supports `SHARDING_PRIORITIES.MULTIPROCESSING`, but got "
                 f"{sharding_group_filter!r}; put a `sharding_filter` before it to divide items among nodes"
             )
-        self.source_datapipe = source_datapipe
         self.sharding_group_filter = SHARDING_PRIORITIES.MULTIPROCESSING
 
     def __iter__(self) -> Iterator[T_co]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -99,24 +100,19 @@ def _naming(root: str, path: str) -> Callable[[str], str]:
 _TAGS = ("ETag", "etag", "md5Hash", "generation", "LastModified", "last_modified", "mtime", "size")
 
 
+@dataclass(eq=False, repr=False)
 class _FSSpecRecipe:
     """How to open a file. `version` contains metadata that the file had when it was first opened."""
 
-    def __init__(
-        self,
-        pipe: str,
-        url: str,
-        mode: str,
-        for_open: dict[str, Any],
-        for_connection: dict[str, Any],
-        max_retries: int,
-        count: Callable[[], object],
-    ) -> None:
-        self.pipe, self.url, self.mode, self.max_retries = pipe, url, mode, max_retries
-        self.for_open, self.for_connection = for_open, for_connection
-        #: Called before each retry of opening; None in a pickled copy.
-        self.count: Callable[[], object] | None = count
-        self.version: dict[str, str] | None = None
+    pipe: str
+    url: str
+    mode: str
+    for_open: dict[str, Any]
+    for_connection: dict[str, Any]
+    max_retries: int
+    #: Called before each retry of opening; None in a pickled copy.
+    count: Callable[[], object] | None
+    version: dict[str, str] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "count": None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,10 +57,8 @@ class JsonParser(ItemByItem[tuple[str, Any]]):
         import json
 
         try:
-            try:
+            with contextlib.closing(stream):
                 text = stream.read()
-            finally:
-                stream.close()
             return json.loads(text, **self.kwargs)
         except json.JSONDecodeError as error:
             message = f"JsonParser cannot parse {shown(path)}: {error.msg}"

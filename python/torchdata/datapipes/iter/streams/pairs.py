@@ -122,8 +122,7 @@ class HoldsStream(IterDataPipe[T_co]):
                 del explained  # a reference cycle would keep the frame's variables alive
         finally:
             self._release(stream)
-        self._held = self._place = None
-        self._reading = False
+        self._drop_broken()
 
     def _drop_broken(self) -> None:
         """Drops the current stream, which the failed iterator has already closed."""

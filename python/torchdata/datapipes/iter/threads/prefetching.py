@@ -214,14 +214,10 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return None if self._data is None or self._data.is_inherited else self._data
 
     def _end_thread(self) -> None:
-        data, self._data = self._data, None
-        if data is None or data.is_inherited:
-            return
-        data.queue.close()
-        if not data.queue.wait_still(self.patience):
-            self._data = data
-            raise TimeoutError(self._still_busy("restarted"))
-        data.join(self.patience)
+        if self._data is not None and not self._data.is_inherited:
+            self._stop_reading()
+            self._data.join(self.patience)
+        self._data = None
 
     def _stop_reading(self) -> None:
         """Makes the read-ahead thread stop, and waits until the thread no longer reads the source."""
@@ -265,11 +261,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         data = self._data
         if data is None or data.is_inherited:
             return
-        hold = self._held(data)
         if data.pause is None:
-            data.pause = hold
-        else:
-            hold.release()
+            data.pause = self._held(data)
 
     def resume(self) -> None:
         """Resumes reading ahead, unless the pipe is also paused for another reason."""

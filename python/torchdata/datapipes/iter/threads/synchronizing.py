@@ -177,8 +177,6 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
 class _Hold:
     """Ends an iteration when neither the pipe nor the iteration's reader refers to this object."""
 
-    __slots__ = ("_data",)
-
     def __init__(self, data: _StepData) -> None:
         self._data = data
 

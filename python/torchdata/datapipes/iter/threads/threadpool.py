@@ -267,8 +267,7 @@ def _checked_options(pipe: str, options: dict[str, Any]) -> dict[str, Any]:
         raise TypeError(
             f"{pipe}: got an unexpected keyword argument {unknown[0]!r}; besides its own, it takes {list(_OPTIONS)}"
         )
-    if options.get("initializer") is not None:
-        check_callable(pipe, "initializer", options["initializer"])
+    check_callable(pipe, "initializer", options.get("initializer"), optional=True)
     if not isinstance(options.get("initargs", ()), (tuple, list)):
         raise TypeError(f"{pipe}: initargs must be a tuple, but got {options['initargs']!r}")
     if not isinstance(options.get("thread_name_prefix", ""), str):

@@ -93,22 +93,21 @@ class Connections:
 
     def session(self) -> Any:
         import requests
+        from requests.adapters import HTTPAdapter
 
         session = requests.Session()
         # The response must not be compressed, because ranges and sizes in its headers would refer to compressed bytes.
         session.headers["Accept-Encoding"] = "identity"
-        self.mount(session)
-        return session
-
-    def mount(self, session: Any) -> None:
-        from requests.adapters import HTTPAdapter
-
         if self._process != os.getpid():  # closed, or the connections belong to the parent process
             self._adapter, self._process = HTTPAdapter(max_retries=self._retrying.policy()), os.getpid()
         session.mount("http://", self._adapter)
         session.mount("https://", self._adapter)
+        return session
 
-    def close(self) -> None:
+    def __enter__(self) -> Connections:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
         """Closes idle connections. A connection whose response is still being read is closed when the response ends."""
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
@@ -117,12 +116,6 @@ class Connections:
                     manager.pools[key].close()
             self._adapter.close()
         self._adapter, self._process = None, 0
-
-    def __enter__(self) -> Connections:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
 
 
 class Client:
