@@ -1,9 +1,5 @@
-//! Defines the rotation (round robin) in which a reader collects items from several peers, or a writer sends items to
-//! them.
-//!
-//! An epoch begins with peer 0, unless the caller chooses another peer.
+//! Defines the order (round robin) in which a process reads from several links, or writes to several links.
 
-/// A rotation of peers. Peers that have ended are skipped.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RoundRobin {
     ended: Vec<bool>,
@@ -52,7 +48,7 @@ impl RoundRobin {
         }
     }
 
-    /// Records that a peer has ended. The rotation skips the peer from now on.
+    /// Records that a peer has ended, so that the rotation skips this peer.
     pub fn end(&mut self, peer: usize) {
         if !std::mem::replace(&mut self.ended[peer], true) {
             self.live -= 1;
@@ -71,9 +67,10 @@ impl RoundRobin {
         self.ended.len()
     }
 
-    /// Returns the peer whose turn it is if `ready` returns true for this peer. Without strict order, the first ready
-    /// peer gets the turn instead. The caller must call [`advance`](Self::advance) after taking the item of the
-    /// returned peer.
+    /// Returns the current peer if `ready` returns true for this peer. Without strict order, the first ready peer
+    /// becomes the current peer.
+    ///
+    /// The caller must call [`advance`](Self::advance) after taking the item of the returned peer.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {
         let current = self.next()?;

@@ -1,9 +1,8 @@
 //! Defines a base class whose finalizer always completes, even if Ctrl-C interrupts the finalizer.
 //!
 //! If Ctrl-C interrupts a `__del__` method, Python ignores the KeyboardInterrupt and leaves the object half finalized.
-//! The finalizer below is implemented in Rust, which handles no signals, and calls the Python method `_finalize`. If a
-//! KeyboardInterrupt ends `_finalize`, the finalizer calls `_finalize(True)`, which finalizes the object and then
-//! delivers Ctrl-C to the program. If the attribute `_ended` of an object is true, the finalizer runs no Python code.
+//! The finalizer below therefore calls the method `_finalize` again after a KeyboardInterrupt. If the attribute
+//! `_ended` of an object is true, the finalizer runs no Python code.
 
 use std::ffi::{CStr, c_int, c_ulong, c_void};
 
@@ -26,8 +25,6 @@ pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     }
 }
 
-/// Creates a Python class whose objects have `size` bytes.
-///
 /// # Safety
 /// The functions in `slots` have the signatures that the interpreter expects.
 pub unsafe fn new_type<'py>(

@@ -31,7 +31,6 @@ pub fn watch_with(py: Python<'_>, on_stall: Py<PyAny>) {
     let _ = ON_STALL.set(py, on_stall);
 }
 
-/// Stops the watching thread before a fork.
 #[pyfunction]
 pub fn watch_before_fork(py: Python<'_>) {
     let watch = watch(py);

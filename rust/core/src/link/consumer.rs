@@ -1,7 +1,7 @@
-//! The consumer of a link: the end that receives units (messages).
+//! The consumer of a link: the end that receives messages.
 //!
-//! The consumer does not trust the producer. The consumer copies each unit out of shared memory before it verifies the
-//! lengths, offsets and checksum of the unit.
+//! The consumer does not trust the producer, so it verifies each message after copying the message out of shared
+//! memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,12 +16,12 @@ use crate::protocol::{Ahead, Grant, Judgement, Receiving, Stream};
 use crate::stats::{FlowRef, add};
 use crate::sync::cursor::ConsumerCursor;
 
-/// A large buffer that belongs to a received unit.
+/// A large buffer of a received message.
 #[derive(Debug, Clone)]
 pub enum Buffer {
     /// A block in shared memory. The producer cannot reuse the block until the lease is dropped.
     Leased(Arc<Lease>),
-    /// Bytes in private memory of this process, which were copied or were joined from fragments.
+    /// Bytes in the private memory of this process.
     Owned(Arc<Vec<u8>>),
 }
 
@@ -33,8 +33,7 @@ impl Buffer {
         }
     }
 
-    /// Copies the buffer into private memory of this process, unless the buffer already is private. If the memory
-    /// cannot be allocated, returns the lease unchanged.
+    /// Copies the buffer into private memory. Without enough memory for the copy, the result is the unchanged buffer.
     pub fn into_owned(self) -> Self {
         match &self {
             Self::Owned(_) => self,
@@ -43,23 +42,21 @@ impl Buffer {
     }
 }
 
-/// A unit that was taken from the ring. The caller reuses one `Unit` for many calls of `take`, so that receiving a unit
-/// does not allocate memory.
+/// A received message. Callers reuse one object for many messages, so that receiving does not allocate memory.
 #[derive(Debug, Default)]
 pub struct Unit {
-    /// A number that the producer chose to identify the type of the unit.
+    /// The type of the message, which the producer has chosen.
     pub kind: u16,
-    /// The number of the shard that sent the unit. Each producer numbers its own shards from 0.
+    /// The number of the shard that sent the message. Each producer numbers its own shards from 0.
     pub shard: u16,
-    /// The bytes of the unit that were stored directly in the ring, without the large buffers.
+    /// The bytes of the message that were stored directly in the ring, without large buffers.
     pub payload: Vec<u8>,
     pub buffers: Vec<Buffer>,
-    /// A hash of the unit's contents, which does not depend on the position in the ring. The hash is 0 if the bytes of
-    /// equal items may differ.
+    /// A hash of the message. The hash is 0 if the bytes of equal items may differ.
     pub digest: u64,
 }
 
-/// The end of a link that receives units. One thread at a time uses the consumer.
+/// The end of a link that receives messages. Only one thread at a time may use the consumer.
 #[derive(Debug)]
 pub struct Consumer {
     layout: Arc<Layout>,
@@ -67,21 +64,20 @@ pub struct Consumer {
     returns: Arc<Returns>,
     peer: BellRef,
     table: Vec<[u64; 2]>,
-    /// Bytes of received fragments that belong to the buffers of the next unit.
+    /// The received bytes of a buffer that was sent in fragments before its message.
     streamed: Vec<u8>,
     receiving: Receiving,
-    /// The latest grant (permission to send items) that this consumer has written to the link's header.
+    /// The latest permission to send items (grant) that this consumer has given to the producer.
     told: Grant,
-    /// Whether the next unit in the ring belongs to a stream that this consumer has not begun yet.
+    /// Whether the next message in the ring belongs to a stream that this consumer has not begun yet.
     early: bool,
     wanted: bool,
     taken: u64,
-    /// The items, bytes, and bytes in blocks that were taken since the consumer last rang the producer's bell.
+    /// The items, bytes, and bytes in blocks that were taken since the consumer last woke up the producer.
     unrung: u64,
     unrung_bytes: u64,
     unrung_blocks: u64,
     ahead: Ahead,
-    /// The item count in `flow` at the time when the current stream began.
     before: u64,
     flow: FlowRef,
 }
@@ -113,13 +109,12 @@ impl Consumer {
         &self.peer
     }
 
-    /// Continues the stream and the counters of `earlier`, the consumer of the link that this consumer's link replaces.
+    /// Continues the stream and the counters of the consumer whose link this consumer's link replaces.
     pub(super) fn follow(&mut self, earlier: &Self) {
         self.count_into(earlier.flow.clone());
         self.begin(earlier.receiving.stream(), earlier.receiving.window());
     }
 
-    /// Adds the items that are taken from now on to the counters in `flow`.
     pub fn count_into(&mut self, flow: FlowRef) {
         self.before = flow.items.load(Ordering::Relaxed).wrapping_sub(self.taken);
         self.flow = flow;
@@ -129,7 +124,7 @@ impl Consumer {
         &self.flow
     }
 
-    /// Begins to receive a stream. The producer may send `window` items before the consumer takes the first item.
+    /// Begins to receive a stream. The producer may be `window` items ahead of the consumer.
     pub fn begin(&mut self, stream: Stream, window: u64) {
         self.before = self.before.wrapping_add(self.taken);
         self.taken = 0;
@@ -153,8 +148,8 @@ impl Consumer {
         self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
 
-    /// Sets whether items of this link wake up this process while it sleeps. Other units always do.
-    /// The caller must set the value before it checks for items, because items that arrived earlier cause no wake-up.
+    /// Sets whether items of this link wake up this process. The caller must check for items afterwards, because items
+    /// that arrived earlier cause no wake-up.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -165,25 +160,24 @@ impl Consumer {
         if wanted { word.raise() } else { word.lower() }
     }
 
-    /// Ends the current pass early, and informs the producer that no more items of this pass are needed.
+    /// Informs the producer that no more items of the current pass are needed.
     pub fn leave(&mut self) {
         self.tell(self.receiving.leave());
     }
 
-    /// Ends the epoch `epoch`, and informs the producer that no more items of this epoch are needed.
+    /// Informs the producer that no more items of the epoch `epoch` are needed.
     pub fn finish(&mut self, epoch: u32) {
         let grant = self.receiving.finish(epoch);
         self.tell(grant);
     }
 
-    /// Informs the producer that `count` messages have been received in total.
     pub fn acknowledge(&self, count: u64) {
         // SYNC(acknowledge): pairs with Producer::acknowledged.
         self.layout.header().acknowledged.store(seal(count), Ordering::Release);
         self.peer.ring();
     }
 
-    /// Returns whether the producer's process waits for another process in this epoch (see `Link::starve`).
+    /// Returns whether the producer's process waits for a third process in this epoch.
     pub fn starves(&self) -> bool {
         // SYNC(starve): pairs with Link::starve. A damaged word counts as false until the producer overwrites the word.
         let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
@@ -194,7 +188,6 @@ impl Consumer {
         self.taken
     }
 
-    /// Sets how many items the producer may send ahead of the items that the consumer has taken.
     pub fn set_window(&mut self, window: u64) {
         let grant = self.receiving.set_window(window);
         self.tell(grant);
@@ -206,8 +199,8 @@ impl Consumer {
         self.flow.items.store(self.before.wrapping_add(self.taken), Ordering::Relaxed);
     }
 
-    /// Counts a delivered item, and allows the producer to send one more item. A sleeping producer is woken up if half
-    /// of its window is free, or if the ring is empty.
+    /// Counts an item, and allows the producer to send one more item. To save system calls, a sleeping producer is
+    /// woken up only if half of its window is free or the ring is empty.
     #[inline]
     pub fn item_taken(&mut self) {
         self.count();
@@ -220,8 +213,8 @@ impl Consumer {
         }
     }
 
-    /// Counts an item that was received before its turn. Allows the producer to send one more item even if the window
-    /// is 0, because another process waits until this producer continues.
+    /// Counts an item that was received before its turn, and allows the producer to send another item even if the
+    /// window is 0.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
@@ -233,7 +226,7 @@ impl Consumer {
         self.tell_if_new(self.receiving.one_more());
     }
 
-    /// Withdraws the permission for an additional item that `grant_one_more` gave.
+    /// Withdraws the permission of `grant_one_more`.
     pub fn restore_grant(&mut self) {
         self.tell_if_new(self.receiving.grant());
     }
@@ -244,7 +237,7 @@ impl Consumer {
         }
     }
 
-    /// Records that this process waits for an item of the producer, which may change the byte limit of the producer.
+    /// Records that this process waits for an item, which may change the producer's byte limit.
     pub fn wait(&mut self) {
         if self.ahead.wait() {
             self.layout.header().ahead.store(seal(self.ahead.allowed()), Ordering::Relaxed);
@@ -266,8 +259,7 @@ impl Consumer {
         }
     }
 
-    /// Counts the bytes of blocks that were taken. A producer that waits at its byte limit is woken up after half of
-    /// its bytes in flight were taken.
+    /// Wakes up a producer that waits at its byte limit after half of the bytes in flight were taken.
     #[inline]
     fn count_blocks(&mut self, buffers: &[Buffer]) {
         if buffers.is_empty() {
@@ -281,28 +273,27 @@ impl Consumer {
         }
     }
 
-    /// Returns whether the ring contains a unit that can be taken. The unit may belong to an earlier stream.
+    /// Returns whether the ring contains a message that can be taken.
     #[inline]
     pub fn readable(&mut self) -> Result<bool, Corrupted> {
         Ok(!self.early && self.cursor.available(&self.layout.header().tail)? > 0)
     }
 
-    /// Returns the total number of bytes in the blocks that this process has leased.
     pub fn leased(&self) -> u64 {
         self.returns.bytes()
     }
 
-    /// Returns whether the consumer should copy a buffer of `len` bytes instead of keeping a lease. Leases may use at
-    /// most half of the arena and half of the blocks, so that the producer can still send data.
+    /// Returns whether a buffer should be copied, because leases may use at most half of the arena and half of the
+    /// blocks.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
         let leases = self.returns.count();
         (self.leased() + len as u64) * 2 > config.arena_capacity || (leases + 1) * 2 > config.return_capacity
     }
 
-    /// Replaces `unit` with the next unit of the current stream, or returns false if no such unit has arrived.
+    /// Takes the next message of the current stream, or returns false if no message has arrived.
     ///
-    /// Units of earlier streams are dropped. Units of later streams stay in the ring.
+    /// Messages of earlier streams are dropped, and messages of later streams stay in the ring.
     pub fn take(&mut self, unit: &mut Unit) -> Result<bool, TakeError> {
         Ok(self.next::<false>(unit)?.is_some())
     }
@@ -360,7 +351,7 @@ impl Consumer {
         }
     }
 
-    /// Copies the unit at ring position `head` into private memory. Returns None if the position contains padding.
+    /// Copies the message at ring position `head` into private memory. Returns None if the position contains padding.
     #[inline]
     fn copy_unit(
         &mut self,
@@ -454,7 +445,7 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // Fragments that this unit does not use belong to a unit that the producer has abandoned.
+        // Remaining fragments belong to a message that the producer has abandoned.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a unit refers to fragments that differ from those received"));
         }

@@ -1,20 +1,19 @@
-//! Defines the format of a unit (message) in the ring of a link.
+//! Defines the format of a message in the ring of a link.
 //!
-//! A unit is an item, the end of a stream, an error, a message, or a fragment of a buffer that is larger than the
-//! arena. A unit is contiguous in the ring, and consists of a [`UnitHeader`], a table of its blocks, and an inline
-//! payload. If a unit does not fit before the end of the ring, one word marks the remaining bytes as padding.
+//! A message is an item, the end of a stream, an error, a snapshot, or a fragment of a large buffer. A message is
+//! contiguous in the ring. If a message does not fit before the end of the ring, padding fills the remaining bytes.
 
 use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
 
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// The kind of a buffer's first fragment. Fragments that arrived before it belong to an abandoned unit.
+/// The kind of a buffer's first fragment. Earlier fragments belong to an abandoned message.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
 /// A flag in the kind of an item whose bytes may differ between two runs, for example because the item is pickled.
 pub const OPAQUE: u16 = 0x200;
 
-/// The number of bits that contain the length of a buffer. The remaining bits contain check bits of the buffer's bytes.
+/// The number of bits of a buffer's length. The remaining bits of the word contain check bits of the buffer's bytes.
 const LEN_BITS: u32 = 48;
 
 /// Returns the length of a buffer, with check bits of the buffer's bytes in the upper bits.
@@ -33,7 +32,7 @@ pub(crate) fn bare_len(sampled: u64) -> u64 {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct UnitHeader {
-    /// The number of bytes of the unit, including the padding at its end.
+    /// The number of bytes of the message, including the padding at its end.
     pub total: u32,
     pub payload: u32,
     pub shard: u16,
@@ -42,18 +41,19 @@ pub(crate) struct UnitHeader {
     pub epoch: u64,
 }
 
-/// The size of a unit header in bytes. Its three words contain (1) the unit's length and checksum, (2) the padding,
+/// The size of a message header, which consists of three words: (1) the length and the checksum, (2) the padding,
 /// shard, kind and number of blocks, and (3) the epoch.
 pub(crate) const UNIT_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// A flag in the length field that marks padding. The bit is unused by units, because their lengths are multiples of 8.
+/// A flag in the length field that marks padding. Lengths of messages do not use this bit, because they are multiples
+/// of 8.
 const PAD: u32 = 1;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum First {
     /// Padding, with a correct checksum, up to the end of the ring.
     Pad,
-    /// A unit of `total` bytes. Only its length has been verified.
+    /// A message of `total` bytes, of which only the length has been verified.
     Unit { total: u32, check: u32 },
 }
 
@@ -63,8 +63,8 @@ impl First {
         word(total, pad_check(position, total))
     }
 
-    /// Decodes the first word of a unit at `position`. From this position on, `available` bytes are published, and the
-    /// ring ends after `until_wrap` bytes.
+    /// Decodes the first word of a message at `position`. `available` bytes are published, and the ring ends after
+    /// `until_wrap` bytes.
     #[inline]
     pub fn read(first: u64, position: u64, available: u64, until_wrap: u64) -> Result<Self, Corrupted> {
         let (total, check) = (first as u32, (first >> 32) as u32);

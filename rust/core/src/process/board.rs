@@ -36,7 +36,7 @@ impl BellBoard {
         Ok(Arc::new(Self { region: Region::create(len, len)? }))
     }
 
-    /// Maps the doorbells of the descriptor `fd`, which this process received from the creator of the board.
+    /// Maps the doorbells of a descriptor that another process has sent.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         Ok(Arc::new(Self { region: Region::attach(fd)? }))
     }
@@ -45,13 +45,12 @@ impl BellBoard {
         self.region.len() / size_of::<CachePadded<Bell>>()
     }
 
-    /// Returns the doorbell of process `index`, or None if the board has no doorbell with this index.
     pub fn bell(self: &Arc<Self>, index: usize) -> Option<BellRef> {
         (index < self.len()).then(|| BellRef { board: Arc::clone(self), index })
     }
 }
 
-/// A reference to the doorbell of one process, which keeps the shared memory of the board mapped.
+/// A reference to the doorbell of one process, which keeps the shared memory mapped.
 #[derive(Debug, Clone)]
 pub struct BellRef {
     board: Arc<BellBoard>,
@@ -69,7 +68,6 @@ impl BellRef {
         self.bell().wait(&SystemParker, timeout, ready)
     }
 
-    /// Returns the number of processes that have a doorbell on the board.
     pub fn processes(&self) -> usize {
         self.board.len()
     }

@@ -1,8 +1,5 @@
 //! The protocol between the processes of a loader, as state machines that use no shared memory, processes or Python.
 //!
-//! The modules that manage rings, doorbells and processes report events to the state machines, and execute the
-//! decisions that the state machines return.
-//!
 //! | machine | used by | decides |
 //! | --- | --- | --- |
 //! | [`Sending`] | the writer of a link | whether the reader wants another item now, later, or never |
@@ -14,9 +11,8 @@
 //! | [`Obedience`] | a child | how a command affects the running epoch, and when it is acknowledged |
 //! | [`Replacing`] | the main process | which children are replaced after an exit, and when to give up |
 //!
-//! The model checker (`tests/protocol/`) explores all interleavings of small loaders. It verifies that no deadlock
-//! occurs, and that no item is lost, duplicated or delivered to another epoch. If a process exits early, the loader
-//! must raise an error instead of ending the epoch as if there were no more items.
+//! The model checker in `tests/protocol/` explores all interleavings of small loaders. It verifies that no deadlock
+//! occurs, and that no item is lost, duplicated or delivered to another epoch.
 
 mod account;
 mod books;

@@ -7,7 +7,6 @@ use super::{Answer, Fault, Verdict, WATCH};
 
 const HUB: u32 = 0;
 
-/// The state of a rank that is connected to the hub and has identified itself to the hub.
 #[derive(Debug, Clone, Hash)]
 pub struct Member {
     rank: u32,
@@ -22,7 +21,6 @@ pub struct Member {
 }
 
 impl Member {
-    /// Creates the state of the member `rank`, which must not be 0.
     pub fn new(rank: u32) -> Self {
         Self {
             rank,
@@ -96,11 +94,11 @@ impl Member {
         self.fail(Fault::Dead);
     }
 
-    /// Checks whether the hub has timed out. Must be called once per heartbeat interval while an operation runs.
+    /// Checks whether the hub has timed out. Must be called once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
-        // If the hub has sent a message since the timeout, the member also waits as long as the hub may wait for
-        // missing ranks.
+        // A hub that has sent a message since the timeout may itself wait for missing ranks, so the member waits
+        // longer.
         let heard = self.heard.is_some_and(|heard| heard > since);
         let patience = if heard { 2 * WATCH } else { WATCH };
         if now >= since + patience && self.verdict.is_none() {

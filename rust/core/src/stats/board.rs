@@ -1,4 +1,4 @@
-//! Manages boards: shared memory with a page of counters for each process of a loader.
+//! Manages boards: shared memory with counters of all processes of a loader.
 
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -21,14 +21,12 @@ use crate::process::region::Region;
 /// The `generation` of a board that is only read. The value differs from the generation of every process.
 const NO_PROCESS: u64 = u64::MAX;
 
-/// The maximum size in bytes of another loader's board. The size is limited, because reading allocates memory.
+/// The maximum size in bytes of another loader's board, because reading a board allocates memory.
 const LARGEST_READABLE: usize = 512 << 20;
 
-/// The role of the process to which a page belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Role {
-    /// No process uses the page.
     Nobody = 0,
     /// The main process, which owns the loader.
     Main = 1,
@@ -38,20 +36,19 @@ pub enum Role {
     Dispatcher = 3,
 }
 
-/// The counters of all processes of a loader, in shared memory. If user code forks, the child gets private memory of
-/// zeros instead of the board, so the counts of the child are not visible.
+/// The counters of all processes of a loader, in shared memory. If user code forks, the child gets zeros instead of the
+/// board.
 #[derive(Debug)]
 pub struct Board {
     pub region: Region,
     pub config: BoardConfig,
-    /// The descriptor of the memory, which only the creator of the board has. Other programs find the board in `/proc`
-    /// through this descriptor.
+    /// Other programs find the board in `/proc` through this descriptor, which only the creator of the board has.
     fd: Option<Descriptor>,
     generation: u64,
 }
 
 impl Board {
-    /// Creates a board. `full` determines whether the processes measure the time of each pipe.
+    /// `full` determines whether the processes measure the time of each pipe.
     pub fn create(config: BoardConfig, full: bool) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::create_named("torchdata-stats", config.total(), config.total())?;
@@ -71,7 +68,7 @@ impl Board {
         Ok(Arc::new(board))
     }
 
-    /// Maps the board of the descriptor `fd`, which this process received from the process that created the board.
+    /// Maps the board of a descriptor that another process has sent.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::attach(fd)?;
@@ -130,12 +127,10 @@ impl Board {
         self.fd.iter().for_each(Descriptor::close);
     }
 
-    /// Returns whether the processes measure the time of each pipe.
     pub fn is_full(&self) -> bool {
         self.header().full.load(Relaxed) != 0
     }
 
-    /// Allows the processes to send snapshots of any size from now on.
     pub fn want_large_snapshots(&self) {
         self.header().wants_large.store(1, Relaxed);
     }
@@ -166,13 +161,12 @@ impl Board {
         unsafe { &*self.region.as_mut_ptr().cast::<BoardHeader>() }
     }
 
-    /// Returns the page of the process `index`, or None if the board has no page with this index.
     pub fn page(self: &Arc<Self>, index: usize) -> Option<PageRef> {
         (index < self.config.pages as usize).then(|| PageRef { board: Arc::clone(self), index })
     }
 }
 
-/// A page of a board. Only the process to which the page belongs may write to the page.
+/// The part of a board that belongs to one process. Only this process may write to the page.
 #[derive(Debug, Clone)]
 pub struct PageRef {
     pub(super) board: Arc<Board>,
@@ -210,7 +204,7 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns the page to this process. If the process replaces another process, the counts of that process continue.
+    /// Assigns the page to this process, which continues the counts of the process that it replaces.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();
@@ -245,12 +239,10 @@ impl PageRef {
         unsafe { WaitRef::new(&self.header().idle, Arc::clone(&self.board) as _) }
     }
 
-    /// Records that the main process begins to wait for the first item of an epoch.
     pub fn begin_first(&self) {
         self.header().first.begin(nanoseconds());
     }
 
-    /// Records that the main process has received the first item of an epoch.
     pub fn end_first(&self) {
         self.header().first.end(nanoseconds());
     }
@@ -276,8 +268,8 @@ impl PageRef {
         self.span().end(nanoseconds());
     }
 
-    /// Announces how other programs request the stack of this process: they send `signal`, and this process writes its
-    /// stack to `descriptor`. If `signal` is 0, no program can request the stack.
+    /// Announces that this process writes its stack to `descriptor` when another program sends `signal`. If `signal` is
+    /// 0, no program can request the stack.
     pub fn set_stack(&self, signal: u32, descriptor: u32) {
         self.header().stack.store(descriptor, Relaxed);
         // SYNC(stack): pairs with the readers' load; a reader that sees the signal also sees the descriptor.
@@ -301,7 +293,6 @@ impl PageRef {
         super::layout::add(&self.header().inside_samples, 1);
     }
 
-    /// Records the number of pipes in the graph of this process.
     pub fn set_pipes(&self, all: usize) {
         let header = self.header();
         header.all_pipes.store(all as u32, Relaxed);
@@ -310,7 +301,7 @@ impl PageRef {
     }
 
     /// Initializes the record of pipe `index`, whose items are read by pipe `reader`. Returns None if the page has no
-    /// record with this index.
+    /// room for the record.
     pub fn pipe(
         &self,
         index: usize,
@@ -339,7 +330,6 @@ impl PageRef {
     }
 }
 
-/// A reference to the record of one pipe on a page.
 #[derive(Debug, Clone)]
 pub struct PipeRef {
     pub page: PageRef,

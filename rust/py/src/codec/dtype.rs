@@ -90,7 +90,7 @@ impl Dtype {
         }
     }
 
-    /// Reads a dtype. `take(n)` returns the next n bytes, which come from another process and are therefore checked.
+    /// Reads a dtype. `take(n)` returns the next n bytes.
     pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
         let number = take(1)?[0];
         let mut unit = None;

@@ -7,8 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 unsafe extern "C" {
-    /// CPython 3.12 added this function to the stable ABI. CPython 3.11 exports the function without declaring it. All
-    /// other C functions for calls create a tuple or read variable arguments for each item.
+    /// CPython 3.12 added this function to the stable ABI. CPython 3.11 exports the function without declaring it.
     fn PyObject_Vectorcall(
         callable: *mut ffi::PyObject,
         arguments: *const *mut ffi::PyObject,
@@ -109,8 +108,7 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// Like the built-in `filter`, this class needs no `__clear__`. The references of an iterator never change, so each
-    /// reference cycle contains another object that is mutable, which Python clears.
+    /// Like the built-in `filter`, this class needs no `__clear__`, because the references of an iterator never change.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;

@@ -1,8 +1,5 @@
 //! Implements the token of a pipe, which records which iterator of the pipe is valid, and how many items this iterator
 //! has yielded.
-//!
-//! All threads that iterate a pipe share the pipe's token. Each iterator has a guard (`guard.rs`), which stores the
-//! iterator's number, and is valid while the token contains the same number.
 
 use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -61,7 +58,7 @@ impl IterationToken {
     }
 
     /// Returns the pipe's record in the statistics. Callers must not keep the record while Python code runs, because
-    /// this code may bind the token to another record.
+    /// Python code may bind the token to another record.
     pub fn place(&self) -> Option<&BoardSlot> {
         // SAFETY: the pointer is null, or points to a box that exists as long as the token.
         // SYNC(slot): pairs with the store in `activate`.

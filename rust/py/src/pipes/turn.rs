@@ -1,7 +1,7 @@
 //! Makes threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! If a signal handler requests an item in a thread that is already reading, the thread would wait for itself forever.
-//! Such a request raises an error.
+//! If a signal handler requests an item in a thread that is already reading, the thread would wait for itself forever,
+//! so such a request raises an error.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -22,8 +22,8 @@ use crate::seconds::duration;
 
 const ADDRESS: u32 = 48;
 
-/// Returns an id of this thread, which includes the number of forks. The thread's own id is not sufficient, because a
-/// thread of the parent process may have the same id.
+/// Returns an id of this thread, which includes the number of forks, because a thread of the parent process may have
+/// the same id.
 fn this_thread() -> u64 {
     watching::this_thread() ^ (fork::current() << ADDRESS)
 }
@@ -41,8 +41,7 @@ struct Crowd {
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
     reader: GilNumber,
-    /// 1 if threads wait or `close` has been called, and 0 otherwise. If 0, a thread may read without accessing
-    /// `crowd`.
+    /// 1 if threads wait or `close` has been called. If 0, a thread may read without accessing `crowd`.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,

@@ -15,8 +15,8 @@ struct Stall {
 
 struct Hang {
     next: Duration,
-    /// A callback with the arguments (peer, seconds, patience in seconds). The callback kills a process that hangs, or
-    /// returns false if no process hangs.
+    /// A callback with the arguments (peer, seconds, patience in seconds), which kills a process that hangs, or returns
+    /// false.
     on_hang: Py<PyAny>,
 }
 
@@ -77,7 +77,7 @@ impl Clock {
         }
     }
 
-    /// Checks how long the wait has lasted, and calls the callbacks. A wait for paused peers is not a stall.
+    /// Checks how long the wait has lasted, and calls the callbacks. A wait for a paused process is not reported.
     pub fn look(&mut self, py: Python<'_>, peer: Option<usize>, paused: bool) -> PyResult<()> {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         match &mut self.stall {
@@ -128,7 +128,6 @@ impl Clock {
         visit.call(self.hang.as_ref().map(|hang| &hang.on_hang))
     }
 
-    /// Removes and returns the callbacks, which the caller must drop.
     pub fn clear(&mut self) -> [Option<Py<PyAny>>; 2] {
         [self.stall.take().map(|stall| stall.on_stall), self.hang.take().map(|hang| hang.on_hang)]
     }

@@ -1,4 +1,4 @@
-//! Lets commands of the main process interrupt the waits of a worker's reader, and reports the waits to that process.
+//! Lets commands of the main process interrupt the waits of a worker process.
 
 use pyo3::prelude::*;
 use torchdata_core::link::Link;

@@ -31,7 +31,7 @@ impl PyLink {
         Link::create(config).map(Self).map_err(errors::open)
     }
 
-    /// Maps a link that another process has created. This function takes ownership of the descriptor.
+    /// Maps a link that another process has created, and closes the descriptor `fd`.
     #[staticmethod]
     fn attach(fd: i32) -> PyResult<Self> {
         Link::attach(take_fd(fd)?).map(Self).map_err(errors::open)

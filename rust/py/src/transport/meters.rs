@@ -33,7 +33,7 @@ impl Meters {
         self.first = self.page.is_some();
     }
 
-    /// Returns the counter of a wait, or None for the main process's first wait in an epoch, which `IteratorGuard`
+    /// Returns the counter of a wait, or None for the main process's first wait in an epoch, which the pipe's iterator
     /// measures.
     pub fn wait(&self, link: Option<usize>) -> Option<&WaitRef> {
         if !self.first {

@@ -1,7 +1,7 @@
-//! Holds the state of the thread that sends units (messages) in a child process: the links, the unit that is being
-//! sent, and the conditions that end a wait.
+//! Holds the state of the thread that sends messages in a child process.
 //!
-//! If a command interrupts the sending of a unit, the next call sends the rest of the unit, so that no item is lost.
+//! If a command interrupts the sending of a message, the next call sends the rest of the message, so that no item is
+//! lost.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,8 +29,8 @@ pub(super) fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// Returns whether a command interrupts this process. While items of the epoch `held` are recomputed, only a command
-/// that starts a later epoch or stops the process interrupts (see `Outlet::held`).
+/// Returns whether a command interrupts this process. While items of the epoch `held` are recomputed, only a stop or a
+/// later epoch interrupts this process.
 pub(super) fn is_interrupted(control: &Option<Link>, held: Option<u32>) -> bool {
     let obeys = |link: &Link| held.is_none_or(|epoch| link.is_superseded(epoch).unwrap_or(true));
     control.as_ref().is_some_and(|link| link.pending() && obeys(link))
@@ -38,8 +38,8 @@ pub(super) fn is_interrupted(control: &Option<Link>, held: Option<u32>) -> bool 
 
 pub(super) struct Outlet {
     pub owner: OwningProcess,
-    /// The producers, which write into the links. A worker process has one producer for all of its shards. The
-    /// dispatching process has one producer for each worker.
+    /// A worker process has one producer for all of its shards. The dispatching process has one producer for each
+    /// worker.
     pub producers: Vec<Producer>,
     /// The arenas of the producers. `tidy` frees memory in the arenas while a wait borrows the producers.
     arenas: Vec<Arc<Arena>>,
@@ -57,7 +57,7 @@ pub(super) struct Outlet {
     pub encoder: Encoder,
     pub more_comes: bool,
     pub departing: Option<Departing>,
-    /// Whether all items of the pass were computed, so that only the ends of the targets must still be sent.
+    /// Whether all items of the pass were computed, so that only the ends must still be sent.
     pub ending: bool,
     pub deadline: Option<Instant>,
     pub taker: Option<(Py<PyAny>, Cadence)>,
@@ -73,13 +73,13 @@ pub(super) struct Outlet {
     pub page: Option<PageRef>,
 }
 
-/// A unit that could not be sent at once. Commands may be executed while the unit waits for free space.
+/// A message that could not be sent at once. Commands may be executed while the message waits for free space.
 pub(super) struct Departing {
-    /// The index of the unit's target: a shard in a worker process, or a worker in the dispatching process.
+    /// The index of a shard in a worker process, or of a worker in the dispatching process.
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
-    /// The buffers of the unit that were already stored, followed by the payload if the payload is long.
+    /// The buffers of the message that were already stored, followed by the payload if the payload is long.
     pub parts: Vec<Part>,
     pub streamed: usize,
 }
@@ -109,7 +109,7 @@ pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// The unit was sent, or the unit was dropped because its reader does not want the unit.
+    /// The message was sent, or the message was dropped because its reader does not want the message.
     Done,
     Interrupted,
 }
@@ -163,8 +163,8 @@ impl Outlet {
         turned(&mut self.producers, self.has_shards, target)
     }
 
-    /// Returns a shard that must recompute items. This shard runs before all other shards, because the main process
-    /// waits for items that follow the recomputed items.
+    /// Returns a shard that must recompute items. This shard runs first, because the main process waits for items that
+    /// follow the recomputed items.
     #[inline]
     fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
@@ -172,7 +172,7 @@ impl Outlet {
     }
 
     /// Returns the current epoch if items are being recomputed. Function calls are then postponed, because the main
-    /// process had already received the recomputed items before it sent a function call.
+    /// process sent these calls after it had received the recomputed items.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
@@ -236,7 +236,7 @@ impl Outlet {
         self.dealing.turn.end(target);
     }
 
-    /// Records that a shard's iterator has ended. The next `settle` sends the shard's last note and end.
+    /// Records that a shard's iterator has ended.
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         self.check_all_came_again(shard)?;
         self.closing = Some(shard);
@@ -296,7 +296,7 @@ impl Outlet {
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// Encodes an object as the next unit. `go_on` sends the unit, and the bytes in `behind` follow the object.
+    /// Encodes an object as the next message, which `go_on` sends. The bytes in `behind` follow the object.
     pub fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>, behind: &[u8]) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
         encoder.encode(object, self.producer(target).arena())?;
@@ -318,7 +318,7 @@ impl Outlet {
         if self.departing.is_none() { Ok(Sent::Done) } else { self.go_on_with(py, None) }
     }
 
-    /// Sends the rest of the unit, or abandons the unit if a signal handler or `tick` raises, or the deadline expires.
+    /// Sends the rest of the message, or abandons the message after an exception or the deadline.
     pub fn go_on_with(&mut self, py: Python<'_>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
         let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
         let sent = self.send(py, &mut departing, tick)?;
@@ -402,7 +402,7 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Copies a buffer of a unit into the arena. Returns None if no memory becomes free by waiting.
+    /// Copies a buffer of a message into the arena. Returns None if no memory becomes free by waiting.
     fn put_in_arena(
         &mut self,
         py: Python<'_>,
@@ -428,8 +428,8 @@ impl Outlet {
         }
     }
 
-    /// Pushes a unit into the ring, and waits for space if the ring is full. If the reader no longer wants the unit,
-    /// the unit is dropped, and the result is `Sent::Done`.
+    /// Pushes a message into the ring, and waits for space if the ring is full. If the reader no longer wants the
+    /// message, the message is dropped.
     fn push_with(
         &mut self,
         py: Python<'_>,
@@ -474,7 +474,7 @@ impl Outlet {
         if is_interrupted(control, held) {
             return Ok(Some(Sent::Interrupted));
         }
-        // If the reader wants no more items, the waiting unit is dropped.
+        // If the reader wants no more items, the waiting message is dropped.
         let gone = unwanted(producer) && !room(producer);
         Ok(gone.then(|| {
             producer.give_up();
@@ -486,6 +486,6 @@ impl Outlet {
 
 enum Placed {
     At(Part),
-    /// The buffer was not stored, because a command is pending or because the reader does not want the unit.
+    /// The buffer was not stored, because a command is pending or because the reader does not want the message.
     Nowhere(Sent),
 }

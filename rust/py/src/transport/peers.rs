@@ -1,8 +1,6 @@
-//! The peers, which send units (messages) to a reader, and the units that the reader has received early.
+//! The shards (peers) that send messages to a reader, and messages that the reader has received before their turn.
 //!
-//! A peer is a shard of a sending process. With n links, peer p sends over link p mod n, as shard p / n of this link.
-//! The reader receives a unit early in three cases: the unit precedes the awaited unit in the same ring, another peer
-//! waits for the dispatching process, or the sending process has exited.
+//! With n links, peer p sends over link p mod n, as shard p / n of this link.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -20,7 +18,7 @@ use crate::errors;
 #[derive(Default)]
 pub struct Taken {
     pub unit: Unit,
-    /// Whether the unit was counted as received. The count permits the sending process to compute another item.
+    /// Whether the message was counted as received, which permits the sending process to compute another item.
     pub counted: bool,
 }
 
@@ -34,8 +32,8 @@ impl Taken {
     }
 }
 
-/// Returns whether a unit has arrived. For a corrupted ring, the result is true, because the attempt to take a unit
-/// then reports the corruption.
+/// Returns whether a message has arrived. For a corrupted ring, the result is true, because the attempt to take a
+/// message then reports the corruption.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
@@ -57,22 +55,22 @@ pub struct Surplus {
     bytes: u64,
     most: u64,
     said: bool,
-    /// A callback with the arguments (next peer, peer that sent early, bytes of units received early).
+    /// A callback with the arguments (next peer, peer that sent early, bytes of messages received early).
     pub on_surplus: Option<Py<PyAny>>,
 }
 
 pub struct Peers {
     pub links: Vec<Consumer>,
-    /// For each peer, the units that were received early, and units that could not be decoded yet.
+    /// For each peer, the messages that were received early, and messages that could not be decoded yet.
     taken_in: Vec<VecDeque<Taken>>,
     window: u64,
     pub paused: bool,
     /// The link whose items wake up this process, or None if the items of all links wake up this process.
     awaited: Option<usize>,
     /// Whether a peer has waited for the dispatching process in this epoch. Items of all links then wake up this
-    /// process, because the dispatching process may wait for other peers.
+    /// process.
     has_starved: bool,
-    /// The unit that was taken last. Its memory is reused for the next unit.
+    /// The message that was taken last. Its memory is reused for the next message.
     pub current: Taken,
     pub surplus: Surplus,
 }
@@ -134,7 +132,7 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. If `looked_into`, the stream has already begun with a window of 0, to receive its first
+    /// Begins a stream. `looked_into` means that the stream has already begun with a window of 0, to receive its first
     /// snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
@@ -156,7 +154,7 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.set_window(window));
     }
 
-    /// Decides whether the reader delivers an item, receives a unit early, or waits.
+    /// Decides whether the reader delivers an item, receives a message early, or waits.
     pub fn next(&mut self, collecting: &mut Collecting) -> Next {
         loop {
             let all = RefCell::new(&mut *self);
@@ -173,11 +171,11 @@ impl Peers {
                 return next;
             }
             self.has_starved = true;
-            self.await_all(); // checks again, because a unit may have arrived in the meantime
+            self.await_all(); // checks again, because a message may have arrived in the meantime
         }
     }
 
-    /// Makes only the items of this peer's link wake up this process, unless `has_starved` requires all links.
+    /// Makes only the items of this peer's link wake up this process.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -201,8 +199,8 @@ impl Peers {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
     }
 
-    /// Takes the next unit of a peer, and returns whether the peer has a unit. If the next unit in the ring belongs to
-    /// another peer, the unit is stored until that peer's turn.
+    /// Takes the next message of a peer, and returns whether the peer has a message. If the next message in the ring
+    /// belongs to another peer, the message is stored until that peer's turn.
     #[inline]
     pub fn take(&mut self, peer: usize) -> PyResult<bool> {
         if let Some(taken) = self.taken_in[peer].pop_front() {
@@ -265,7 +263,7 @@ impl Peers {
             return Ok(());
         }
         if !may_lease {
-            // The unit may be kept for a long time, so its buffers are copied to free the sending process's memory.
+            // The message may be kept for a long time, so its buffers are copied to free the sending process's memory.
             count_copies(consumer, &unit);
             let buffers = std::mem::take(&mut unit.buffers);
             unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
@@ -275,7 +273,7 @@ impl Peers {
         self.tell_surplus(py, peer, turn)
     }
 
-    /// Stores a unit that was received early. An item is counted as received immediately.
+    /// Stores a message that was received before its turn.
     #[cold]
     fn keep_for_later(&mut self, peer: usize, unit: Unit) {
         let taken = Taken { unit, counted: true };
@@ -316,7 +314,7 @@ impl Peers {
         Ok(())
     }
 
-    /// Receives all units in a link whose producer (the sending process) has exited.
+    /// Receives all messages in a link whose sending process has exited.
     pub fn drain(&mut self, link: usize) -> PyResult<()> {
         loop {
             // The sending process has exited, so the leases on its memory need not be returned.

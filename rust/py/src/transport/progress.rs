@@ -1,4 +1,4 @@
-//! Records how many items were received from each peer, and the snapshots that belong to these positions.
+//! Records how many items were received from each shard, and the snapshots that belong to these positions.
 
 use std::sync::Arc;
 
@@ -11,7 +11,6 @@ use super::snapshots::{Content, Opened, Relay};
 use crate::gil_cell::{GilCell, GilNumber};
 
 pub struct StreamProgress {
-    /// The records of deliveries. Other threads always find these records consistent.
     pub books: Arc<GilCell<Books<Content>>>,
     /// The latest snapshot of the dispatching process, which a worker process sends to the main process.
     pub relay: Arc<Relay>,
@@ -45,7 +44,7 @@ impl StreamProgress {
         self.books.with(py, |books| books.deliver(peer, digest, |total| self.given.lag(total)));
     }
 
-    /// Returns whether a peer has sent a snapshot. If `dealt` is true, peer 0 must also have relayed the first snapshot
+    /// Returns whether a shard has sent a snapshot. If `dealt` is true, shard 0 must also have sent the first snapshot
     /// of the dispatching process.
     pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dealt: bool) -> bool {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dealt || peer > 0 || books.has_dealt()))

@@ -1,7 +1,4 @@
-//! Reads items. The reader selects the peer of the next item, does other work until this item arrives, and decodes
-//! units.
-//!
-//! `torchdata_core::protocol::Collecting` decides what the reader does next.
+//! Reads items from several links, and does other work while no item arrives.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -64,7 +61,7 @@ pub struct Reader {
     /// A stream that was begun before an item was requested, in order to receive only the stream's first snapshot.
     looked_into: Option<Stream>,
     own: BellRef,
-    /// A callback with the arguments (peer, description), which must raise the exception that a peer has reported.
+    /// A callback with the arguments (peer, description), which must raise the exception that a worker has reported.
     on_error: Py<PyAny>,
     pub on_note: Option<Py<PyAny>>,
 }
@@ -122,7 +119,7 @@ impl Reader {
                         if !self.handle(py, peer)? {
                             return Ok(None);
                         }
-                    } // other units are fragments, or remain from an earlier epoch
+                    } // other messages are fragments, or remain from an earlier epoch
                 }
                 Next::Over => return Ok(None),
                 Next::Fail if self.watch.replacing.is_some() => self.replace_dead(py, Vec::new())?,
@@ -138,7 +135,7 @@ impl Reader {
         ))
     }
 
-    /// Handles a unit that is not an item. Returns whether more items may follow.
+    /// Handles a message that is not an item. Returns whether more items may follow.
     #[cold]
     fn handle(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         match self.peers.current.unit.kind & kind::WHAT {
@@ -148,7 +145,7 @@ impl Reader {
             }
             kind::ERROR => {
                 let description = decode(py, &self.peers.current.unit, self.peers.may_lease(peer));
-                // The unit is put back before the callback, so that the next call raises this error again even if a
+                // The message is put back before the callback, so that the next call raises this error again even if a
                 // signal handler raises an exception now.
                 self.peers.put_back(peer);
                 self.on_error.call1(py, (peer, description?))?;
@@ -166,8 +163,8 @@ impl Reader {
         Ok(true)
     }
 
-    /// Decodes and returns the item in the current unit. If decoding fails, for example because a signal handler raises
-    /// an exception, the next call decodes the same unit.
+    /// Decodes and returns the item in the current message. If decoding fails, for example because of Ctrl-C, the next
+    /// call decodes the same message.
     #[inline]
     fn deliver<'py>(&mut self, py: Python<'py>, peer: usize) -> PyResult<Bound<'py, PyAny>> {
         let may_lease = self.peers.may_lease(peer);
@@ -213,8 +210,7 @@ impl Reader {
         Ok(taken)
     }
 
-    /// Waits in a worker process for the first snapshot of the dispatching process, without requesting an item. If a
-    /// unit of another kind arrives first, that unit is kept for the next read.
+    /// Waits in a worker process for the first snapshot of the dispatching process, without requesting an item.
     pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
         self.peers.links[0].begin(stream, 0);
@@ -233,10 +229,10 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for the first unit of each peer in this epoch, and stores the unit if it is a snapshot. If `dealt` is
-    /// true, also waits for the snapshot of the dispatching process, which peer 0 relays. A peer sends its snapshot
-    /// before its first item, so this wait takes no longer than the wait for an item. If the wait ends early, the next
-    /// read reports the reason.
+    /// Waits for the first message of each shard in this epoch, and stores the message if it is a snapshot. If `dealt`
+    /// is true, also waits for the snapshot of the dispatching process.
+    ///
+    /// If the wait ends early, the next read reports the reason.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
@@ -252,7 +248,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for a peer's first unit. Returns false if the epoch ends, the timeout expires or a process exits.
+    /// Waits for a shard's first message. Returns false if the epoch ends, the timeout expires or a process exits.
     fn await_first(
         &mut self,
         py: Python<'_>,
@@ -301,8 +297,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for an item or another event, and returns the next step of the reader. Returns None if a process has
-    /// exited.
+    /// Waits for an item or another event, and returns the next step of the reader, or None if a process has exited.
     fn sleep(&mut self, py: Python<'_>, signs: &Signs, epoch: u32, turn: Option<usize>) -> PyResult<Option<Next>> {
         let Self { peers, collecting, clock, meters, watch, interrupt, own, .. } = self;
         clock.start();
@@ -339,7 +334,7 @@ impl Reader {
         py.check_signals().map(|()| Some(next))
     }
 
-    /// Waits for a unit of a peer, at most until `limit` after `started`. Returns whether a unit was received.
+    /// Waits for a message, at most until `limit` after `started`. Returns whether a message was received.
     fn await_unit(
         &mut self,
         py: Python<'_>,
@@ -417,8 +412,8 @@ impl Reader {
         visit.call(self.interrupt.as_ref().map(|interrupt| &interrupt.exception))
     }
 
-    /// Removes and returns the callbacks. The caller must drop the callbacks after the reader is released, because
-    /// dropping may run arbitrary code.
+    /// Removes and returns the callbacks, which must be dropped after the reader is released, because dropping may run
+    /// arbitrary code.
     pub fn clear(&mut self) -> impl Sized + use<> {
         let (on_exit, replacing) = self.watch.clear();
         (
@@ -457,7 +452,8 @@ fn decode<'py>(py: Python<'py>, unit: &Unit, may_lease: bool) -> PyResult<Bound<
     with_payload(py, unit, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
 }
 
-/// Calls `look` with the payload and buffers of a unit. A long payload is copied first, so that no sender changes it.
+/// Calls `look` with the payload and buffers of a message. A long payload is copied first, so that no sender changes
+/// it.
 #[inline]
 fn with_payload<R>(py: Python<'_>, unit: &Unit, look: impl FnOnce(&[u8], &[Buffer]) -> PyResult<R>) -> PyResult<R> {
     match unit.buffers.split_last() {

@@ -1,8 +1,7 @@
-//! Defines how a process sends snapshots of its graph over a link, and how the reader stores these snapshots. No
-//! request precedes a snapshot, which is sent between two items.
+//! Defines how a process sends snapshots of its state over a link, and how the reader stores these snapshots.
 //!
-//! A snapshot is dropped if the link has no room for it, because waiting would delay items. A snapshot consists of the
-//! following little-endian words, followed by the content, which is inline or in a block:
+//! A snapshot is dropped if the link has no room for it, because waiting would delay items. A snapshot consists of
+//! little-endian words and the content:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -70,7 +69,7 @@ impl Relay {
     }
 }
 
-/// The maximum length of inline content. Longer content is sent in a block, because the ring is meant for items.
+/// Longer content is sent in a block, because the ring is meant for items.
 const LONGEST_INLINE: usize = 4 << 10;
 
 pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> Result<bool, Corrupted> {
@@ -128,7 +127,7 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// Returns the content as `bytes`. The content is copied only once, because a reader may be waiting for an item.
+    /// The content is copied only once, because a reader may be waiting for an item.
     fn content(&self, py: Python<'_>) -> PyResult<Content> {
         match self.block {
             None => Ok(PyBytes::new(py, self.inline).unbind()),
@@ -169,8 +168,7 @@ pub fn is_snapshot(unit_kind: u16) -> bool {
 }
 
 pub type Entry = (u64, u64);
-/// (items, checksum) of a peer before the snapshot, the pass and (items, checksum) of the dispatched items, the
-/// content.
+/// (items, checksum) before the snapshot, the pass and (items, checksum) of the dispatched items, the content.
 pub type Kept = (Entry, u32, Entry, Content);
 /// The pass, the (items, checksum) that were dispatched to each worker, and the content of the snapshot.
 pub type KeptDealt = (u32, Vec<Entry>, Content);

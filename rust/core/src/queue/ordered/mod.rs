@@ -1,15 +1,13 @@
 //! The bounded queue between worker threads that read ahead and the thread that consumes their results.
 //!
 //! A worker reserves a slot *before* it computes an item, so that the queue always has space for the result. The worker
-//! either takes an item from the source, which only one worker at a time may use ([`OrderedQueue::try_reserve`]), or
-//! claims an item that the consumer has submitted ([`OrderedQueue::claim_some`]).
+//! either takes an item from the source ([`OrderedQueue::try_reserve`]), or claims an item that the consumer has
+//! submitted ([`OrderedQueue::claim_some`]).
 //!
 //! Crossbeam's channels are not used, because they cannot reserve a slot before its item exists, change their capacity,
 //! or list the buffered items for snapshots and for Python's garbage collector.
 //!
-//! One lock protects all state. A thread holds the lock for a few instructions only, and never while contents are
-//! dropped. Wake-ups are system calls, so the queue only wakes up sleeping threads, and each worker wakes up the next
-//! worker.
+//! Wake-ups are system calls, so the queue wakes up only one worker at a time, which wakes up the next worker.
 
 mod answers;
 mod claiming;
@@ -36,14 +34,14 @@ pub struct OrderedQueue<T> {
 }
 
 impl<T> OrderedQueue<T> {
-    /// Creates an empty queue with `capacity` slots, or with one slot if `capacity` is 0. If `in_order` is false, the
-    /// consumer receives results as they become ready, but the end and an error of the source always last.
+    /// If `in_order` is false, the consumer receives results as they become ready, but the end and an error of the
+    /// source always last.
     pub fn new(capacity: usize, in_order: bool) -> Self {
         let [room, work, still, filled] = std::array::from_fn(|_| Condvar::new());
         Self { in_order, state: Mutex::new(State::new(capacity)), room, work, still, filled }
     }
 
-    /// Locks the state. The state is consistent even after a panic, because code under the lock only makes plain
+    /// Locks the state, which is consistent even after a panic, because code under the lock only makes plain
     /// assignments.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -53,14 +51,12 @@ impl<T> OrderedQueue<T> {
         self.lock().capacity
     }
 
-    /// Sets the maximum number of slots. The value 0 is treated as 1.
     pub fn set_capacity(&self, capacity: usize) {
         let mut state = self.lock();
         state.capacity = capacity.max(1);
         self.tell(state);
     }
 
-    /// Returns whether the consumer is waiting for a result.
     pub fn is_awaited(&self) -> bool {
         let state = self.lock();
         state.hungry > 0 && !state.fed
@@ -70,7 +66,6 @@ impl<T> OrderedQueue<T> {
         self.lock().len()
     }
 
-    /// Returns whether a worker has stored the end of the results in the queue.
     pub fn is_finished(&self) -> bool {
         self.lock().finished
     }
@@ -117,9 +112,9 @@ impl<T> OrderedQueue<T> {
         state.try_reserve().map_or(Reserve::TimedOut, Reserve::Granted)
     }
 
-    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result. Returns false after the
-    /// timeout. The method does not reserve the source, because other workers would then wait while this worker waits
-    /// for the GIL.
+    /// Waits up to `timeout` until the source can be reserved, and returns false after the timeout.
+    ///
+    /// The method reserves nothing, because other workers would then wait while this worker waits for the GIL.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
@@ -141,9 +136,8 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Stores the outcome of a slot, and releases the source if the slot's worker uses it. The outcome is stored even
-    /// if the queue is closed, so that no item of the source is lost. If the slot contains a submitted item, returns
-    /// the queue's copy of this item, which the caller must drop.
+    /// Stores the outcome of a slot, even if the queue is closed, so that no item of the source is lost. Returns the
+    /// queue's copy of a submitted item, which the caller must drop.
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -151,8 +145,7 @@ impl<T> OrderedQueue<T> {
         copy
     }
 
-    /// Stores an outcome like `put`, and reserves the next slot if one is free. The reservation avoids waking up
-    /// another worker.
+    /// Stores an outcome like `put`, and reserves the next slot, which avoids waking up another worker.
     pub fn put_and_reserve(&self, slot: Slot, outcome: Outcome<T>) -> (Option<T>, Option<Slot>) {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -184,8 +177,7 @@ impl<T> OrderedQueue<T> {
         state.pending.remove(at).map_or(Phase::Making, |one| one.phase)
     }
 
-    /// Records that the worker of a slot no longer uses the source, so that `wait_still` no longer waits for the
-    /// worker. The slot stays reserved until the worker stores an outcome.
+    /// Records that a worker no longer uses the source. The worker's slot stays reserved.
     pub fn leave_source(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
@@ -205,7 +197,6 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Returns the next outcome if the outcome is ready.
     pub fn try_pop(&self) -> Pop<T> {
         let mut state = self.lock();
         if state.ended {
@@ -231,9 +222,9 @@ impl<T> OrderedQueue<T> {
         popped
     }
 
-    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome. Returns false after the timeout.
-    /// The method removes no outcome, because the caller has released the GIL and must not move references to Python
-    /// objects.
+    /// Waits up to `timeout` until an outcome is ready, and returns false after the timeout.
+    ///
+    /// The method removes no outcome, because a thread without the GIL must not move references to Python objects.
     pub fn wait_filled(&self, timeout: Duration) -> bool {
         let deadline = Instant::now() + timeout;
         let mut state = self.lock();
@@ -247,8 +238,8 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Closes the queue, so that the consumer gets no more results and workers get no more slots. Buffered outcomes
-    /// stay in the queue until they are drained, so that [`try_for_each`](Self::try_for_each) can show them.
+    /// Ends the delivery of results and the reservation of slots. Buffered outcomes stay in the queue until they are
+    /// drained.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -259,8 +250,7 @@ impl<T> OrderedQueue<T> {
         self.still.notify_all();
     }
 
-    /// Removes and returns all outcomes, all submitted items, and the queue's copies of items that workers are
-    /// processing.
+    /// Removes and returns all outcomes and all submitted items.
     pub fn drain(&self) -> Vec<T> {
         let mut state = self.lock();
         state.waiting.clear();
@@ -284,8 +274,8 @@ impl<T> OrderedQueue<T> {
         ready.into_iter().filter_map(|(_, outcome)| outcome.into_content()).chain(rest).collect()
     }
 
-    /// Passes all buffered outcomes and items to `look` in order, until `look` returns an error. `look` is called under
-    /// the lock, so it must not call the queue or run arbitrary code.
+    /// Passes all buffered outcomes and items to `look` in order, until `look` returns an error. `look` runs under the
+    /// lock, so it must not call the queue or run arbitrary code.
     pub fn try_for_each<X>(&self, mut look: impl FnMut(Slot, View<'_, T>) -> Result<(), X>) -> Result<(), X> {
         let state = self.lock();
         for (slot, outcome) in &state.ready {
