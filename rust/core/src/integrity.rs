@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn every_single_bit_change_of_a_unit_is_detected() {
+    fn every_single_bit_change_of_a_message_is_detected() {
         for len in [0_usize, 1, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 200] {
             let padded = len.next_multiple_of(8);
             let mut bytes: Vec<u8> = (0..padded).map(|index| (index * 37 + 1) as u8).collect();

@@ -14,11 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::consumer::{Buffer, Consumer, Unit};
+use super::consumer::{Buffer, Consumer, Message};
 use super::ends::Link;
 use super::header::Layout;
+use super::message::sampled_len;
 use super::producer::{Part, Producer, Push};
-use super::unit::sampled_len;
 use crate::error::{Corrupted, NoMemory, OpenError, TakeError};
 use crate::process::board::BellRef;
 use crate::protocol::Stream;
@@ -29,7 +29,7 @@ pub const OUT_OF_BAND: usize = 32 << 10;
 const SEPARATE: u64 = 1 << 63;
 const TIDY_EVERY: Duration = Duration::from_secs(1);
 /// The length in bytes of a message's description in a frame.
-const UNIT_HEAD: usize = 16;
+const MESSAGE_HEAD: usize = 16;
 
 /// The control words of both links: `order`, `starving`, `granted` and `acknowledged`.
 pub type Words = [u64; 4];
@@ -46,19 +46,19 @@ pub struct Frame {
 }
 
 impl Frame {
-    fn add(&mut self, stream: Stream, unit: &mut Unit) -> Result<(), NoMemory> {
-        let count = unit.buffers.len() as u16; // the message header stores this number as a `u16`
+    fn add(&mut self, stream: Stream, message: &mut Message) -> Result<(), NoMemory> {
+        let count = message.buffers.len() as u16; // the message header stores this number as a `u16`
         self.head.extend(stream.raw().to_le_bytes());
-        self.head.extend((unit.payload.len() as u32).to_le_bytes());
-        self.head.extend(unit.kind.to_le_bytes());
+        self.head.extend((message.payload.len() as u32).to_le_bytes());
+        self.head.extend(message.kind.to_le_bytes());
         self.head.extend(count.to_le_bytes());
-        for buffer in &unit.buffers {
+        for buffer in &message.buffers {
             let len = buffer.len() as u64;
             let place = if buffer.len() < OUT_OF_BAND { 0 } else { SEPARATE };
             self.head.extend((len | place).to_le_bytes());
         }
-        self.head.extend(&unit.payload);
-        for buffer in unit.buffers.drain(..) {
+        self.head.extend(&message.payload);
+        for buffer in message.buffers.drain(..) {
             self.len += buffer.len();
             if buffer.len() >= OUT_OF_BAND {
                 self.buffers.push(buffer);
@@ -69,7 +69,7 @@ impl Frame {
                 Buffer::Leased(lease) => lease.append_to(&mut self.head)?,
             }
         }
-        self.len += UNIT_HEAD + unit.payload.len();
+        self.len += MESSAGE_HEAD + message.payload.len();
         Ok(())
     }
 }
@@ -83,7 +83,7 @@ struct Carried<'a> {
     separate_buffers: usize,
 }
 
-const CONTRADICTS: Corrupted = Corrupted("a frame of units is inconsistent");
+const CONTRADICTS: Corrupted = Corrupted("a frame of messages is inconsistent");
 
 fn cut<'a>(bytes: &mut &'a [u8], len: usize) -> Result<&'a [u8], Corrupted> {
     bytes.split_off(..len).ok_or(CONTRADICTS)
@@ -142,7 +142,7 @@ pub struct Carrier {
     incoming: Arc<Layout>,
     outgoing: Arc<Layout>,
     peer: BellRef,
-    unit: Unit,
+    message: Message,
     progress: FrameProgress,
     lack: Lack,
     given: Words,
@@ -157,7 +157,7 @@ impl Carrier {
             incoming: Arc::clone(&inbound.layout),
             outgoing: Arc::clone(&outbound.layout),
             peer,
-            unit: Unit::default(),
+            message: Message::default(),
             progress: FrameProgress::default(),
             lack: Lack::Nothing,
             given: [crate::integrity::seal(0); 4],
@@ -177,10 +177,10 @@ impl Carrier {
         ]
     }
 
-    /// Returns whether a control word has changed since the last `take`, or, if `units` is true, a message has arrived.
-    pub fn has_news(&mut self, units: bool) -> bool {
+    /// Returns whether a control word has changed since the last `take`, or, if `messages` is true, a message has arrived.
+    pub fn has_news(&mut self, messages: bool) -> bool {
         // An error counts as a message, so that the caller calls `take`, which reports the error.
-        self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
+        self.words() != self.given || messages && self.inbound.readable().unwrap_or(true)
     }
 
     /// Moves messages to the frame until the frame has `most` bytes. Returns the control words if any of them has
@@ -188,8 +188,8 @@ impl Carrier {
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
         let words = self.words();
         while frame.len < most {
-            let Some(stream) = self.inbound.take_any(&mut self.unit)? else { break };
-            frame.add(stream, &mut self.unit)?;
+            let Some(stream) = self.inbound.take_any(&mut self.message)? else { break };
+            frame.add(stream, &mut self.message)?;
         }
         let have_changed = words != self.given;
         self.given = words;
@@ -221,33 +221,33 @@ impl Carrier {
                 self.outbound.flush();
                 return if separate_left.is_empty() { Ok(true) } else { Err(CONTRADICTS) };
             }
-            let unit = Carried::read(head_left, separate_left)?;
-            self.lack = self.put_unit(&unit)?;
+            let message = Carried::read(head_left, separate_left)?;
+            self.lack = self.put_message(&message)?;
             if self.lack != Lack::Nothing {
                 self.outbound.flush();
                 return Ok(false);
             }
-            self.progress.head_bytes = head.len() - unit.rest.len();
-            self.progress.separate_buffers += unit.separate_buffers;
+            self.progress.head_bytes = head.len() - message.rest.len();
+            self.progress.separate_buffers += message.separate_buffers;
             self.progress.parts.clear();
         }
     }
 
-    fn put_unit(&mut self, unit: &Carried<'_>) -> Result<Lack, Corrupted> {
-        let (blocks, payload) = (unit.buffers.len(), unit.payload.len());
+    fn put_message(&mut self, message: &Carried<'_>) -> Result<Lack, Corrupted> {
+        let (blocks, payload) = (message.buffers.len(), message.payload.len());
         if !self.outbound.fits(blocks, payload) {
             return Err(CONTRADICTS);
         }
-        if self.outbound.stream() != unit.stream {
-            self.outbound.begin(unit.stream);
+        if self.outbound.stream() != message.stream {
+            self.outbound.begin(message.stream);
         }
-        while let Some(buffer) = unit.buffers.get(self.progress.parts.len()) {
+        while let Some(buffer) = message.buffers.get(self.progress.parts.len()) {
             let lack = self.put_buffer(buffer)?;
             if lack != Lack::Nothing {
                 return Ok(lack);
             }
         }
-        Ok(match self.outbound.push_soon(unit.kind, &self.progress.parts, unit.payload)? {
+        Ok(match self.outbound.push_soon(message.kind, &self.progress.parts, message.payload)? {
             Push::Done => Lack::Nothing,
             Push::Full => Lack::Room { blocks, payload },
         })

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use super::header::{BLOCK_ALIGN, Layout};
 use super::lease::{Lease, Returns};
-use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, OPAQUE, UNIT_HEADER, UnitHeader, bare_len};
+use super::message::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, MESSAGE_HEADER, MessageHeader, OPAQUE, bare_len};
 use crate::error::{Corrupted, NoMemory, TakeError};
 use crate::integrity::{Digest, open, seal};
 use crate::process::board::BellRef;
@@ -44,7 +44,7 @@ impl Buffer {
 
 /// A received message. Callers reuse one object for many messages, so that receiving does not allocate memory.
 #[derive(Debug, Default)]
-pub struct Unit {
+pub struct Message {
     /// The type of the message, which the producer has chosen.
     pub kind: u16,
     /// The number of the shard that sent the message. Each producer numbers its own shards from 0.
@@ -294,16 +294,16 @@ impl Consumer {
     /// Takes the next message of the current stream, or returns false if no message has arrived.
     ///
     /// Messages of earlier streams are dropped, and messages of later streams stay in the ring.
-    pub fn take(&mut self, unit: &mut Unit) -> Result<bool, TakeError> {
-        Ok(self.next::<false>(unit)?.is_some())
+    pub fn take(&mut self, message: &mut Message) -> Result<bool, TakeError> {
+        Ok(self.next::<false>(message)?.is_some())
     }
 
-    pub(super) fn take_any(&mut self, unit: &mut Unit) -> Result<Option<Stream>, TakeError> {
-        self.next::<true>(unit)
+    pub(super) fn take_any(&mut self, message: &mut Message) -> Result<Option<Stream>, TakeError> {
+        self.next::<true>(message)
     }
 
     #[inline]
-    fn next<const ANY: bool>(&mut self, unit: &mut Unit) -> Result<Option<Stream>, TakeError> {
+    fn next<const ANY: bool>(&mut self, message: &mut Message) -> Result<Option<Stream>, TakeError> {
         loop {
             let available = self.cursor.available(&self.layout.header().tail)?;
             if available == 0 || self.early {
@@ -315,7 +315,7 @@ impl Consumer {
                 return Ok(None);
             }
             let head = self.cursor.head();
-            let Some((header, digest)) = self.copy_unit(head, available, &mut unit.payload)? else {
+            let Some((header, digest)) = self.copy_message(head, available, &mut message.payload)? else {
                 let capacity = self.layout.config.ring_capacity;
                 self.release(capacity - (head & (capacity - 1)));
                 continue;
@@ -325,7 +325,7 @@ impl Consumer {
             match if ANY { Judgement::Take } else { self.receiving.judge(stream) } {
                 Judgement::Take => {}
                 Judgement::Drop => {
-                    self.drop_unit()?;
+                    self.drop_message()?;
                     self.release(total);
                     continue;
                 }
@@ -335,44 +335,44 @@ impl Consumer {
                 }
             }
             if matches!(header.kind, KIND_FRAGMENT | KIND_FIRST_FRAGMENT) {
-                self.take_fragment(header, &unit.payload)?;
+                self.take_fragment(header, &message.payload)?;
                 self.release(total);
                 continue;
             }
-            (unit.kind, unit.shard) = (header.kind, header.shard);
-            unit.digest = if header.kind & OPAQUE == 0 { digest } else { 0 };
-            unit.buffers.clear();
+            (message.kind, message.shard) = (header.kind, header.shard);
+            message.digest = if header.kind & OPAQUE == 0 { digest } else { 0 };
+            message.buffers.clear();
             if header.blocks > 0 || !self.streamed.is_empty() {
-                self.take_buffers(&mut unit.buffers)?;
+                self.take_buffers(&mut message.buffers)?;
             }
             self.release(total);
-            self.count_blocks(&unit.buffers);
+            self.count_blocks(&message.buffers);
             return Ok(Some(stream));
         }
     }
 
     /// Copies the message at ring position `head` into private memory. Returns None if the position contains padding.
     #[inline]
-    fn copy_unit(
+    fn copy_message(
         &mut self,
         head: u64,
         available: u64,
         payload: &mut Vec<u8>,
-    ) -> Result<Option<(UnitHeader, u64)>, Corrupted> {
+    ) -> Result<Option<(MessageHeader, u64)>, Corrupted> {
         let capacity = self.layout.config.ring_capacity;
         let until_wrap = capacity - (head & (capacity - 1));
         if !available.is_multiple_of(8) {
-            return Err(Corrupted("a producer's cursor points into a unit"));
+            return Err(Corrupted("a producer's cursor points into a message"));
         }
         let place = self.layout.ring_ptr(head);
         // SAFETY: the producer has published `available` bytes. At least 8 contiguous bytes follow `place`, because the
         // ring's capacity and all positions are multiples of 8. Reads are volatile, because another process writes this
         // memory.
         let first = unsafe { place.cast::<u64>().read_volatile() };
-        let First::Unit { total, check } = First::read(first, head, available, until_wrap)? else { return Ok(None) };
-        // SAFETY: `First::read` has checked that the whole unit, including its header, is published and contiguous.
+        let First::Message { total, check } = First::read(first, head, available, until_wrap)? else { return Ok(None) };
+        // SAFETY: `First::read` has checked that the whole message, including its header, is published and contiguous.
         let words = unsafe { place.cast::<u64>().add(1).cast::<[u64; 2]>().read_volatile() };
-        let header = UnitHeader::from_words(total, words)?;
+        let header = MessageHeader::from_words(total, words)?;
         let mut sum = header.checksum(head);
         let mut digest = Digest::default();
         let before;
@@ -380,10 +380,10 @@ impl Consumer {
         self.table.clear();
         payload.clear();
         payload.reserve(len.next_multiple_of(8));
-        // SAFETY: `from_words` has checked that the block table and the payload are inside the unit, and `reserve` has
+        // SAFETY: `from_words` has checked that the block table and the payload are inside the message, and `reserve` has
         // made room for the copy. The copy is private, so the producer cannot change the copy after the checks below.
         unsafe {
-            let entries = place.add(UNIT_HEADER as usize).cast::<[u64; 2]>();
+            let entries = place.add(MESSAGE_HEADER as usize).cast::<[u64; 2]>();
             for index in 0..blocks {
                 let [offset, len] = entries.add(index).read_volatile();
                 sum = sum.words(offset, len);
@@ -395,7 +395,7 @@ impl Consumer {
             payload.set_len(len);
         }
         if sum.finish() != check {
-            return Err(Corrupted("a unit was overwritten"));
+            return Err(Corrupted("a message was overwritten"));
         }
         Ok(Some((header, digest.finish(sum.since(before), len))))
     }
@@ -415,7 +415,7 @@ impl Consumer {
         Ok((offset, len))
     }
 
-    fn drop_unit(&mut self) -> Result<(), Corrupted> {
+    fn drop_message(&mut self) -> Result<(), Corrupted> {
         for index in 0..self.table.len() {
             let (offset, _) = self.block_entry(index)?;
             if offset != u64::MAX {
@@ -425,7 +425,7 @@ impl Consumer {
         Ok(())
     }
 
-    fn take_fragment(&mut self, header: UnitHeader, bytes: &[u8]) -> Result<(), NoMemory> {
+    fn take_fragment(&mut self, header: MessageHeader, bytes: &[u8]) -> Result<(), NoMemory> {
         if header.kind == KIND_FIRST_FRAGMENT {
             self.streamed.clear();
         }
@@ -447,14 +447,14 @@ impl Consumer {
         }
         // Remaining fragments belong to a message that the producer has abandoned.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
-            return Err(Corrupted("a unit refers to fragments that differ from those received"));
+            return Err(Corrupted("a message refers to fragments that differ from those received"));
         }
         Ok(())
     }
 
     fn streamed_buffer(&mut self, len: u64) -> Result<Vec<u8>, Corrupted> {
         let len = usize::try_from(len).ok().filter(|&len| len <= self.streamed.len());
-        let len = len.ok_or(Corrupted("a unit refers to fragments that were not received"))?;
+        let len = len.ok_or(Corrupted("a message refers to fragments that were not received"))?;
         if len == self.streamed.len() {
             return Ok(std::mem::take(&mut self.streamed));
         }

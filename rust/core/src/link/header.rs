@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! 0          Header (one page)
-//! 4096       data ring      ring_capacity bytes, units of the producer
+//! 4096       data ring      ring_capacity bytes, messages of the producer
 //! …          return ring    return_capacity u64s, blocks returned by the consumer
 //! …          arena          arena_capacity bytes, blocks of the producer
 //! ```

@@ -7,10 +7,10 @@ pub mod consumer;
 mod ends;
 mod header;
 pub mod lease;
+mod message;
 pub mod producer;
-mod unit;
 pub mod wake;
 
 pub use ends::Link;
 pub use header::LinkConfig;
-pub use unit::{OPAQUE, sampled_len};
+pub use message::{OPAQUE, sampled_len};

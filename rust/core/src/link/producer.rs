@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::arena::{Arena, Block};
 use super::header::Layout;
-use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, OPAQUE, UnitHeader, sampled_len};
+use super::message::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, MessageHeader, OPAQUE, sampled_len};
 use super::wake::WakePolicy;
 use crate::error::Corrupted;
 use crate::integrity::{Digest, open, seal};
@@ -218,9 +218,9 @@ impl Producer {
         self.account.count(if kind & OPAQUE == 0 { digest } else { 0 });
     }
 
-    fn header(&self, kind: u16, blocks: usize, payload: usize) -> UnitHeader {
-        UnitHeader::new(self.current, kind, self.sending.stream().raw(), blocks, payload)
-            .filter(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
+    fn header(&self, kind: u16, blocks: usize, payload: usize) -> MessageHeader {
+        MessageHeader::new(self.current, kind, self.sending.stream().raw(), blocks, payload)
+            .filter(|message| u64::from(message.total) <= self.layout.config.ring_capacity / 2)
             .expect("callers check `fits` first")
     }
 
@@ -311,8 +311,8 @@ impl Producer {
 
     /// Returns whether a message with `blocks` buffers and `payload` inline bytes fits into an empty ring.
     pub fn fits(&self, blocks: usize, payload: usize) -> bool {
-        UnitHeader::new(0, 0, 0, blocks, payload)
-            .is_some_and(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
+        MessageHeader::new(0, 0, 0, blocks, payload)
+            .is_some_and(|message| u64::from(message.total) <= self.layout.config.ring_capacity / 2)
     }
 
     /// Returns whether a failed allocation should be repeated immediately. If not, the next returned block wakes up the
@@ -328,7 +328,7 @@ impl Producer {
 
     /// Returns whether the ring currently has room for a message with `blocks` buffers and `payload` inline bytes.
     pub fn writable(&mut self, blocks: usize, payload: usize) -> Result<bool, Corrupted> {
-        let Some(header) = UnitHeader::new(0, 0, 0, blocks, payload) else { return Ok(false) };
+        let Some(header) = MessageHeader::new(0, 0, 0, blocks, payload) else { return Ok(false) };
         self.cursor.has_room(&self.layout.header().head, self.needed(u64::from(header.total)))
     }
 
@@ -426,13 +426,13 @@ impl Producer {
 
     #[inline]
     fn write(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<(Push, u64), Corrupted> {
-        let unit = self.header(kind, parts.len(), payload.len());
+        let message = self.header(kind, parts.len(), payload.len());
         for part in parts {
             if let Part::Block(block) = part {
                 assert!(block.is_of(&self.arena), "a block of another link's arena cannot be sent over this one");
             }
         }
-        let total = u64::from(unit.total);
+        let total = u64::from(message.total);
         let needed = self.needed(total);
         if !self.cursor.has_room(&self.layout.header().head, needed)? {
             return Ok((Push::Full, 0));
@@ -441,12 +441,12 @@ impl Producer {
             self.write_pad(needed - total);
         }
         let start = self.cursor.tail() + (needed - total);
-        let mut check = unit.checksum(start);
+        let mut check = message.checksum(start);
         let mut digest = Digest::default();
         let before;
         let place = self.layout.ring_ptr(start);
         // SAFETY: the cursor has checked that `needed` bytes after the tail are free, and the `total` bytes at `place`
-        // are contiguous. Only the producer writes to free bytes. Units start at multiples of 8 bytes.
+        // are contiguous. Only the producer writes to free bytes. Messages start at multiples of 8 bytes.
         unsafe {
             let mut entry = place.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {
@@ -461,7 +461,7 @@ impl Producer {
             }
             before = check;
             check = check.copy::<false>(payload.as_ptr(), entry.cast::<u8>(), payload.len());
-            place.cast::<[u64; 3]>().write(unit.words(check.finish()));
+            place.cast::<[u64; 3]>().write(message.words(check.finish()));
         }
         self.bytes += payload.len() as u64;
         for part in parts {

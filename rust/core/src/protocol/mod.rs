@@ -4,7 +4,7 @@
 //! | --- | --- | --- |
 //! | [`Sending`] | the writer of a link | whether the reader wants another item now, later, or never |
 //! | [`Ahead`] | the reader of a link | how many bytes of large buffers the writer may be ahead |
-//! | [`Receiving`] | the reader of a link | whether to take, drop or leave a unit, and the grant |
+//! | [`Receiving`] | the reader of a link | whether to take, drop or leave a message, and the grant |
 //! | [`Dealing`] | a worker, the dispatching process | the reader of the next item, and the end of a pass |
 //! | [`Collecting`] | the main process, a worker that reads dispatched items | the next peer, and whether to wait |
 //! | [`Books`] | the main process, a worker that reads dispatched items | the snapshots to keep |

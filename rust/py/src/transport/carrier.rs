@@ -92,16 +92,16 @@ impl PyCarrier {
     }
 
     /// Waits up to `seconds`, and then returns unused memory to the system. The wait ends early if a control word
-    /// changes or `ring` is called, if a message has arrived (only with `units`), or if there is room for the rest of a
+    /// changes or `ring` is called, if a message has arrived (only with `messages`), or if there is room for the rest of a
     /// frame (only with `lacks`).
-    fn wait(&self, py: Python<'_>, seconds: f64, units: bool, lacks: bool) -> PyResult<()> {
+    fn wait(&self, py: Python<'_>, seconds: f64, messages: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {
             if self.rung.swap(false, Relaxed) || began.elapsed() >= limit {
                 return true;
             }
             let mut carrier = self.held();
-            carrier.has_news(units) || lacks && carrier.has_room()
+            carrier.has_news(messages) || lacks && carrier.has_room()
         };
         wait_until(py, &self.own, None, ready, |_| Ok(()))?;
         py.detach(|| self.held().tidy(Instant::now())).map_err(errors::corrupted)

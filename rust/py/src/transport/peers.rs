@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 
 use pyo3::prelude::*;
 use torchdata_core::error::Corrupted;
-use torchdata_core::link::consumer::{Buffer, Consumer, Unit};
+use torchdata_core::link::consumer::{Buffer, Consumer, Message};
 use torchdata_core::protocol::{Account, Collecting, Next, Stream};
 use torchdata_core::stats::add;
 
@@ -17,18 +17,18 @@ use crate::errors;
 
 #[derive(Default)]
 pub struct Taken {
-    pub unit: Unit,
+    pub message: Message,
     /// Whether the message was counted as received, which permits the sending process to compute another item.
     pub counted: bool,
 }
 
 impl Taken {
     fn weight(&self) -> u64 {
-        self.unit.buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + self.unit.payload.len() as u64
+        self.message.buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + self.message.payload.len() as u64
     }
 
     fn kind(&self) -> u16 {
-        self.unit.kind & kind::WHAT
+        self.message.kind & kind::WHAT
     }
 }
 
@@ -44,9 +44,9 @@ fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
 
-fn count_copies(consumer: &Consumer, unit: &Unit) {
+fn count_copies(consumer: &Consumer, message: &Message) {
     let flow = consumer.flow();
-    let leased = unit.buffers.iter().filter(|buffer| matches!(buffer, Buffer::Leased(_)));
+    let leased = message.buffers.iter().filter(|buffer| matches!(buffer, Buffer::Leased(_)));
     add(&flow.copies, leased.clone().count() as u64);
     add(&flow.copied, leased.map(Buffer::len).sum::<usize>() as u64);
 }
@@ -106,9 +106,9 @@ impl Peers {
     }
 
     #[inline]
-    fn peer_of(&self, link: usize, unit: &Unit) -> PyResult<usize> {
-        let peer = link + usize::from(unit.shard) * self.links.len();
-        if peer < self.len() { Ok(peer) } else { Err(errors::corrupted(Corrupted("a unit has an unknown shard"))) }
+    fn peer_of(&self, link: usize, message: &Message) -> PyResult<usize> {
+        let peer = link + usize::from(message.shard) * self.links.len();
+        if peer < self.len() { Ok(peer) } else { Err(errors::corrupted(Corrupted("a message has an unknown shard"))) }
     }
 
     #[inline]
@@ -210,13 +210,13 @@ impl Peers {
         }
         self.current.counted = false;
         let link = self.link_of(peer);
-        if !self.links[link].take(&mut self.current.unit).map_err(errors::take)? {
+        if !self.links[link].take(&mut self.current.message).map_err(errors::take)? {
             return Ok(false);
         }
-        let whose = self.peer_of(link, &self.current.unit)?;
+        let whose = self.peer_of(link, &self.current.message)?;
         if whose != peer {
-            let unit = std::mem::take(&mut self.current.unit);
-            self.keep_for_later(whose, unit);
+            let message = std::mem::take(&mut self.current.message);
+            self.keep_for_later(whose, message);
         }
         Ok(whose == peer)
     }
@@ -224,7 +224,7 @@ impl Peers {
     pub fn snapshots_taken_in(&mut self, peer: usize) -> VecDeque<Taken> {
         let all = std::mem::take(&mut self.taken_in[peer]);
         let (snapshots, others): (VecDeque<_>, _) =
-            all.into_iter().partition(|taken| snapshots::is_snapshot(taken.unit.kind));
+            all.into_iter().partition(|taken| snapshots::is_snapshot(taken.message.kind));
         self.taken_in[peer] = others;
         let bytes: u64 = snapshots.iter().map(Taken::weight).sum();
         self.surplus.bytes = self.surplus.bytes.saturating_sub(bytes);
@@ -245,38 +245,38 @@ impl Peers {
     #[inline]
     pub fn delivered(&mut self, peer: usize, leased: bool) {
         let link = self.link_of(peer);
-        if !leased && !self.current.unit.buffers.is_empty() {
-            count_copies(&self.links[link], &self.current.unit);
+        if !leased && !self.current.message.buffers.is_empty() {
+            count_copies(&self.links[link], &self.current.message);
         }
         if !self.current.counted {
             self.links[link].item_taken();
         }
-        self.current.unit.buffers.clear();
+        self.current.message.buffers.clear();
     }
 
     pub fn take_in(&mut self, py: Python<'_>, peer: usize, turn: Option<usize>) -> PyResult<()> {
         let link = self.link_of(peer);
         let consumer = &mut self.links[link];
         let may_lease = may_lease(consumer);
-        let mut unit = Unit::default();
-        if !consumer.take(&mut unit).map_err(errors::take)? {
+        let mut message = Message::default();
+        if !consumer.take(&mut message).map_err(errors::take)? {
             return Ok(());
         }
         if !may_lease {
             // The message may be kept for a long time, so its buffers are copied to free the sending process's memory.
-            count_copies(consumer, &unit);
-            let buffers = std::mem::take(&mut unit.buffers);
-            unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
+            count_copies(consumer, &message);
+            let buffers = std::mem::take(&mut message.buffers);
+            message.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
         }
-        let peer = self.peer_of(link, &unit)?;
-        self.keep_for_later(peer, unit);
+        let peer = self.peer_of(link, &message)?;
+        self.keep_for_later(peer, message);
         self.tell_surplus(py, peer, turn)
     }
 
     /// Stores a message that was received before its turn.
     #[cold]
-    fn keep_for_later(&mut self, peer: usize, unit: Unit) {
-        let taken = Taken { unit, counted: true };
+    fn keep_for_later(&mut self, peer: usize, message: Message) {
+        let taken = Taken { message, counted: true };
         if taken.kind() == kind::ITEM {
             self.consumer(peer).item_taken_in();
         }
@@ -318,18 +318,18 @@ impl Peers {
     pub fn drain(&mut self, link: usize) -> PyResult<()> {
         loop {
             // The sending process has exited, so the leases on its memory need not be returned.
-            let mut unit = Unit::default();
-            if !self.links[link].take(&mut unit).map_err(errors::take)? {
+            let mut message = Message::default();
+            if !self.links[link].take(&mut message).map_err(errors::take)? {
                 return Ok(());
             }
-            let peer = self.peer_of(link, &unit)?;
-            self.keep_for_later(peer, unit);
+            let peer = self.peer_of(link, &message)?;
+            self.keep_for_later(peer, message);
         }
     }
 
     pub fn received(&self, peer: usize, mut delivered: Account) -> Account {
         let items = self.taken_in[peer].iter().filter(|taken| taken.kind() == kind::ITEM);
-        items.for_each(|taken| delivered.count(taken.unit.digest));
+        items.for_each(|taken| delivered.count(taken.message.digest));
         delivered
     }
 

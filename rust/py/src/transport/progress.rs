@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use torchdata_core::link::consumer::Unit;
+use torchdata_core::link::consumer::Message;
 use torchdata_core::protocol::{Account, Books};
 
 use super::kinds as kind;
@@ -50,9 +50,9 @@ impl StreamProgress {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dealt || peer > 0 || books.has_dealt()))
     }
 
-    pub fn keep(&self, py: Python<'_>, peer: usize, unit: &Unit) -> PyResult<()> {
-        let opened = Opened::read(unit)?;
-        let of_dispatcher = unit.kind & kind::WHAT == kind::RELAYED;
+    pub fn keep(&self, py: Python<'_>, peer: usize, message: &Message) -> PyResult<()> {
+        let opened = Opened::read(message)?;
+        let of_dispatcher = message.kind & kind::WHAT == kind::RELAYED;
         let (dealt, snapshot) =
             if of_dispatcher { (Some(opened.dealt(py)?), None) } else { (None, opened.snapshot(py)?) };
         let superfluous = self.books.with(py, |books| {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use torchdata_core::link::consumer::{Buffer, Unit};
+use torchdata_core::link::consumer::{Buffer, Message};
 use torchdata_core::process::board::BellRef;
 use torchdata_core::protocol::{Collecting, Next, Stream};
 
@@ -112,7 +112,7 @@ impl Reader {
                     if self.peers.take(peer)? {
                         self.clock.stop();
                         self.meters.first = false;
-                        if self.peers.current.unit.kind & kind::WHAT == kind::ITEM {
+                        if self.peers.current.message.kind & kind::WHAT == kind::ITEM {
                             self.clock.came();
                             return self.deliver(py, peer).map(Some);
                         }
@@ -138,13 +138,13 @@ impl Reader {
     /// Handles a message that is not an item. Returns whether more items may follow.
     #[cold]
     fn handle(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
-        match self.peers.current.unit.kind & kind::WHAT {
+        match self.peers.current.message.kind & kind::WHAT {
             kind::END => {
                 self.collecting.turn.end(peer);
                 self.progress.books.with(py, |books| books.end(peer));
             }
             kind::ERROR => {
-                let description = decode(py, &self.peers.current.unit, self.peers.may_lease(peer));
+                let description = decode(py, &self.peers.current.message, self.peers.may_lease(peer));
                 // The message is put back before the callback, so that the next call raises this error again even if a
                 // signal handler raises an exception now.
                 self.peers.put_back(peer);
@@ -152,12 +152,12 @@ impl Reader {
                 return Ok(false); // reached only if `on_error` does not raise an exception
             }
             kind::NOTE => {
-                let note = decode(py, &self.peers.current.unit, self.peers.may_lease(peer))?;
+                let note = decode(py, &self.peers.current.message, self.peers.may_lease(peer))?;
                 if let Some(on_note) = &self.on_note {
                     on_note.call1(py, (peer, note))?;
                 }
             }
-            unit_kind if snapshots::is_snapshot(unit_kind) => self.keep(py, peer)?,
+            message_kind if snapshots::is_snapshot(message_kind) => self.keep(py, peer)?,
             _ => {} // an answer for which no code waits any more
         }
         Ok(true)
@@ -168,8 +168,8 @@ impl Reader {
     #[inline]
     fn deliver<'py>(&mut self, py: Python<'py>, peer: usize) -> PyResult<Bound<'py, PyAny>> {
         let may_lease = self.peers.may_lease(peer);
-        let unit = &self.peers.current.unit;
-        let item = match decode(py, unit, may_lease) {
+        let message = &self.peers.current.message;
+        let item = match decode(py, message, may_lease) {
             Ok(item) => item,
             Err(error) => {
                 self.peers.put_back(peer);
@@ -177,32 +177,32 @@ impl Reader {
             }
         };
         self.collecting.turn.advance();
-        self.progress.deliver(py, peer, unit.digest);
+        self.progress.deliver(py, peer, message.digest);
         self.peers.delivered(peer, may_lease);
         Ok(item)
     }
 
     fn keep(&mut self, py: Python<'_>, peer: usize) -> PyResult<()> {
-        self.keep_unit(py, peer, &self.peers.current.unit)?;
-        self.peers.current.unit.buffers.clear();
+        self.keep_message(py, peer, &self.peers.current.message)?;
+        self.peers.current.message.buffers.clear();
         Ok(())
     }
 
-    pub fn keep_unit(&self, py: Python<'_>, peer: usize, unit: &Unit) -> PyResult<()> {
+    pub fn keep_message(&self, py: Python<'_>, peer: usize, message: &Message) -> PyResult<()> {
         if self.interrupt.is_none() {
-            return self.progress.keep(py, peer, unit);
+            return self.progress.keep(py, peer, message);
         }
-        self.progress.relay.put(Relayed::of(unit)?);
+        self.progress.relay.put(Relayed::of(message)?);
         Ok(())
     }
 
     pub fn keep_taken_in(&mut self, py: Python<'_>, peer: usize) -> PyResult<()> {
-        self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_unit(py, peer, &taken.unit))
+        self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_message(py, peer, &taken.message))
     }
 
     fn take_snapshot(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         let taken = self.peers.take(peer)?;
-        if taken && snapshots::is_snapshot(self.peers.current.unit.kind) {
+        if taken && snapshots::is_snapshot(self.peers.current.message.kind) {
             self.keep(py, peer)?;
         } else if taken {
             self.peers.put_back(peer);
@@ -335,18 +335,18 @@ impl Reader {
     }
 
     /// Waits for a message, at most until `limit` after `started`. Returns whether a message was received.
-    fn await_unit(
+    fn await_message(
         &mut self,
         py: Python<'_>,
         peer: usize,
         (started, limit): (Instant, Option<Duration>),
-        unit: &mut Unit,
+        message: &mut Message,
     ) -> PyResult<bool> {
         let is_over = || limit.is_some_and(|limit| started.elapsed() >= limit);
         let Self { peers, own, meters, .. } = self;
         let consumer = peers.consumer(peer);
         loop {
-            if consumer.take(unit).map_err(errors::take)? {
+            if consumer.take(message).map_err(errors::take)? {
                 return Ok(true);
             }
             if is_over() {
@@ -363,10 +363,10 @@ impl Reader {
         peer: usize,
         limit: Option<Duration>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let (mut unit, until) = (Unit::default(), (Instant::now(), limit));
-        while self.await_unit(py, peer, until, &mut unit)? {
-            if unit.kind & kind::WHAT == kind::MESSAGE {
-                return decode(py, &unit, true).map(Some);
+        let (mut message, until) = (Message::default(), (Instant::now(), limit));
+        while self.await_message(py, peer, until, &mut message)? {
+            if message.kind & kind::WHAT == kind::MESSAGE {
+                return decode(py, &message, true).map(Some);
             }
         }
         Ok(None)
@@ -379,14 +379,14 @@ impl Reader {
         last: u64,
         limit: Option<Duration>,
     ) -> PyResult<Row<'py>> {
-        let mut unit = Unit::default();
+        let mut message = Message::default();
         let (mut results, mut seconds) = (Vec::new(), 0.0);
-        let mut there = self.await_unit(py, peer, (Instant::now(), limit), &mut unit)?;
+        let mut there = self.await_message(py, peer, (Instant::now(), limit), &mut message)?;
         while there {
             let last = last + results.len() as u64;
-            let came = match unit.kind & kind::WHAT {
-                kind::RESULT => decode_result(py, &unit, last),
-                kind::MESSAGE => decode(py, &unit, true).map(Came::Message),
+            let came = match message.kind & kind::WHAT {
+                kind::RESULT => decode_result(py, &message, last),
+                kind::MESSAGE => decode(py, &message, true).map(Came::Message),
                 _ => Ok(Came::Late),
             };
             match came {
@@ -398,7 +398,7 @@ impl Reader {
                 Ok(Came::Message(message)) => return Ok((results, seconds, Some(message))),
                 Err(error) => return Ok((results, seconds, Some(error.into_value(py).into_bound(py).into_any()))),
             }
-            there = self.peers.consumer(peer).take(&mut unit).map_err(errors::take)?;
+            there = self.peers.consumer(peer).take(&mut message).map_err(errors::take)?;
         }
         Ok((results, seconds, None))
     }
@@ -437,8 +437,8 @@ enum Came<'py> {
     Late,
 }
 
-fn decode_result<'py>(py: Python<'py>, unit: &Unit, last: u64) -> PyResult<Came<'py>> {
-    with_payload(py, unit, |payload, buffers| {
+fn decode_result<'py>(py: Python<'py>, message: &Message, last: u64) -> PyResult<Came<'py>> {
+    with_payload(py, message, |payload, buffers| {
         let (object, number, spent) = kind::split_result(payload).ok_or_else(codec::malformed)?;
         if number <= last {
             return Ok(Came::Late);
@@ -448,22 +448,26 @@ fn decode_result<'py>(py: Python<'py>, unit: &Unit, last: u64) -> PyResult<Came<
 }
 
 #[inline]
-fn decode<'py>(py: Python<'py>, unit: &Unit, may_lease: bool) -> PyResult<Bound<'py, PyAny>> {
-    with_payload(py, unit, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
+fn decode<'py>(py: Python<'py>, message: &Message, may_lease: bool) -> PyResult<Bound<'py, PyAny>> {
+    with_payload(py, message, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
 }
 
 /// Calls `look` with the payload and buffers of a message. A long payload is copied first, so that no sender changes
 /// it.
 #[inline]
-fn with_payload<R>(py: Python<'_>, unit: &Unit, look: impl FnOnce(&[u8], &[Buffer]) -> PyResult<R>) -> PyResult<R> {
-    match unit.buffers.split_last() {
-        Some((long, buffers)) if unit.kind & kind::PAYLOAD_IN_BUFFER != 0 => match long {
+fn with_payload<R>(
+    py: Python<'_>,
+    message: &Message,
+    look: impl FnOnce(&[u8], &[Buffer]) -> PyResult<R>,
+) -> PyResult<R> {
+    match message.buffers.split_last() {
+        Some((long, buffers)) if message.kind & kind::PAYLOAD_IN_BUFFER != 0 => match long {
             Buffer::Owned(payload) => look(payload, buffers),
             Buffer::Leased(lease) => {
                 let payload = py.detach(|| lease.private_copy()).map_err(errors::memory)?;
                 look(&payload, buffers)
             }
         },
-        _ => look(&unit.payload, &unit.buffers),
+        _ => look(&message.payload, &message.buffers),
     }
 }

@@ -335,7 +335,7 @@ impl Sender {
     /// that no reader wanted, and the item that is being sent.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
-        let waits = outlet.departing.as_ref().is_some_and(|unit| unit.kind & kind::WHAT == kind::ITEM);
+        let waits = outlet.departing.as_ref().is_some_and(|message| message.kind & kind::WHAT == kind::ITEM);
         let made: u64 = outlet.producers.iter().flat_map(Producer::accounts).map(|account| account.items).sum();
         Ok((outlet.producers[0].stream().pass(), made + u64::from(waits)))
     }

@@ -15,7 +15,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::error::Corrupted;
-use torchdata_core::link::consumer::{Buffer, Unit};
+use torchdata_core::link::consumer::{Buffer, Message};
 use torchdata_core::link::lease::Lease;
 use torchdata_core::link::producer::{Part, Producer};
 use torchdata_core::protocol::{Account, Books, Dealt, PeerPosition, Share, Snapshot};
@@ -42,13 +42,13 @@ pub struct Relayed {
 }
 
 impl Relayed {
-    pub fn of(unit: &Unit) -> PyResult<Self> {
-        let content = match unit.buffers.first() {
+    pub fn of(message: &Message) -> PyResult<Self> {
+        let content = match message.buffers.first() {
             Some(Buffer::Owned(bytes)) => bytes.to_vec(),
             Some(Buffer::Leased(lease)) => lease.private_copy().map_err(errors::memory)?,
             None => Vec::new(),
         };
-        Ok(Self { payload: unit.payload.clone(), content })
+        Ok(Self { payload: message.payload.clone(), content })
     }
 }
 
@@ -103,12 +103,12 @@ pub struct Opened<'a> {
 }
 
 impl<'a> Opened<'a> {
-    pub fn read(unit: &'a Unit) -> PyResult<Self> {
-        Self::parse(unit).ok_or_else(|| errors::corrupted(Corrupted("a snapshot has an invalid format")))
+    pub fn read(message: &'a Message) -> PyResult<Self> {
+        Self::parse(message).ok_or_else(|| errors::corrupted(Corrupted("a snapshot has an invalid format")))
     }
 
-    fn parse(unit: &'a Unit) -> Option<Self> {
-        let raw = unit.payload.as_slice();
+    fn parse(message: &'a Message) -> Option<Self> {
+        let raw = message.payload.as_slice();
         let (words, _) = raw.as_chunks::<8>();
         let word = |index: usize| words.get(index).map(|&bytes| u64::from_le_bytes(bytes));
         let links = usize::try_from(word(4)?).ok().filter(|&links| links <= raw.len() / 16)?;
@@ -123,7 +123,7 @@ impl<'a> Opened<'a> {
             },
             accounts,
             inline: raw.get(8 * (5 + 2 * links)..)?,
-            block: unit.buffers.first(),
+            block: message.buffers.first(),
         })
     }
 
@@ -163,8 +163,8 @@ fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
 }
 
 #[inline]
-pub fn is_snapshot(unit_kind: u16) -> bool {
-    matches!(unit_kind & kind::WHAT, kind::STATE | kind::RELAYED)
+pub fn is_snapshot(message_kind: u16) -> bool {
+    matches!(message_kind & kind::WHAT, kind::STATE | kind::RELAYED)
 }
 
 pub type Entry = (u64, u64);

@@ -31,7 +31,7 @@ pub(crate) fn bare_len(sampled: u64) -> u64 {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct UnitHeader {
+pub(crate) struct MessageHeader {
     /// The number of bytes of the message, including the padding at its end.
     pub total: u32,
     pub payload: u32,
@@ -43,7 +43,7 @@ pub(crate) struct UnitHeader {
 
 /// The size of a message header, which consists of three words: (1) the length and the checksum, (2) the padding,
 /// shard, kind and number of blocks, and (3) the epoch.
-pub(crate) const UNIT_HEADER: u64 = 24;
+pub(crate) const MESSAGE_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
 /// A flag in the length field that marks padding. Lengths of messages do not use this bit, because they are multiples
 /// of 8.
@@ -54,7 +54,7 @@ pub(crate) enum First {
     /// Padding, with a correct checksum, up to the end of the ring.
     Pad,
     /// A message of `total` bytes, of which only the length has been verified.
-    Unit { total: u32, check: u32 },
+    Message { total: u32, check: u32 },
 }
 
 impl First {
@@ -72,10 +72,10 @@ impl First {
         if total & PAD != 0 && len == until_wrap && len <= available && check == pad_check(position, total) {
             return Ok(Self::Pad);
         }
-        if !len.is_multiple_of(8) || len < UNIT_HEADER || len > available || len > until_wrap || total & PAD != 0 {
-            return Err(Corrupted("a unit is longer than the published data"));
+        if !len.is_multiple_of(8) || len < MESSAGE_HEADER || len > available || len > until_wrap || total & PAD != 0 {
+            return Err(Corrupted("a message is longer than the published data"));
         }
-        Ok(Self::Unit { total, check })
+        Ok(Self::Message { total, check })
     }
 }
 
@@ -87,10 +87,10 @@ fn word(low: u32, high: u32) -> u64 {
     u64::from(low) | u64::from(high) << 32
 }
 
-impl UnitHeader {
+impl MessageHeader {
     /// Creates a header. Returns None if a length does not fit into its field.
     pub fn new(shard: u16, kind: u16, epoch: u64, blocks: usize, payload: usize) -> Option<Self> {
-        let total = (UNIT_HEADER + BLOCK_ENTRY * blocks as u64 + payload as u64).next_multiple_of(8);
+        let total = (MESSAGE_HEADER + BLOCK_ENTRY * blocks as u64 + payload as u64).next_multiple_of(8);
         Some(Self {
             total: u32::try_from(total).ok()?,
             payload: u32::try_from(payload).ok()?,
@@ -103,7 +103,7 @@ impl UnitHeader {
 
     #[inline]
     fn content(self) -> u64 {
-        UNIT_HEADER + BLOCK_ENTRY * u64::from(self.blocks) + u64::from(self.payload)
+        MESSAGE_HEADER + BLOCK_ENTRY * u64::from(self.blocks) + u64::from(self.payload)
     }
 
     #[inline]
@@ -116,9 +116,9 @@ impl UnitHeader {
     #[inline]
     pub fn from_words(total: u32, [sizes, epoch]: [u64; 2]) -> Result<Self, Corrupted> {
         let [padding, shard, kind, blocks] = [0, 16, 32, 48].map(|bits| (sizes >> bits) as u16);
-        let around = UNIT_HEADER + BLOCK_ENTRY * u64::from(blocks) + u64::from(padding);
+        let around = MESSAGE_HEADER + BLOCK_ENTRY * u64::from(blocks) + u64::from(padding);
         let payload = u64::from(total).checked_sub(around).filter(|_| padding < 8);
-        let payload = payload.ok_or(Corrupted("the length of a unit does not match its parts"))?;
+        let payload = payload.ok_or(Corrupted("the length of a message does not match its parts"))?;
         Ok(Self { total, payload: payload as u32, shard, kind, blocks, epoch })
     }
 
