@@ -4,21 +4,19 @@ use std::time::{Duration, Instant};
 
 use crate::sampled_clock::SampledClock;
 
-/// The pause after a snapshot is `factor` times the cost of the snapshot, but at least `most_often`.
+/// Schedules snapshots. The pause after a snapshot is `factor` times the cost of the snapshot, but at least
+/// `most_often`.
 ///
-/// The cost is derived from the shortest of the last three snapshots, because the system may suspend a process
-/// meanwhile.
+/// The cost is the shortest duration of the last three snapshots, because the operating system may suspend a process.
 #[derive(Debug)]
 pub struct Cadence {
     most_often: Duration,
     factor: f64,
-    /// The durations of the last three snapshots in seconds, oldest first.
     took: [f64; 3],
     due: Instant,
     clock: SampledClock,
 }
 
-/// The maximum number of items between two readings of the clock.
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
@@ -39,13 +37,11 @@ impl Cadence {
         Self { most_often, factor, took: [f64::INFINITY; 3], due: Instant::now() + most_often, clock }
     }
 
-    /// Returns whether a snapshot is due after the current item.
     #[inline]
     pub fn is_due(&mut self) -> bool {
         self.clock.sample().is_some_and(|now| now >= self.due)
     }
 
-    /// Records a completed snapshot, and returns the pause until the next snapshot.
     pub fn made(&mut self, began: Instant, now: Instant) -> Duration {
         self.took.rotate_left(1);
         self.took[2] = (now - began).as_secs_f64();

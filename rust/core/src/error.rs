@@ -3,7 +3,6 @@
 use std::io;
 use std::path::PathBuf;
 
-/// An error during the creation or mapping of shared memory.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("{what}: {source}{}", way_out(source))]

@@ -46,7 +46,6 @@ pub struct Region {
 pub struct Target {
     pub width: u32,
     pub height: u32,
-    /// Whether the resized image is mirrored from left to right.
     pub mirrored: bool,
     /// Whether all values of the first channel precede all values of the second channel, and so on.
     pub planar: bool,

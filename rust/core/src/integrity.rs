@@ -4,14 +4,13 @@
 
 /// An odd factor with which each change within one byte of a value changes the check bits of the value.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
-/// A constant in all check bits, so that erased memory (zeros) counts as damaged.
+/// A constant that makes erased memory (zeros) count as damaged.
 const NOT_ZERO: u64 = 0x5bd1;
-/// The keys prevent products of zero words from being zero. The steps change the keys, so that swapped words are
-/// detected.
+/// Without the keys, the product of two zero words would be zero. The steps make the checksum depend on the order of
+/// words.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
-/// The number of low bits of a value that [`seal`] stores in a word.
 pub const SEALED_BITS: u32 = 48;
 const SEALED: u64 = (1 << SEALED_BITS) - 1;
 

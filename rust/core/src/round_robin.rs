@@ -13,7 +13,6 @@ impl RoundRobin {
         Self { ended: vec![false; peers], live: peers, current: 0, in_order }
     }
 
-    /// Begins an epoch in which all peers are active, starting with peer 0.
     pub fn start(&mut self) {
         self.ended.fill(false);
         self.live = self.ended.len();
@@ -37,7 +36,6 @@ impl RoundRobin {
         self.in_order
     }
 
-    /// Ends the turn of the current peer. The next peer that has not ended becomes the current peer.
     #[inline]
     pub fn advance(&mut self) {
         for _ in 0..self.ended.len() {
@@ -48,7 +46,6 @@ impl RoundRobin {
         }
     }
 
-    /// Records that a peer has ended, so that the rotation skips this peer.
     pub fn end(&mut self, peer: usize) {
         if !std::mem::replace(&mut self.ended[peer], true) {
             self.live -= 1;
@@ -62,7 +59,6 @@ impl RoundRobin {
         self.ended[peer]
     }
 
-    /// Returns the number of peers, including the peers that have ended.
     pub fn peers(&self) -> usize {
         self.ended.len()
     }

@@ -48,7 +48,7 @@ impl SeedGenerator {
         self.shared.next_u64()
     }
 
-    /// Returns a seed that differs between ranks and workers. Before `spawn`, the seed is a shared seed.
+    /// Returns a seed that differs between ranks and workers.
     pub fn generate_seed(&mut self) -> u64 {
         self.worker.next_u64()
     }

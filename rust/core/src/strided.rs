@@ -15,7 +15,6 @@ const BLOCK: usize = 1024;
 /// The layout of the elements of an array in memory.
 #[derive(Debug, Clone)]
 pub struct Strided {
-    /// The axes around the axis `line`, outermost axis first.
     around: Vec<Axis>,
     line: Axis,
     group: Axis,
@@ -81,8 +80,6 @@ impl Strided {
         self.run == self.len
     }
 
-    /// Copies all elements to the contiguous memory at `to`.
-    ///
     /// # Safety
     /// `from` must point to the first element, and all elements must be readable. `to` must be writable for `len`
     /// bytes, and must not overlap any element.

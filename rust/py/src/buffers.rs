@@ -11,8 +11,6 @@ use pyo3::prelude::*;
 use torchdata_core::link::arena::Block;
 use torchdata_core::link::lease::Lease;
 
-/// Fills the buffer view that Python requests through `__getbuffer__`.
-///
 /// # Safety
 /// The interpreter created `view`. `data` points to `len` bytes, which stay valid as long as `owner` exists.
 unsafe fn fill_buffer(

@@ -27,8 +27,6 @@ impl Slices {
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }
 
-/// Waits up to `limit` for an event, and returns whether the event has occurred.
-///
 /// # Arguments
 /// * `sleep` - sleeps for one slice without the GIL, and returns whether the event has occurred.
 /// * `look` - checks for the event with the GIL. The check follows each slice, after signals were handled.

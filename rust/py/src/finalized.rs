@@ -15,7 +15,6 @@ use crate::panics::caught;
 
 const TRIES: usize = 1000;
 
-/// Creates the base class. Each derived class must have a method `_finalize(interrupted)`.
 pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     let doc = c"A base of classes whose `_finalize(interrupted)` is called at their end, whatever signals do, unless `_ended`.";
     let slots = [(ffi::Py_tp_doc, doc.as_ptr().cast_mut().cast()), (ffi::Py_tp_finalize, finalize as *mut c_void)];

@@ -26,8 +26,7 @@ thread_local! {
     static RETURNED: RefCell<Vec<Py<PyAny>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Delays forks by this thread until `take` acquires and releases a lock without waiting, or not at all if `take` is
-/// None.
+/// Delays forks by this thread until `take` acquires and releases a lock without waiting.
 #[pyfunction]
 pub fn fork_waits_for(take: Option<Py<PyAny>>) {
     let before = (TAKE.replace(take), RETURNED.take());

@@ -46,7 +46,6 @@ fn take_no_notice(number: i32) -> PyResult<()> {
     Ok(signals::take_no_notice(number)?)
 }
 
-/// Sets the name of this process. Only the main thread may call this function.
 #[pyfunction]
 fn name_process(name: &str) {
     process::naming::name_this_thread(name);

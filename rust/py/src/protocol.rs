@@ -53,7 +53,6 @@ impl PyObedience {
     }
 }
 
-/// Decides which child processes are replaced. The dispatching process is the last child.
 #[pyclass(name = "Replacing", module = "torchdata._native")]
 pub struct PyReplacing(Replacing);
 

@@ -15,7 +15,7 @@ pub enum FeatureKind {
 pub struct Feature<'a> {
     /// The type of the values, or None if the feature has no values.
     pub kind: Option<FeatureKind>,
-    /// The encoded values: one part per byte string, whereas a part of a numeric feature may contain several numbers.
+    /// The encoded values. A part of a numeric feature may contain several numbers.
     pub parts: Vec<&'a [u8]>,
 }
 
@@ -67,7 +67,6 @@ impl<'a> Feature<'a> {
 /// If a name occurs several times, the last feature with this name is valid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Example<'a> {
-    /// The features that apply to the whole record.
     pub context: Vec<(&'a str, Feature<'a>)>,
     /// The features of a SequenceExample that have one value per step.
     pub lists: Vec<(&'a str, Vec<Feature<'a>>)>,

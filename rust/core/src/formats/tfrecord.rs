@@ -75,7 +75,6 @@ impl Records {
         }
     }
 
-    /// Returns an error if the file has ended within a record.
     pub fn finish(&self) -> Result<(), RecordError> {
         let found = self.unread().len() as u64;
         let wanted = self.length()?.map_or(HEAD, |length| HEAD + length + TAIL) as u64;

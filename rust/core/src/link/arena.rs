@@ -29,18 +29,14 @@ const HUGE_PAGE: u64 = 2 << 20;
 
 #[derive(Debug)]
 struct Allocator {
-    /// The free ranges of the arena, as a map from offset to length.
     free: BTreeMap<u64, u64>,
     taken: HashMap<u64, Holders>,
-    /// The maximum number of allocated blocks.
     most: usize,
     in_use: u64,
     peak: u64,
     flow: Option<FlowRef>,
-    /// The highest end offset of the blocks that were allocated or freed since `period_began`.
     recent: u64,
     period_began: Instant,
-    /// The end of the memory pages that may be in use since they were last returned to the operating system.
     dirty: u64,
     /// Whether the file system can free pages of the arena.
     punches: bool,
@@ -106,7 +102,6 @@ impl Allocator {
         self.dirty = self.dirty.max(end);
     }
 
-    /// Returns the free ranges that were not used during the last period.
     fn take_idle(&mut self, now: Instant) -> Vec<Range<u64>> {
         if now.saturating_duration_since(self.period_began) < PERIOD {
             return Vec::new();
@@ -148,7 +143,6 @@ pub struct ArenaUse {
     pub blocks: usize,
 }
 
-/// The producer's end of the arena of a link.
 #[derive(Debug)]
 pub struct Arena {
     layout: Arc<Layout>,
@@ -188,7 +182,6 @@ impl Arena {
         self.layout.reserve_arena(offset, whole).then_some(block)
     }
 
-    /// Frees the blocks that the consumer has returned.
     pub fn reclaim(&self) -> Result<(), Corrupted> {
         let header = self.layout.header();
         let mut allocator = self.lock();

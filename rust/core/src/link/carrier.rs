@@ -1,7 +1,5 @@
 //! Transfers messages between a link on one machine and the copy of this link on another machine.
 //!
-//! On each machine, a carrier consumes one link and produces another link.
-//!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child
 //!       ◄─── data ────           ◄┄ frames ┄┄            ◄─── data ────
@@ -28,7 +26,6 @@ pub const OUT_OF_BAND: usize = 32 << 10;
 
 const SEPARATE: u64 = 1 << 63;
 const TIDY_EVERY: Duration = Duration::from_secs(1);
-/// The length in bytes of a message's description in a frame.
 const MESSAGE_HEAD: usize = 16;
 
 /// The control words of both links: `order`, `starving`, `granted` and `acknowledged`.
@@ -37,11 +34,8 @@ pub type Words = [u64; 4];
 /// Several messages that are sent to the other machine together.
 #[derive(Debug, Default)]
 pub struct Frame {
-    /// The bytes of all messages, except for the bytes of large buffers.
     pub head: Vec<u8>,
-    /// The large buffers of all messages, in the order of the messages.
     pub buffers: Vec<Buffer>,
-    /// The length of the head and of all large buffers together, in bytes.
     pub len: usize,
 }
 
@@ -121,13 +115,10 @@ impl<'a> Carried<'a> {
 struct FrameProgress {
     head_bytes: usize,
     separate_buffers: usize,
-    /// `parts` are the buffers of the current message that were already sent, and `streamed` is the number of sent
-    /// bytes of the next buffer.
     parts: Vec<Part>,
     streamed: usize,
 }
 
-/// What the outbound link must have before the current message can be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lack {
     Nothing,
@@ -196,7 +187,6 @@ impl Carrier {
         Ok(have_changed.then_some(words))
     }
 
-    /// Stores the control words from the other machine in the headers of the two links.
     pub fn put_words(&self, [order, starving, granted, acknowledged]: Words) {
         let (incoming, outgoing) = (self.incoming.header(), self.outgoing.header());
         // SYNC(order): pairs with Link::is_superseded.
@@ -285,7 +275,6 @@ impl Carrier {
         Ok(Lack::Nothing)
     }
 
-    /// Frees arena memory that was unused for some seconds.
     pub fn tidy(&mut self, now: Instant) -> Result<(), Corrupted> {
         let arena = self.outbound.arena();
         if arena.is_untidy() && now.saturating_duration_since(self.tidied) >= TIDY_EVERY {

@@ -16,12 +16,10 @@ use crate::protocol::{Ahead, Grant, Judgement, Receiving, Stream};
 use crate::stats::{FlowRef, add};
 use crate::sync::cursor::ConsumerCursor;
 
-/// A large buffer of a received message.
 #[derive(Debug, Clone)]
 pub enum Buffer {
     /// A block in shared memory. The producer cannot reuse the block until the lease is dropped.
     Leased(Arc<Lease>),
-    /// Bytes in the private memory of this process.
     Owned(Arc<Vec<u8>>),
 }
 
@@ -56,7 +54,7 @@ pub struct Message {
     pub digest: u64,
 }
 
-/// The end of a link that receives messages. Only one thread at a time may use the consumer.
+/// Only one thread at a time may use the consumer.
 #[derive(Debug)]
 pub struct Consumer {
     layout: Arc<Layout>,
@@ -73,7 +71,6 @@ pub struct Consumer {
     early: bool,
     wanted: bool,
     taken: u64,
-    /// The items, bytes, and bytes in blocks that were taken since the consumer last woke up the producer.
     unrung: u64,
     unrung_bytes: u64,
     unrung_blocks: u64,
@@ -109,7 +106,6 @@ impl Consumer {
         &self.peer
     }
 
-    /// Continues the stream and the counters of the consumer whose link this consumer's link replaces.
     pub(super) fn follow(&mut self, earlier: &Self) {
         self.count_into(earlier.flow.clone());
         self.begin(earlier.receiving.stream(), earlier.receiving.window());
@@ -148,8 +144,7 @@ impl Consumer {
         self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
 
-    /// Sets whether items of this link wake up this process. The caller must check for items afterwards, because items
-    /// that arrived earlier cause no wake-up.
+    /// The caller must check for items afterwards, because items that arrived earlier cause no wake-up.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -160,7 +155,7 @@ impl Consumer {
         if wanted { word.raise() } else { word.lower() }
     }
 
-    /// Informs the producer that no more items of the current pass are needed.
+    /// Informs the producer that no more items of this stream are needed.
     pub fn leave(&mut self) {
         self.tell(self.receiving.leave());
     }
@@ -199,8 +194,7 @@ impl Consumer {
         self.flow.items.store(self.before.wrapping_add(self.taken), Ordering::Relaxed);
     }
 
-    /// Counts an item, and allows the producer to send one more item. To save system calls, a sleeping producer is
-    /// woken up only if half of its window is free or the ring is empty.
+    /// To save system calls, a sleeping producer is woken up only if half of its window is free or the ring is empty.
     #[inline]
     pub fn item_taken(&mut self) {
         self.count();
@@ -226,7 +220,6 @@ impl Consumer {
         self.tell_if_new(self.receiving.one_more());
     }
 
-    /// Withdraws the permission of `grant_one_more`.
     pub fn restore_grant(&mut self) {
         self.tell_if_new(self.receiving.grant());
     }
@@ -273,7 +266,6 @@ impl Consumer {
         }
     }
 
-    /// Returns whether the ring contains a message that can be taken.
     #[inline]
     pub fn readable(&mut self) -> Result<bool, Corrupted> {
         Ok(!self.early && self.cursor.available(&self.layout.header().tail)? > 0)

@@ -24,7 +24,6 @@ impl Link {
         Ok(Self { layout: Arc::new(Layout::create(config)?) })
     }
 
-    /// Maps the link of a descriptor that another process has sent.
     pub fn attach(fd: OwnedFd) -> Result<Self, OpenError> {
         Ok(Self { layout: Arc::new(Layout::attach(Region::attach(fd)?)?) })
     }
@@ -49,7 +48,6 @@ impl Link {
         Ok(Consumer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer of a link that replaces the link of `earlier`, whose producer has exited.
     pub fn consumer_after(&self, earlier: &Consumer) -> Result<Consumer, OpenError> {
         let mut next = self.consumer(earlier.peer().clone())?;
         next.follow(earlier);

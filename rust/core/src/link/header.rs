@@ -66,10 +66,9 @@ impl LinkConfig {
     }
 }
 
-/// A word with check bits, padded to two cache lines, because processors fetch cache lines in pairs.
 type Word = CachePadded<AtomicU64>;
 
-/// The header of a link. Accidental writes to the header are either detected or harmless.
+/// Accidental writes to the header are either detected or harmless.
 ///
 /// Control words contain check bits, and messages contain checksums. Damage to any other field falsifies only
 /// statistics, or delays a wake-up by at most 100 ms.
@@ -105,13 +104,11 @@ pub(crate) struct Header {
     pub items_wanted: CachePadded<Wanted>,
     /// The maximum number of bytes in blocks that the producer may send ahead of the consumer.
     pub ahead: Word,
-    /// The counters of the producer, unless the producer counts on a [`crate::stats::Board`].
     pub sent: CachePadded<Flow>,
     pub received: CachePadded<Flow>,
 }
 
 const _: () = {
-    /// The size of a padded word in bytes: 128 on x86-64 and 64-bit Arm.
     const LINE: usize = align_of::<Word>();
     assert!(size_of::<Word>() == LINE && size_of::<CachePadded<Wanted>>() == LINE);
     assert!(std::mem::offset_of!(Header, version) == 8);
@@ -197,7 +194,6 @@ impl Layout {
         unsafe { &*self.region.as_mut_ptr().cast::<Header>() }
     }
 
-    /// Returns the counters of the producer (`sent` is true) or of the consumer (`sent` is false).
     pub fn flow(self: &Arc<Self>, sent: bool) -> FlowRef {
         let header = self.header();
         let flow: &Flow = if sent { &header.sent } else { &header.received };
@@ -219,7 +215,6 @@ impl Layout {
         unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
     }
 
-    /// Makes a range of the arena usable, or returns false if there is no memory.
     pub fn reserve_arena(&self, offset: u64, len: u64) -> bool {
         self.region.reserve((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
     }

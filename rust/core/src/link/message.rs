@@ -32,7 +32,6 @@ pub(crate) fn bare_len(sampled: u64) -> u64 {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct MessageHeader {
-    /// The number of bytes of the message, including the padding at its end.
     pub total: u32,
     pub payload: u32,
     pub shard: u16,
@@ -53,8 +52,10 @@ const PAD: u32 = 1;
 pub(crate) enum First {
     /// Padding, with a correct checksum, up to the end of the ring.
     Pad,
-    /// A message of `total` bytes, of which only the length has been verified.
-    Message { total: u32, check: u32 },
+    Message {
+        total: u32,
+        check: u32,
+    },
 }
 
 impl First {
@@ -88,7 +89,6 @@ fn word(low: u32, high: u32) -> u64 {
 }
 
 impl MessageHeader {
-    /// Creates a header. Returns None if a length does not fit into its field.
     pub fn new(shard: u16, kind: u16, epoch: u64, blocks: usize, payload: usize) -> Option<Self> {
         let total = (MESSAGE_HEADER + BLOCK_ENTRY * blocks as u64 + payload as u64).next_multiple_of(8);
         Some(Self {
@@ -122,7 +122,6 @@ impl MessageHeader {
         Ok(Self { total, payload: payload as u32, shard, kind, blocks, epoch })
     }
 
-    /// Returns the checksum of the header, to which the caller adds the block table and the payload.
     #[inline]
     pub fn checksum(self, position: u64) -> Checksum {
         let [_, sizes, epoch] = self.words(0);

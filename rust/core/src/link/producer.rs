@@ -26,7 +26,6 @@ const WAKE_BATCH: u32 = 64;
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
-/// The location of a large buffer that belongs to a message.
 #[derive(Debug)]
 pub enum Part {
     /// The buffer is in a block of this link's arena.
@@ -57,7 +56,7 @@ struct ShardProgress {
     owed: u64,
 }
 
-/// The end of a link that sends messages. Only one thread at a time may use the producer.
+/// Only one thread at a time may use the producer.
 #[derive(Debug)]
 pub struct Producer {
     layout: Arc<Layout>,
@@ -66,16 +65,13 @@ pub struct Producer {
     cursor: ProducerCursor,
     wake: WakePolicy,
     last_blocks: u64,
-    /// For each group of recent items: the ring position after the group, and the size of the group's blocks in bytes.
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,
     account: Account,
     current: u16,
-    /// For each shard, the number of sent items, and the number of items to recompute. The entry of the current shard
-    /// is outdated.
+    /// The progress of each shard, which is outdated for the current shard.
     shards: Vec<ShardProgress>,
-    /// Whether fragments were pushed for a message that is not pushed yet.
     streaming: bool,
     clock: SampledClock,
     items: u64,
@@ -224,7 +220,6 @@ impl Producer {
             .expect("callers check `fits` first")
     }
 
-    /// Abandons a message for which only fragments were pushed so far.
     pub fn give_up(&mut self) {
         self.streaming = false;
     }
@@ -253,7 +248,7 @@ impl Producer {
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Adds `bytes` to the bytes in flight. Small items share an entry of `ahead`, which limits the number of entries.
+    /// Small items share an entry of `ahead`, which limits the number of entries.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -286,7 +281,6 @@ impl Producer {
         self.sending.reader(word).ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Announces a command in the link's header before the command itself is sent.
     pub fn order(&self, order: u64) {
         // SYNC(order): pairs with Link::is_superseded.
         self.layout.header().order.store(seal(order), Ordering::Release);
@@ -367,7 +361,6 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Adds the last pushed message to the item counter of the statistics.
     pub fn count_item(&mut self) {
         self.items += 1;
         self.flow.items.store(self.items, Ordering::Relaxed);

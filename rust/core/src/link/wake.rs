@@ -15,13 +15,11 @@ const PATIENCE: Duration = Duration::from_micros(50);
 pub struct WakePolicy {
     waiting: u32,
     batch: u32,
-    /// The time at which an item was last published while the consumer slept.
     last: Option<Instant>,
     oldest: Option<Instant>,
 }
 
 impl WakePolicy {
-    /// Creates a policy that wakes up a sleeping consumer after `batch` pending items.
     pub fn new(batch: u32) -> Self {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
@@ -49,7 +47,6 @@ impl WakePolicy {
         (slow || self.waiting >= self.batch || late(self.oldest)) && self.ring(bell)
     }
 
-    /// Wakes up the consumer if it waits. Returns whether the consumer slept.
     pub fn flush(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         wanted.is_raised() && self.ring(bell)
     }

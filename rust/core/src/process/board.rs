@@ -36,7 +36,6 @@ impl BellBoard {
         Ok(Arc::new(Self { region: Region::create(len, len)? }))
     }
 
-    /// Maps the doorbells of a descriptor that another process has sent.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         Ok(Arc::new(Self { region: Region::attach(fd)? }))
     }

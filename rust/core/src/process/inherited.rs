@@ -18,14 +18,14 @@ const DESCRIPTOR: u32 = 3;
 /// The state of a mapping that each forked child replaces with zeros, even if user code calls `fork`.
 const OWN_MAPPING: u32 = 4;
 
-/// An entry of the list of mappings and descriptors. Unused entries are reused and never freed.
+/// Unused entries are reused, and entries are never freed.
 #[derive(Debug)]
 struct InheritedEntry {
     next: *const InheritedEntry,
     state: AtomicU32,
     start: AtomicUsize,
     len: AtomicUsize,
-    /// The number of used pointers into the mapping. Forked children keep the mapping while the number is not 0.
+    /// Forked children keep the mapping while this number is not 0.
     pins: AtomicUsize,
 }
 
@@ -113,7 +113,6 @@ impl Drop for Mapping {
     }
 }
 
-/// A registered descriptor, which forked workers close.
 #[derive(Debug)]
 pub struct Descriptor(&'static InheritedEntry);
 
@@ -122,7 +121,6 @@ impl Descriptor {
         Self(note(DESCRIPTOR, fd.into_raw_fd() as usize, 0))
     }
 
-    /// Returns the descriptor, or None if the descriptor is closed.
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let open = self.0.state.load(Ordering::Relaxed) == DESCRIPTOR;
         // SAFETY: the descriptor is open in the state `DESCRIPTOR`, which a child changes before it starts threads.
@@ -186,7 +184,6 @@ fn span(entry: &InheritedEntry) -> (usize, usize) {
     (start, start + len.next_multiple_of(SMALLEST_PAGE))
 }
 
-/// Joins adjacent ranges, so that one system call can replace several mappings.
 fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans.sort_unstable();
     spans.dedup_by(|next, last| {

@@ -13,7 +13,6 @@ use rustix::thread::futex;
 
 use super::system::System;
 
-/// Returns whether the kernel supports all required system calls.
 pub(super) fn is_whole() -> bool {
     let is_there = |result: rustix::io::Result<OwnedFd>| match result {
         Ok(_) => true,

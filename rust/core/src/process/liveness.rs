@@ -16,7 +16,6 @@ pub struct Watch {
     pid: i32,
     /// A descriptor of the watched process, or None in the portable fallback, which checks the process id instead.
     fd: Option<Descriptor>,
-    /// Whether the watched process is the parent of this process.
     parent: bool,
 }
 

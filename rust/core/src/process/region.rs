@@ -19,7 +19,6 @@ pub struct Region {
     /// The registration of the mapping. Fields are dropped in order, so `mapping` must precede `map`.
     pub(crate) mapping: Mapping,
     map: MmapRaw,
-    /// The number of the descriptor, or -1 after the descriptor was closed.
     fd: AtomicI32,
 }
 
@@ -29,7 +28,6 @@ impl Region {
         Self::create_named("torchdata", len, reserved)
     }
 
-    /// Creates a region like `create`. The operating system shows the descriptor under the given name.
     pub fn create_named(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;
@@ -47,7 +45,6 @@ impl Region {
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
     }
 
-    /// Frees the memory of the bytes `offset..offset + len`, which become zero.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
         #[cfg(target_os = "linux")]
@@ -87,7 +84,6 @@ impl Region {
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
-    /// Returns the number of the descriptor, or -1 if the descriptor was closed.
     pub fn fileno(&self) -> i32 {
         self.fd.load(Ordering::Relaxed)
     }
@@ -126,8 +122,6 @@ impl Drop for Region {
     }
 }
 
-/// Drops the inherited regions and watches, except for pinned regions and the regions in `own`. Must be called in a
-/// forked child that has a single thread.
 pub fn drop_inherited(own: &[&Region]) {
     let own: Vec<&Mapping> = own.iter().map(|region| &region.mapping).collect();
     super::inherited::drop_all_but(&own);

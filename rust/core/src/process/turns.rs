@@ -25,14 +25,12 @@ const PRICE: u64 = 8;
 const CREDIT: u64 = 100_000_000;
 const REST: u64 = 50;
 
-/// Statistics about the yields of all threads of a process.
 #[derive(Debug)]
 pub struct Turns {
     turns: AtomicU32,
-    /// The number of waits without yields since a wait last tested yielding.
     since_tried: AtomicU32,
-    /// A time in nanoseconds, to which each yield to an unrelated thread adds `PRICE` times its duration. Waits do not
-    /// yield while this time is more than `CREDIT` nanoseconds in the future.
+    /// Each yield to an unrelated thread increases this time in nanoseconds. Waits do not yield while the time is far
+    /// in the future.
     paid: AtomicU64,
 }
 
@@ -73,12 +71,10 @@ impl Turns {
         goes_on
     }
 
-    /// Records that a wait has ended during its yields, without a sleep.
     pub fn helped(&self) {
         self.turns.store(MOST, Relaxed);
     }
 
-    /// Records that a wait has yielded up to `turns` times and has then slept for `took` nanoseconds.
     pub fn slept(&self, turns: u32, took: u64) {
         if took < NEAR {
             self.turns.store(MOST, Relaxed);

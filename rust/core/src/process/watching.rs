@@ -1,6 +1,3 @@
-//! Detects calls that do not return. Each caller counts its calls in a [`Pulse`] (heartbeat), and one watching thread
-//! per process reads all heartbeats.
-//!
 //! The watching thread stops before a fork, so that the child does not inherit incomplete state.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
@@ -39,7 +36,6 @@ pub const UNWATCHED: u8 = 2;
 /// A flag of a heartbeat: an asynchronous exception, such as KeyboardInterrupt, has interrupted the last call.
 pub const CUT: u8 = 4;
 
-/// The heartbeat of a caller, which counts the calls of this caller.
 #[derive(Default)]
 pub struct Pulse {
     word: AtomicU64,
@@ -79,7 +75,6 @@ impl Pulse {
 
 /// A report about a call that has not returned for some time.
 pub struct Stall {
-    /// The number of the watched loader, as passed to [`Watch::begin`].
     pub key: u64,
     /// The time since the watching thread first saw the call.
     pub waited: Duration,
@@ -99,8 +94,6 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The word of the heartbeat since the time `since`. A stall is reported after the duration `next` without a
-    /// change.
     word: u64,
     since: Instant,
     next: Duration,
@@ -137,9 +130,7 @@ struct WatchState {
 pub struct Watch {
     generation: u64,
     state: Mutex<WatchState>,
-    /// Notified when the watching thread must check its state.
     wake: Condvar,
-    /// Notified when the watching thread ends, because callers of `stop` wait for the end.
     ended: Condvar,
     tell: fn(&Stall),
 }
@@ -147,7 +138,6 @@ pub struct Watch {
 static WATCH: AtomicPtr<Watch> = AtomicPtr::new(std::ptr::null_mut());
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// Returns the `Watch` of this process. The watching thread calls `tell` for each stalled call, without holding a lock.
 pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     let generation = fork::generation();
     loop {
@@ -172,8 +162,7 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
 }
 
 impl Watch {
-    /// Starts to watch a heartbeat, or restarts watching after a fork. Calls that take longer than `patience` are
-    /// reported.
+    /// Calls that take longer than `patience` are reported.
     pub fn begin(&'static self, pulse: &Arc<Pulse>, key: u64, patience: Duration) {
         let mut state = self.state();
         if state.forks > 0 || OVER.load(Relaxed) {
@@ -274,7 +263,6 @@ impl Watch {
     }
 }
 
-/// Prevents the watching thread from being started again, because the process ends.
 pub fn over() {
     OVER.store(true, Relaxed);
 }

@@ -2,7 +2,6 @@
 
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The number and the rolling checksum of the items of an epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Account {
     pub items: u64,

@@ -22,21 +22,18 @@ impl Default for Share {
     }
 }
 
-/// A snapshot of the state of the process that sends items.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Snapshot<S> {
     /// The number and checksum of the items that were sent before the snapshot.
     pub sent: Account,
-    /// The position in the dispatched items at the time of the snapshot.
     pub share: Share,
     pub content: S,
 }
 
-/// A snapshot of the state of the dispatching process.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealt<S> {
     pub pass: u32,
-    /// For each worker, the number and checksum of the items that were dispatched to the worker in the pass.
+    /// For each worker, the number and checksum of the items that were dispatched to the worker.
     pub accounts: Vec<Account>,
     pub content: S,
 }
@@ -56,16 +53,13 @@ impl<S> Dealt<S> {
 struct Peer<S> {
     taken: Account,
     ended: bool,
-    /// Whether the oldest snapshot precedes every position that the user may request.
     begun: bool,
     /// The snapshots, oldest first. Only the first snapshot is guaranteed to precede the user's position.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
-/// The position of one sender in the epoch, from which a later run can resume.
 #[derive(Debug)]
 pub struct PeerPosition<'a, S> {
-    /// The number and checksum of the items before the position.
     pub given: Account,
     /// The latest snapshot at or before the position, or None if the sender must restart at the beginning of the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,
@@ -81,9 +75,8 @@ pub struct Books<S> {
     log: VecDeque<(u32, Account)>,
     total: u64,
     dealt: VecDeque<Dealt<S>>,
-    /// The number of deliveries that stay in the log after the user has received their items.
+    /// The number of deliveries that stay in the log after the user has received the items.
     beyond: usize,
-    /// The number of deliveries that stay in the log if the user's position is unknown.
     unknown: usize,
     longest: usize,
     first: usize,
@@ -147,7 +140,6 @@ impl<S> Books<S> {
         (0..peers).map(|step| (from + step) % peers).find(|&peer| !self.peers[peer].ended).unwrap_or(from % peers)
     }
 
-    /// Returns the number of items that were delivered since the epoch began or was resumed.
     pub fn total(&self) -> u64 {
         self.total
     }

@@ -2,7 +2,6 @@
 
 use crate::round_robin::RoundRobin;
 
-/// The next step of a process that reads items from several links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Next {
     /// Deliver the next item from this link.
@@ -17,8 +16,6 @@ pub enum Next {
     Over,
 }
 
-/// Selects the next link, and prevents a deadlock.
-///
 /// In strict order, each worker can only be a limited number of items ahead. A deadlock could occur as follows: the
 /// main process waits for worker A, worker A waits for the dispatching process, and the dispatching process waits for
 /// worker B, which has reached its limit. To prevent the deadlock, the main process receives items of other workers
@@ -30,7 +27,6 @@ pub struct Collecting {
 }
 
 impl Collecting {
-    /// If `in_order` is true, items are delivered in strict order.
     pub fn new(peers: usize, in_order: bool) -> Self {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }

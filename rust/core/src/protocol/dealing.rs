@@ -4,7 +4,6 @@ use super::grant::Reader;
 use super::sending::Permit;
 use crate::round_robin::RoundRobin;
 
-/// The next step of a process that sends items.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Deal {
     /// Compute an item and send the item to this reader.
@@ -19,7 +18,6 @@ pub enum Deal {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealing {
-    /// The rotation of the readers. A reader is removed when it has received the end of its items, or an error.
     pub turn: RoundRobin,
 }
 

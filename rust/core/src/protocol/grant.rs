@@ -30,7 +30,6 @@ pub struct Grant {
     wish: Wish,
 }
 
-/// The position of the reader relative to the writer's current stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reader {
     /// The reader is still in an earlier stream.

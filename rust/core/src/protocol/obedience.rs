@@ -23,19 +23,16 @@ impl Command {
     }
 }
 
-/// The next step of a child process that has read a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Abandon the running epoch, and then execute the command.
     Leave,
-    /// Run the epoch, and acknowledge the command at the given times.
     Run {
         /// Whether the child acknowledges the command before the first item.
         first: bool,
         /// Whether the child acknowledges the command after the last item.
         last: bool,
     },
-    /// Call the function, acknowledge the command, and continue the epoch.
     Apply,
     End,
 }
@@ -47,7 +44,6 @@ pub struct Obedience {
 }
 
 impl Obedience {
-    /// Creates the state of a dispatching process (`dispatches` is true) or of a worker.
     pub fn new(dispatches: bool) -> Self {
         Self { dispatches, runs: false }
     }

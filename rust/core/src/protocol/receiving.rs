@@ -3,7 +3,6 @@
 use super::grant::{Grant, Wish};
 use super::stream::Stream;
 
-/// What the reader does with the next message in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Judgement {
     /// The message belongs to the reader's current stream, so the reader takes the message.
@@ -72,12 +71,10 @@ impl Receiving {
         Grant::new(self.stream, Wish::Items(self.taken.wrapping_add(self.window.max(1))))
     }
 
-    /// Returns the grant that requests no more items of the current pass.
     pub fn leave(&self) -> Grant {
         Grant::new(self.stream, Wish::Left)
     }
 
-    /// Returns the grant that requests no more items of the epoch `epoch`.
     pub fn finish(&mut self, epoch: u32) -> Grant {
         if self.stream.epoch() != epoch {
             self.stream = Stream::new(epoch, 0);

@@ -8,7 +8,6 @@ pub const TRIES: usize = 3;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct Deaths {
-    /// The epoch, and the number of items that had been received from the child, at the child's last exit.
     at: (u32, u64),
     process: Option<u64>,
     count: usize,
@@ -16,7 +15,6 @@ struct Deaths {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Verdict {
-    /// The number of processes that have exited while they computed the same item.
     pub deaths: usize,
     pub is_new: bool,
 }
@@ -27,14 +25,13 @@ impl Verdict {
     }
 }
 
-/// Which children have exited, and how often. The dispatching process, if any, is the last child.
+/// The dispatching process, if any, is the last child.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Replacing {
     workers: usize,
     dispatches: bool,
     resting: Vec<bool>,
     deaths: Vec<Deaths>,
-    /// Whether a worker repeats the epoch, and may therefore need the dispatching process.
     repeating: bool,
 }
 

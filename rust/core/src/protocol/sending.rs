@@ -7,7 +7,7 @@ use super::stream::Stream;
 pub enum Permit {
     /// The reader accepts the item now.
     Now,
-    /// The reader does not accept the item yet, because its window is full or because it is still in an earlier stream.
+    /// The reader does not accept the item yet, because its window is full or it still reads an earlier stream.
     Wait,
     /// The reader wants no more items of the stream, so the writer drops the item.
     Unwanted,
@@ -44,7 +44,6 @@ impl Ahead {
         self.taken = self.taken.saturating_add(bytes);
     }
 
-    /// Adapts the limit when the reader has to wait for the writer, and returns whether the limit has changed.
     pub fn wait(&mut self) -> bool {
         let before = self.allowed;
         let taken = std::mem::take(&mut self.taken);
@@ -87,7 +86,6 @@ impl Sending {
         self.stream
     }
 
-    /// Returns whether the grant that `permit` last read allows another item.
     #[inline]
     pub fn has_credit(&self) -> bool {
         self.credit > 0
@@ -118,7 +116,6 @@ impl Sending {
         Some(if permit == Permit::Now { Permit::Wait } else { permit })
     }
 
-    /// Returns the position of the reader relative to this writer's stream, or None if the grant word is damaged.
     pub fn reader(&self, word: u64) -> Option<Reader> {
         Grant::read(word, self.stream)
     }

@@ -16,12 +16,10 @@ impl Stream {
         Self::new(epoch, 1)
     }
 
-    /// Decodes a stream from the epoch field in the header of a message.
     pub const fn from_raw(raw: u64) -> Self {
         Self(raw)
     }
 
-    /// Encodes the stream for the epoch field in the header of a message.
     pub const fn raw(self) -> u64 {
         self.0
     }

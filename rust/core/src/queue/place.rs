@@ -20,7 +20,6 @@ pub struct QueuePosition<M> {
     /// The numbers of items that were delivered although an item with a lower number was not.
     ahead: BTreeSet<Index>,
     marks: BTreeMap<Index, M>,
-    /// States that are no longer needed, which the caller must drop.
     pub spent: Vec<M>,
 }
 
@@ -63,7 +62,6 @@ impl<M> QueuePosition<M> {
         }
     }
 
-    /// Records the state of the source after item `index`, which was already delivered.
     pub fn note_late(&mut self, index: Index, mark: M) {
         if index >= self.next {
             self.marks.insert(index, mark);

@@ -24,12 +24,12 @@ struct Trial {
     begun: Instant,
 }
 
-/// The state of rank 0. The caller of [`Hub::receive`] must check rank numbers that come from the network.
+/// The caller of [`Hub::receive`] must check rank numbers that come from the network.
 #[derive(Debug, Clone, Hash)]
 pub struct Hub {
     operation: u64,
     values: Vec<Option<i64>>,
-    /// The state of the connection to each rank. The entry of rank 0 is not used.
+    /// The entry of rank 0 is not used, because rank 0 is the hub.
     seats: Vec<Seat>,
     trial: Option<Trial>,
     last: Option<(u64, i64)>,
@@ -74,22 +74,18 @@ impl Hub {
         operation
     }
 
-    /// Returns the result of an operation, or None if the operation has not ended.
     pub fn answer(&self, operation: u64) -> Option<Answer> {
         Answer::to(operation, self.last, self.verdict.as_ref())
     }
 
-    /// Records that rank 0 has waited for an operation until its timeout.
     pub fn give_up(&mut self, operation: u64, now: Instant) {
         self.try_missing(0, operation, now);
     }
 
-    /// Abandons rank 0's current operation, which makes the operation fail for all ranks.
     pub fn leave(&mut self) {
         self.fail(Fault::Left, vec![0], 0);
     }
 
-    /// Informs all members that rank 0 leaves the group normally.
     pub fn part(&mut self) {
         self.tell_all(&Message::Bye);
     }
@@ -129,7 +125,6 @@ impl Hub {
         self.tell_all(&Message::Beat);
     }
 
-    /// Returns the messages that the caller must send, each with the rank that receives the message.
     pub fn outgoing(&mut self) -> Vec<(u32, Message)> {
         std::mem::take(&mut self.outgoing)
     }

@@ -47,7 +47,6 @@ macro_rules! either {
 #[derive(Debug)]
 struct Door {
     listener: Arc<TcpListener>,
-    /// Connections whose rank is not known yet, with the time of acceptance, oldest first.
     callers: VecDeque<(RankStream, Instant)>,
     tokens: Tokens,
 }
@@ -75,7 +74,6 @@ fn is_equal(one: Token, other: Token) -> bool {
     std::hint::black_box(one.iter().zip(other).fold(0, |differs, (a, b)| differs | (a ^ b))) == 0
 }
 
-/// The secrets with which a member and the hub prove their identity to each other.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
     pub hello: Token,
@@ -207,11 +205,11 @@ impl Shared {
     }
 }
 
-/// The connection of one rank to the other ranks of a job. Only the process that created the object may use it.
+/// Only the process that created the object may use it.
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// The socket that wakes up the thread, which is None after the thread has started, and the running thread.
+    /// The wake-up socket until the thread starts, and the thread afterwards.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 
@@ -251,7 +249,6 @@ impl Meeting {
         Self::new(RankRole::Member(Member::new(rank)), vec![Some(RankStream::new(socket)?)], None)
     }
 
-    /// Starts the background thread, unless it is already running.
     pub fn serve(&self) -> std::io::Result<()> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(woken) = thread.0.take() else { return Ok(()) };
@@ -261,7 +258,6 @@ impl Meeting {
         Ok(())
     }
 
-    /// Submits this rank's value for the next operation, and returns the number of this operation.
     pub fn submit(&self, value: i64) -> u64 {
         let mut table = self.shared.lock();
         let operation = either!(&mut table.role, role => role.submit(value));
@@ -293,7 +289,6 @@ impl Meeting {
         }
     }
 
-    /// Records that this rank has waited for an operation until its timeout.
     pub fn give_up(&self, operation: u64) {
         let mut table = self.shared.lock();
         let now = Instant::now();

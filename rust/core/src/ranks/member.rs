@@ -11,7 +11,6 @@ const HUB: u32 = 0;
 pub struct Member {
     rank: u32,
     operation: u64,
-    /// The time of the hub's last message, or None before the hub's first heartbeat.
     heard: Option<Instant>,
     parted: bool,
     gave_up: Option<(u64, Instant)>,
@@ -34,7 +33,6 @@ impl Member {
         }
     }
 
-    /// Submits this rank's value for the next operation, and returns the number of this operation.
     pub fn submit(&mut self, value: i64) -> u64 {
         if self.operation > 0 {
             self.outgoing.push(Message::Value { operation: self.operation, value });
@@ -42,7 +40,6 @@ impl Member {
         self.operation
     }
 
-    /// Returns the result of an operation, or None if the operation has not ended.
     pub fn answer(&self, operation: u64) -> Option<Answer> {
         Answer::to(operation, self.last, self.verdict.as_ref())
     }
@@ -55,7 +52,6 @@ impl Member {
         }
     }
 
-    /// Abandons this rank's current operation, which makes the operation fail for all ranks.
     pub fn leave(&mut self) {
         if self.verdict.is_none() {
             self.outgoing.push(Message::Left);
@@ -63,7 +59,6 @@ impl Member {
         }
     }
 
-    /// Informs the hub that this rank leaves the group normally.
     pub fn part(&mut self) {
         self.outgoing.push(Message::Bye);
     }

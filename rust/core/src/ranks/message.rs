@@ -8,25 +8,33 @@ pub type Token = [u8; 16];
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
     /// The first message of a member, which also counts as the member's value for operation 0.
-    Hello { token: Token, rank: u32 },
+    Hello {
+        token: Token,
+        rank: u32,
+    },
     /// The first message of the hub, which proves the hub's identity to the member.
-    Welcome { token: Token },
+    Welcome {
+        token: Token,
+    },
     /// The value that a rank submits for an operation.
-    Value { operation: u64, value: i64 },
+    Value {
+        operation: u64,
+        value: i64,
+    },
     Least {
         operation: u64,
-        /// The minimum of the values of all ranks.
         value: i64,
     },
     /// A heartbeat, which shows that the process of the sender is running.
     Beat,
     /// A member has waited for an operation until its timeout.
-    Late { operation: u64 },
+    Late {
+        operation: u64,
+    },
     /// A member abandons its current operation.
     Left,
     /// The sender leaves the group normally.
     Bye,
-    /// The current operation and all later operations fail.
     Failed(Verdict),
 }
 
@@ -86,7 +94,6 @@ impl Message {
         into[start + 1..start + HEAD].copy_from_slice(&length.to_le_bytes());
     }
 
-    /// Removes the first message from a buffer and returns the message. Returns None if the message is incomplete.
     pub fn take(from: &mut Vec<u8>) -> Result<Option<Self>, Damaged> {
         let Some(head) = from.first_chunk::<HEAD>() else { return Ok(None) };
         let end = HEAD + usize::from(u16::from_le_bytes([head[1], head[2]]));

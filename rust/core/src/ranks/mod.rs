@@ -42,7 +42,6 @@ pub enum Fault {
     Left,
 }
 
-/// The report about a failed operation, which all ranks receive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Verdict {
     pub fault: Fault,
@@ -54,7 +53,6 @@ pub struct Verdict {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Answer {
-    /// The minimum of the values of all ranks.
     Least(i64),
     /// This operation has failed, and all later operations will fail.
     Failed(Verdict),

@@ -18,7 +18,7 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The `generation` of a board that is only read. The value differs from the generation of every process.
+/// A value that differs from the generation of every process, for a board that is only read.
 const NO_PROCESS: u64 = u64::MAX;
 
 /// The maximum size in bytes of another loader's board, because reading a board allocates memory.
@@ -117,7 +117,6 @@ impl Board {
         Ok(Arc::new(board))
     }
 
-    /// Returns the descriptor of the board, or None if another process has created the board.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().and_then(Descriptor::get)
     }
@@ -145,7 +144,6 @@ impl Board {
         pages.map(|page| page.header().oversized.load(Relaxed)).max().unwrap_or(0)
     }
 
-    /// Returns the id of the process that created the board, and the time of the creation in nanoseconds.
     pub fn made(&self) -> (u32, u64) {
         (self.header().main.load(Relaxed), self.header().made.load(Relaxed))
     }
@@ -233,7 +231,7 @@ impl PageRef {
         Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _) })
     }
 
-    /// Returns the counter of the waits in which the process waits for commands.
+    /// Returns the counter of the waits for commands.
     pub fn idle(&self) -> WaitRef {
         // SAFETY: the counter is in the memory of the board, which the `Arc` keeps mapped.
         unsafe { WaitRef::new(&self.header().idle, Arc::clone(&self.board) as _) }
@@ -247,7 +245,6 @@ impl PageRef {
         self.header().first.end(nanoseconds());
     }
 
-    /// Records the link from which the main process expects the first item of an epoch.
     pub fn set_first_whom(&self, flow: Option<usize>) {
         self.header().first.whom.store(flow.map_or(0, |flow| flow as u32 + 1), Relaxed);
     }
@@ -256,7 +253,7 @@ impl PageRef {
         &self.header().span
     }
 
-    /// Records that an epoch begins. The number of the epoch is `epoch`, or the next number if `epoch` is None.
+    /// The number of the epoch is `epoch`, or the next number if `epoch` is None.
     pub fn begin_span(&self, epoch: Option<u32>) {
         self.span().end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
@@ -281,13 +278,11 @@ impl PageRef {
         count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
-    /// Records the size in bytes of a snapshot that was too large to be sent.
     pub fn set_oversized(&self, bytes: u64) {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds a measured call of the main process's last pipe. `nanoseconds` is the estimated duration of all calls that
-    /// the measured call represents.
+    /// `nanoseconds` is the estimated duration of all calls that a measured call represents.
     pub fn inside(&self, nanoseconds: u64) {
         super::layout::add(&self.header().inside, nanoseconds);
         super::layout::add(&self.header().inside_samples, 1);
@@ -341,7 +336,7 @@ impl PipeRef {
         self.page.record_at(self.index).expect("checked when it was named")
     }
 
-    /// Returns the word that contains the running pipe of the process, and the value of the word for this pipe.
+    /// Returns the word that shows which pipe of the process is running, and the value of the word for this pipe.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

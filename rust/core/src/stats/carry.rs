@@ -120,7 +120,7 @@ impl PageRef {
         }
     }
 
-    /// Stores the counters and the system times of a process on another machine. Must be called in the main process.
+    /// Stores the counters and the system times of a process on another machine.
     pub fn hear(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
         self.take_in(carried)?;
         let header = self.header();
@@ -129,19 +129,19 @@ impl PageRef {
         Ok(())
     }
 
-    /// Sets the name of the machine on which a new process was started. Must be called in the main process.
+    /// Sets the name of the machine on which a new process was started.
     pub fn set_place(&self, place: &str) {
         write_text(&self.header().place, place);
         self.header().gone.store(0, Relaxed);
         self.header().heard.store(nanoseconds(), Relaxed);
     }
 
-    /// Records that a process on another machine has exited. Must be called in the main process.
+    /// Records that a process on another machine has exited.
     pub fn set_gone(&self) {
         self.header().gone.store(1, Relaxed);
     }
 
-    /// Counts bytes that were received from a process on another machine. Must be called in the main process.
+    /// Counts bytes that were received from a process on another machine.
     pub fn count_carried(&self, bytes: u64) {
         add(&self.header().carried, bytes);
     }

@@ -18,7 +18,6 @@ pub struct Counter<C> {
 
 pub type FlowRef = Counter<Flow>;
 
-/// A reference to a counter of waits, which does not borrow the owner's other fields during a wait.
 pub type WaitRef = Counter<Wait>;
 
 // SAFETY: all access to the counters is atomic, and a `Keeper` can be moved to and shared with other threads.

@@ -23,7 +23,6 @@ pub(super) const LOCATION: usize = 192;
 /// The number of exception types that are counted separately.
 pub(super) const KINDS: usize = 4;
 pub(super) const KIND: usize = 56;
-/// The maximum number of bytes of the name of another machine.
 pub(super) const PLACE: usize = 112;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,7 +107,6 @@ impl Sequence {
     }
 }
 
-/// Measures waits: their number, their total duration, and the wait in progress.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Wait {
@@ -147,7 +145,6 @@ impl Wait {
     }
 }
 
-/// The counters of one end of a link.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Flow {
@@ -157,7 +154,6 @@ pub struct Flow {
     pub fragments: AtomicU64,
     /// How often the process of this end has woken up the process at the opposite end.
     pub wakes: AtomicU64,
-    /// The number of buffers that the process copied because it had leased too many other buffers.
     pub copies: AtomicU64,
     pub copied: AtomicU64,
     /// The page number of the process at the opposite end of the link.
@@ -202,7 +198,6 @@ pub struct PipeRecord {
     /// The number of network requests that the pipe repeated after an error.
     pub retries: AtomicU32,
     pub(super) capacity: AtomicU64,
-    /// The number of calls whose duration was measured.
     pub samples: AtomicU64,
     /// The estimated total duration in nanoseconds of all calls, without the time that other pipes took.
     pub own: AtomicU64,
@@ -272,7 +267,7 @@ impl PipeRecord {
 #[repr(C, align(64))]
 pub(super) struct PageHeader {
     pub sequence: Sequence,
-    /// The role of the process, which is stored last. The value is 0 if no process uses the page.
+    /// The value is 0 if no process uses the page.
     pub role: AtomicU32,
     pub pid: AtomicU32,
     pub number: AtomicU32,
@@ -286,7 +281,6 @@ pub(super) struct PageHeader {
     /// The signal that makes the process write its stack to the descriptor `stack`, or 0 if no signal is set up.
     pub signal: AtomicU32,
     pub stack: AtomicU32,
-    /// `restarts` counts replacements of the process, and `snapshots` counts snapshots that the process has sent.
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
     /// The total duration in nanoseconds of the calls of the last pipe in the main process's graph.

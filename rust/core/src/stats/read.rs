@@ -1,5 +1,3 @@
-//! Converts the counters on a page to values, which are named after the fields in `layout`.
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
 
@@ -60,7 +58,6 @@ macro_rules! fields {
 }
 
 impl Board {
-    /// Returns the values of all pages that are in use and not damaged.
     pub fn read(self: &Arc<Self>) -> Vec<Value> {
         self.pages().filter_map(|page| page.read().ok().flatten()).collect()
     }

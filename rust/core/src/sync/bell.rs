@@ -16,7 +16,6 @@ pub trait Parker {
     fn unpark(&self, word: &AtomicU32);
 }
 
-/// The part of a doorbell that is in shared memory.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Bell {

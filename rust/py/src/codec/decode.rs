@@ -32,7 +32,7 @@ pub fn decode<'py>(
     if decoder.rest.is_empty() { Ok(item) } else { Err(malformed()) }
 }
 
-/// The maximum nesting depth of a decoded item. Items of the encoder are less deep, unless their bytes are corrupted.
+/// The maximum nesting depth of a received item, which exceeds the depth of all encoded items.
 const DEEPEST: usize = 128;
 
 struct Decoder<'py, 'a> {

@@ -20,7 +20,6 @@ use super::source::{OutBuffer, Source};
 use super::tensor::{self, Layout};
 use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 
-/// The maximum nesting depth of an encoded item. Deeper items are pickled, and pickle has its own limit.
 const DEEPEST: usize = 64;
 
 /// The minimum length of a string that is sent only once if it occurs several times in an item. Copying a shorter
@@ -68,7 +67,7 @@ impl From<PyErr> for Stop {
 pub struct Encoder {
     pub payload: Vec<u8>,
     pub buffers: Vec<OutBuffer>,
-    /// The addresses of objects with further references, which may therefore occur twice in the item.
+    /// The addresses of objects that may occur twice in the item.
     visited: FxHashSet<usize>,
     /// The numbers of long strings and bytes objects, by the address of the object. The stored reference keeps the
     /// address valid.

@@ -22,8 +22,6 @@ pub struct Helpers {
     pub data_chunk: Py<PyType>,
 }
 
-/// Returns the functions and types, which the first call looks up.
-///
 /// FORK: the lookup takes no lock that a forked child could inherit, and the first result is kept.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();

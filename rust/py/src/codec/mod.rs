@@ -52,9 +52,9 @@ pub enum Tag {
     Int,
     /// An f64 follows.
     Float,
-    /// A bulk of UTF-8 text follows.
+    /// UTF-8 text follows.
     Str,
-    /// A bulk of bytes follows.
+    /// Bytes follow.
     Bytes,
     /// The number of members and the members follow.
     Tuple,
@@ -62,14 +62,14 @@ pub enum Tag {
     /// The number of entries follows, and then each key with its value.
     Dict,
     DataChunk,
-    /// The dtype, the number of dimensions, the order of the axes, the shape, and a bulk of the elements follow.
+    /// The dtype, the number of dimensions, the order of the axes, the shape, and the elements follow.
     Array,
     /// The dtype, the length and the bytes of the scalar follow.
     Scalar,
     /// The element type, the number of dimensions, a flag for strides, the shape, the strides (only if the flag is
-    /// set), and a bulk of the elements follow.
+    /// set), and the elements follow.
     Tensor,
-    /// A bulk with the pickle, the number of the pickle's buffers, and a bulk for each buffer follow.
+    /// The pickle, the number of its buffers, and the buffers follow.
     Pickle,
     /// An object follows to which later parts of the item can refer by number. Such objects are numbered from zero.
     Kept,

@@ -6,7 +6,6 @@ use pyo3::prelude::*;
 use torchdata_core::link::arena::Block;
 use torchdata_core::strided::Strided;
 
-/// The minimum number of bytes of a copy during which the GIL is released.
 pub const LONG_COPY: usize = 128 << 10;
 
 pub enum OutBuffer {

@@ -58,7 +58,6 @@ pub struct Description {
     pub len: usize,
 }
 
-/// Reads a tensor's description. `take(n)` returns the next n bytes.
 pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Description> {
     let &[code, bits, dimensions, has_strides] = take(4)? else { return Err(malformed()) };
     let element = ElementType { code, bits, lanes: 1 };

@@ -17,7 +17,6 @@ pub const LONGEST_METERED: u64 = 1024;
 /// The duration in nanoseconds from which a call is recorded as slow, even if only a coarse clock has timed the call.
 pub const NOTICED: u64 = 12_000_000;
 
-/// The number of nested calls after which a pipe's iterator checks whether its calls are still nested.
 pub const LOOK_AGAIN: u32 = 128;
 
 /// The number of measured outermost calls in progress in all threads. Race conditions only slow down some calls or omit

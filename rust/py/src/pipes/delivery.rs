@@ -30,7 +30,6 @@ enum DeliveryStep<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// Another thread or a signal handler ended the epoch during the read, so the item was dropped.
     Left,
 }
 
@@ -43,7 +42,7 @@ pub struct Delivery {
     begun: AtomicBool,
     /// The number of items that the user has received in this run of the loader.
     given: Arc<GilNumber>,
-    /// The progress of calls of the source, which a watching thread observes.
+    /// Counts calls, so that a watching thread can detect a call that does not return.
     pulse: Arc<Pulse>,
     /// The key under which a stalled call is reported, and the maximum time for one item.
     watched: GilCell<Option<(u64, Duration)>>,

@@ -35,7 +35,7 @@ const CLEARED: u64 = u64::MAX;
 struct Guard {
     ob_base: ffi::PyObject,
     // The fields that each item needs come first, so that they share one cache line.
-    /// The number of this guard's iterator, which is valid while the token's current number is the same.
+    /// The guard is valid while the token contains the same number.
     id: u64,
     token: *const IterationToken,
     /// The function that returns the next item from `argument`. The function is replaced after the end of the data.
@@ -43,7 +43,7 @@ struct Guard {
     argument: *mut ffi::PyObject,
     /// The item counter of the pipe in shared memory, or null. The counter is valid as long as the token exists.
     counter: *const AtomicU64,
-    /// The guard owns references to the iterator, the pipe and the token. All three are NULL after clearing.
+    /// The guard owns references to the iterator, the pipe and the token, until the garbage collector clears the guard.
     iterator: *mut ffi::PyObject,
     pipe: *mut ffi::PyObject,
     token_object: *mut ffi::PyObject,
@@ -53,7 +53,6 @@ struct Guard {
     current: *const AtomicU32,
     mark: u32,
     nested: bool,
-    /// Decides which calls are measured.
     metering: Metering,
     /// Whether the iterator is the built-in `map`, whose function must not end the data by a StopIteration (PEP 479).
     sealed: bool,
@@ -166,13 +165,11 @@ pub fn guard_iterator<'py>(
     }
 }
 
-/// Returns no item. Some iterators of users start again if they are called after their end, so this function replaces
-/// their own function.
+/// Some user iterators start again if they are called after their end, so this function replaces their own function.
 unsafe extern "C" fn no_more(_: *mut ffi::PyObject) -> *mut ffi::PyObject {
     std::ptr::null_mut()
 }
 
-/// Returns the next item. The code for the common case cannot panic, because a panic would abort the process.
 unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the caller keeps the guard alive. `ask` and `no_item` check whether the guard has been cleared.
     unsafe {
@@ -240,7 +237,6 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
     }
 }
 
-/// Measures the time of one call of the iterator. This function cannot panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator. The
@@ -262,7 +258,6 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Returns the next item. During the call, the statistics show that this pipe is running.
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: `next_item` passes its own guard to this function, and that guard is valid and not cleared. The token
     // keeps the word `current` valid until the guard is cleared.
@@ -455,7 +450,6 @@ fn outcome(
     explained(error, pipe, token.yielded(), iterator)
 }
 
-/// Adds information about the pipe to an exception. Returns Ok to skip the exception and continue.
 #[cold]
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<Outcome> {
     let py = pipe.py();

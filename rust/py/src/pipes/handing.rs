@@ -15,8 +15,7 @@ use pyo3::sync::PyOnceLock;
 
 use crate::pipes::turn::SharedIterator;
 
-/// The method `_wait()` waits for an item, and raises StopIteration at the end. `_hand_over()` returns a tuple with the
-/// item, or None if `_wait()` must be called again.
+/// `_hand_over()` returns a tuple with the item, or None if `_wait()` must be called again.
 #[pyclass(extends = SharedIterator, subclass, frozen, module = "torchdata._native")]
 pub struct HandingIterator;
 

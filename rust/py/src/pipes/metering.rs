@@ -57,7 +57,7 @@ impl Meter {
         Self(GilCell::new(None))
     }
 
-    /// Counts and measures items in the record of `pipe`. The next call of `around` begins an epoch in the statistics.
+    /// Counts and measures items in the record of `pipe`.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.0.with(py, |counted| *counted = Some(CountedItems { pipe, metering: Metering::new() }));
     }

@@ -21,7 +21,6 @@ pub struct ShareIterator {
 
 #[pymethods]
 impl ShareIterator {
-    /// `source` is the guard of a `SequenceIterator`. The iterator first skips `before` items and yields `left` items.
     #[new]
     fn new(source: &Bound<'_, PyAny>, before: usize, left: usize, between: usize, run: usize) -> PyResult<Self> {
         if !source.get_type().is(guard::guard_type(source.py())?) {

@@ -36,7 +36,7 @@ pub struct IterationToken {
     /// The number of items that the newest iterator has yielded or skipped, including items before a resumption.
     own: AtomicU64,
     place: AtomicPtr<BoardSlot>,
-    /// The record in the statistics that the next `begin` activates. This field changes only together with `place`.
+    /// The record in the statistics that the next `begin` activates.
     pending: GilCell<Option<Box<BoardSlot>>>,
     finished: AtomicBool,
     /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.

@@ -73,7 +73,6 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Waits until earlier requests have ended. This thread may then read until the returned guard is dropped.
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
         if self.is_crowded.load() != 0 || !self.reader.replace(0, thread) {

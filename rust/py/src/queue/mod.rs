@@ -28,9 +28,8 @@ use crate::seconds::duration;
 
 struct Entry {
     content: Py<PyAny>,
-    /// The number of the item in the source, or None if the queue does not record positions.
     index: Option<Index>,
-    /// The state of the source after the item. If `index` is None, an object that the worker attaches to the item.
+    /// The state of the source after the item, or an object that a worker has attached to the item.
     mark: Option<Py<PyAny>>,
     /// Whether worker threads cannot change the item.
     is_plain: bool,
@@ -311,7 +310,6 @@ impl ReadAheadQueue {
         self.settle(None, Outcome::Error(Entry::new(error)))
     }
 
-    /// Waits until `pop` can return or raise without waiting.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         let queue = self.get()?;
         if queue.wait_filled(Duration::ZERO) { Ok(()) } else { wait_for(py, |slice| queue.wait_filled(slice)) }

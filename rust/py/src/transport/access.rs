@@ -30,7 +30,6 @@ pub struct Access {
     pub owner: OwningProcess,
 }
 
-/// Exclusive access of this thread to the reader.
 pub struct Held<'a, 'py> {
     access: &'a Access,
     py: Python<'py>,
@@ -75,7 +74,8 @@ impl Access {
         }
     }
 
-    /// Returns the epoch and the pass of a new iterator. Pass 0 means that the iterator's first request begins a pass.
+    /// Returns the epoch and the pass number of a new iterator. The number is 0 if the pass begins with the first
+    /// request.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }

@@ -38,7 +38,6 @@ impl Clock {
         Self { limit, name: name.to_owned(), began: None, stall: None, hang: None, tries: 0 }
     }
 
-    /// Calls `on_hang` regularly during waits, instead of raising a TimeoutError when the time limit expires.
     pub fn tell_hang_to(&mut self, on_hang: Py<PyAny>) {
         self.hang = Some(Hang { next: Duration::ZERO, on_hang });
         self.rearm();
@@ -56,7 +55,7 @@ impl Clock {
         }
     }
 
-    /// Ends a wait without an item. `tries` is kept, because a replacement process may send the same item.
+    /// The count of tries is kept, because a replacement process may send the same item.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;

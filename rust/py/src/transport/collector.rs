@@ -32,7 +32,6 @@ use crate::seconds::duration;
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,
-    /// The positions and snapshots of the sending processes.
     books: Arc<GilCell<Books<Content>>>,
     pub(super) relay: Arc<Relay>,
 }
@@ -146,7 +145,6 @@ impl Collector {
         Ok(())
     }
 
-    /// Calls `on_stall(peer, seconds)` after a wait of `seconds`, and again whenever the duration has doubled.
     fn tell_stall(&self, py: Python<'_>, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py).map(|mut held| held.clock.tell_stall_to(duration(seconds), on_stall))
     }
@@ -249,7 +247,6 @@ impl Collector {
         (self.access.signs.pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
 
-    /// Ends this epoch, even if some of its items were not read.
     fn finish_epoch(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.finish_epoch(py, epoch)
     }
@@ -286,7 +283,6 @@ impl Collector {
         Ok(self.access.hold(py)?.peers.links.iter().map(Consumer::taken).collect())
     }
 
-    /// Returns, for each link, the number of bytes of shared memory that received items still use.
     fn leased(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         Ok(self.access.hold(py)?.peers.links.iter().map(Consumer::leased).collect())
     }
@@ -295,13 +291,11 @@ impl Collector {
         self.access.hold(py).map(|held| held.peers.links[0].acknowledge(count))
     }
 
-    /// Returns an iterator over the items of this epoch. The iterator ends when a later epoch starts.
     fn __iter__(slf: Bound<'_, Self>) -> PyResult<ItemStream> {
         let (epoch, pass) = slf.get().access.epoch();
         Ok(ItemStream { collector: slf.unbind(), epoch, pass: AtomicU64::new(pass) })
     }
 
-    /// Waits up to `seconds` for a message from `peer`, which must not send items, because items would be dropped.
     #[pyo3(signature = (peer, seconds = None))]
     fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.access.owner.check()?;

@@ -68,7 +68,7 @@ pub(super) struct Outlet {
     pub expected: Vec<Option<u64>>,
     pub next_link: usize,
     pub meters: Vec<WaitRef>,
-    /// Measures the wait until the reader requests the next pass.
+    /// Measures the wait until the reader requests another iteration (pass) over the items.
     pub idle: Option<WaitRef>,
     pub page: Option<PageRef>,
 }
@@ -236,7 +236,6 @@ impl Outlet {
         self.dealing.turn.end(target);
     }
 
-    /// Records that a shard's iterator has ended.
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         self.check_all_came_again(shard)?;
         self.closing = Some(shard);

@@ -12,7 +12,6 @@ use crate::gil_cell::{GilCell, GilNumber};
 
 pub struct StreamProgress {
     pub books: Arc<GilCell<Books<Content>>>,
-    /// The latest snapshot of the dispatching process, which a worker process sends to the main process.
     pub relay: Arc<Relay>,
     pub given: Given,
     pub starts: Vec<Account>,
@@ -33,7 +32,7 @@ impl StreamProgress {
         drop(self.books.with(py, |books| books.begin(&starts)));
     }
 
-    /// Begins a stream in `books` before the peers begin the stream, because threads may request positions at any time.
+    /// The beginning is recorded before the peers begin the stream, because threads may request positions at any time.
     pub fn begin_early(&mut self, py: Python<'_>, starts: Vec<Account>) {
         drop(self.books.with(py, |books| books.begin(&starts)));
         self.starts = starts;

@@ -334,7 +334,6 @@ impl Reader {
         py.check_signals().map(|()| Some(next))
     }
 
-    /// Waits for a message, at most until `limit` after `started`. Returns whether a message was received.
     fn await_message(
         &mut self,
         py: Python<'_>,

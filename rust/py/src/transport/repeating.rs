@@ -46,7 +46,6 @@ impl Outlet {
         Ok(())
     }
 
-    /// Calls `taker`, and returns the head and the content of a snapshot.
     fn take(&self, py: Python<'_>, shard: usize) -> PyResult<Option<(Vec<u8>, Py<PyBytes>)>> {
         let Some((taker, _)) = &self.taker else { return Ok(None) };
         let made: Option<Made> = taker.call1(py, (shard,))?.extract(py)?;
@@ -64,7 +63,6 @@ impl Outlet {
         self.send_content(py, shard, kind::STATE, &head, content.bind(py))
     }
 
-    /// Sends a snapshot if there is space in the link. A worker process sends a snapshot of each shard.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();

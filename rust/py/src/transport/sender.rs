@@ -360,8 +360,6 @@ impl Sender {
         codec::empty_over(buffer, dtype, shape).map(Some)
     }
 
-    /// Returns unused arena memory to the system. Only idle senders need this method, because sending also frees
-    /// memory.
     fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
         tidy(py, &self.arenas)
     }

@@ -68,7 +68,6 @@ impl PyStatsBoard {
         Board::observe(&path).map(Self).map_err(errors::open)
     }
 
-    /// Returns the descriptor of the board's shared memory, or -1 if the descriptor is closed.
     fn fileno(&self) -> i32 {
         self.0.fd().map_or(-1, |fd| fd.as_raw_fd())
     }

@@ -8,7 +8,6 @@ pub enum Reserve {
     /// The worker must compute one item for the slot, and then call [`put`](OrderedQueue::put) or
     /// [`skip`](OrderedQueue::skip).
     Granted(Slot),
-    /// The worker got no slot before the timeout.
     TimedOut,
     /// No more items are needed, because the queue is closed or the source has ended.
     Closed,
@@ -17,7 +16,7 @@ pub enum Reserve {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome<T> {
     Item(T),
-    /// An error instead of an item. The consumer may still receive the results of later slots.
+    /// The consumer may still receive the results of later slots after this error.
     Error(T),
     /// An error after which workers compute no items until the consumer has received the error.
     Break(T),
@@ -55,7 +54,6 @@ pub enum Pop<T> {
     /// An error of a worker or of the source, in the order of the items.
     Error(T),
     Ended,
-    /// The queue was closed before the results ended.
     Closed,
     TimedOut,
 }
@@ -63,9 +61,7 @@ pub enum Pop<T> {
 /// The content of one slot, as shown to a thread that inspects the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum View<'a, T> {
-    /// A submitted item that no worker has claimed yet.
     Waiting(&'a T),
-    /// A submitted item that a worker is processing.
     Running(&'a T),
     Item(&'a T),
     Error(&'a T),

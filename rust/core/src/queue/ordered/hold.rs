@@ -1,5 +1,3 @@
-//! Prevents workers from starting items while a thread inspects the queue.
-
 use std::time::{Duration, Instant};
 
 use super::OrderedQueue;

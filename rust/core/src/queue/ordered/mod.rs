@@ -250,7 +250,6 @@ impl<T> OrderedQueue<T> {
         self.still.notify_all();
     }
 
-    /// Removes and returns all outcomes and all submitted items.
     pub fn drain(&self) -> Vec<T> {
         let mut state = self.lock();
         state.waiting.clear();

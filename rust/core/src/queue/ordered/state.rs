@@ -55,11 +55,9 @@ pub(super) struct State<T> {
     pub finished: bool,
     pub broken: bool,
     pub ended: bool,
-    /// `reserving` counts workers that wait for a slot, and `claiming` counts workers that wait for a submitted item.
     pub reserving: Idle,
     pub claiming: Idle,
-    /// `hungry` is the number of threads that wait for an outcome. `fed` is true if these threads were woken up but
-    /// have not run yet.
+    /// `fed` is true if the threads that wait for an outcome were woken up but have not run yet.
     pub hungry: usize,
     pub fed: bool,
     pub capacity: usize,
@@ -164,7 +162,6 @@ impl<T> State<T> {
     }
 }
 
-/// Returns the time until the deadline, or None after the deadline.
 pub(super) fn time_left(deadline: Instant) -> Option<Duration> {
     deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
 }
