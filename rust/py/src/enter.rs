@@ -19,10 +19,10 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// For waits whose event always interrupts a slice.
+    /// The durations for waits whose event always interrupts a short sleep (slice).
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// For waits whose event usually interrupts a slice. The first slice is short, because a fast producer that becomes
-    /// slow may not wake up the consumer.
+    /// The durations for waits whose event usually interrupts a short sleep (slice). The first slice is short, because
+    /// a fast producer that becomes slow may not wake up the consumer.
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }

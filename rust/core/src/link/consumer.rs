@@ -144,7 +144,8 @@ impl Consumer {
         self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
 
-    /// The caller must check for items afterwards, because items that arrived earlier cause no wake-up.
+    /// After a call with `wanted` set, the caller must check for items, because items that arrived earlier cause no
+    /// wake-up.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -155,7 +156,7 @@ impl Consumer {
         if wanted { word.raise() } else { word.lower() }
     }
 
-    /// Informs the producer that no more items of this stream are needed.
+    /// Informs the producer that the consumer needs no more items of the current stream.
     pub fn leave(&mut self) {
         self.tell(self.receiving.leave());
     }

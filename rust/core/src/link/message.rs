@@ -64,8 +64,8 @@ impl First {
         word(total, pad_check(position, total))
     }
 
-    /// Decodes the first word of a message at `position`. `available` bytes are published, and the ring ends after
-    /// `until_wrap` bytes.
+    /// Decodes the first word of a message at `position`. The parameter `available` is the number of published bytes,
+    /// and `until_wrap` is the number of bytes before the end of the ring.
     #[inline]
     pub fn read(first: u64, position: u64, available: u64, until_wrap: u64) -> Result<Self, Corrupted> {
         let (total, check) = (first as u32, (first >> 32) as u32);

@@ -70,7 +70,7 @@ pub struct Producer {
     sending: Sending,
     account: Account,
     current: u16,
-    /// The progress of each shard, which is outdated for the current shard.
+    /// For each shard, the numbers of sent items and of items to recompute. The entry of the current shard is outdated.
     shards: Vec<ShardProgress>,
     streaming: bool,
     clock: SampledClock,
@@ -183,7 +183,8 @@ impl Producer {
             .map(move |(shard, &kept)| if shard == current { self.current_shard() } else { kept })
     }
 
-    /// Returns how many items the current shard must still recompute. An earlier process has already sent these items.
+    /// Returns how many items the current shard must still recompute. These items are not sent, because an earlier
+    /// process has already sent them.
     #[inline]
     pub fn owed(&self) -> u64 {
         self.sending.owed()

@@ -1,6 +1,6 @@
 //! Detects whether the current process was forked, at the cost of one relaxed load.
 //!
-//! A forked child inherits copies of its parent's shared memory blocks. Only the parent may return these blocks.
+//! Only the parent may return shared memory blocks, of which a forked child inherits copies.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -25,7 +25,7 @@ pub fn current() -> u64 {
 pub fn generation() -> u64 {
     if !HOOKED.load(Relaxed) {
         // The hook is registered before the flag is set, so that later forks change every returned number.
-        // SAFETY: `in_child` only changes atomics and maps memory. It neither locks nor allocates memory.
+        // SAFETY: `in_child` only changes atomics and maps memory, and neither locks nor allocates memory.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         HOOKED.store(failed == 0, Relaxed);
     }

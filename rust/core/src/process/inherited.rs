@@ -25,7 +25,8 @@ struct InheritedEntry {
     state: AtomicU32,
     start: AtomicUsize,
     len: AtomicUsize,
-    /// Forked children keep the mapping while this number is not 0.
+    /// The number of used pointers into the mapping. Forked children keep the mapping while the number of pointers is
+    /// not 0.
     pins: AtomicUsize,
 }
 

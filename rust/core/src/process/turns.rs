@@ -29,8 +29,8 @@ const REST: u64 = 50;
 pub struct Turns {
     turns: AtomicU32,
     since_tried: AtomicU32,
-    /// Each yield to an unrelated thread increases this time in nanoseconds. Waits do not yield while the time is far
-    /// in the future.
+    /// A time in nanoseconds that increases with each yield to an unrelated thread. Waits do not yield while this time
+    /// is far in the future.
     paid: AtomicU64,
 }
 

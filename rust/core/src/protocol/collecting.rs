@@ -16,10 +16,10 @@ pub enum Next {
     Over,
 }
 
-/// In strict order, each worker can only be a limited number of items ahead. A deadlock could occur as follows: the
-/// main process waits for worker A, worker A waits for the dispatching process, and the dispatching process waits for
-/// worker B, which has reached its limit. To prevent the deadlock, the main process receives items of other workers
-/// early.
+/// In strict order, each worker can only be a limited number of items ahead of the main process. A deadlock could occur
+/// as follows: the main process waits for worker A, worker A waits for the dispatching process, and the dispatching
+/// process waits for worker B, which has reached its limit. To prevent the deadlock, the main process receives items of
+/// other workers before their turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     pub turn: RoundRobin,

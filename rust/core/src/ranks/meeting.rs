@@ -205,7 +205,7 @@ impl Shared {
     }
 }
 
-/// Only the process that created the object may use it.
+/// Only the process that created the object may use the object.
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
@@ -305,7 +305,8 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Returns the descriptors of all sockets. A descriptor that a forked child inherits keeps its connection open.
+    /// Returns the descriptors of all sockets. A connection stays open as long as a forked child keeps an inherited
+    /// descriptor.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();

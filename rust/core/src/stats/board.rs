@@ -68,7 +68,6 @@ impl Board {
         Ok(Arc::new(board))
     }
 
-    /// Maps the board of a descriptor that another process has sent.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::attach(fd)?;
@@ -202,7 +201,7 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns the page to this process, which continues the counts of the process that it replaces.
+    /// Assigns a page of counters to this process, which continues the counts of the process that it replaces.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();

@@ -23,7 +23,6 @@ struct Span {
     moment: Option<usize>,
 }
 
-/// Returns the ranges of words that the process itself writes.
 fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     let span = |at: usize, words: Range<usize>, guard: Option<usize>, moment: Option<usize>| {
         let first = at / WORD;

@@ -93,7 +93,8 @@ impl Bell {
     }
 }
 
-/// A flag that a thread raises while it waits for a frequent event, so that the event causes no other wake-ups.
+/// A flag that a thread raises while it waits for a frequent event. If the flag is not raised, the event causes no
+/// wake-up.
 ///
 /// The waiting thread raises the flag, executes a fence, and checks whether the event has occurred. The publishing
 /// thread stores the event, executes a fence, and reads the flag. Therefore, one thread sees the other's store.
@@ -102,7 +103,7 @@ impl Bell {
 pub struct Wanted(AtomicU32);
 
 impl Wanted {
-    /// Raises the flag. The waiting thread must call this method before it checks for the event.
+    /// The waiting thread must call this method before it checks for the event.
     pub fn raise(&self) {
         self.0.store(1, Ordering::Relaxed);
         // SYNC(wanted): pairs with the fence in `is_raised`.

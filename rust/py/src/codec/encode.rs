@@ -22,13 +22,12 @@ use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 
 const DEEPEST: usize = 64;
 
-/// The minimum length of a string that is sent only once if it occurs several times in an item. Copying a shorter
-/// string is as fast as looking it up.
+/// The minimum length of a string that is sent only once if the string occurs several times in an item. Copying a
+/// shorter string is as fast as a look-up.
 const LONG_STRING: ffi::Py_ssize_t = 64;
 /// The capacity to which the encoder's tables shrink after a large item.
 const MOST_REMEMBERED: usize = 1024;
 
-/// A range of memory: the address of its first byte, and the address after its last byte.
 type Span = (usize, usize);
 
 #[derive(Clone, Copy)]
@@ -39,8 +38,8 @@ struct Within<'a> {
 }
 
 impl Within<'_> {
-    /// Returns whether no code outside the item uses the object, because only its container and the encoder refer to
-    /// it.
+    /// Returns whether no code outside the item uses the object, because only the object's container and the encoder
+    /// refer to the object.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
         // SAFETY: the call only reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)

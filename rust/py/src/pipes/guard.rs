@@ -165,7 +165,8 @@ pub fn guard_iterator<'py>(
     }
 }
 
-/// Some user iterators start again if they are called after their end, so this function replaces their own function.
+/// Some user iterators start again if they are called after their end, so `no_more` replaces the function of the user
+/// iterator.
 unsafe extern "C" fn no_more(_: *mut ffi::PyObject) -> *mut ffi::PyObject {
     std::ptr::null_mut()
 }

@@ -57,7 +57,7 @@ impl IterationToken {
         self.own.store(self.own.load(Relaxed) + items, Relaxed);
     }
 
-    /// Returns the pipe's record in the statistics. Callers must not keep the record while Python code runs, because
+    /// Returns the pipe's record in the statistics. Callers must not keep the result while Python code runs, because
     /// Python code may bind the token to another record.
     pub fn place(&self) -> Option<&BoardSlot> {
         // SAFETY: the pointer is null, or points to a box that exists as long as the token.

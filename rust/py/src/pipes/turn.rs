@@ -41,7 +41,8 @@ struct Crowd {
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
     reader: GilNumber,
-    /// 1 if threads wait or `close` has been called. If 0, a thread may read without accessing `crowd`.
+    /// The value 1 means that threads wait or `close` has been called. If the value is 0, a thread may read without
+    /// accessing `crowd`.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,

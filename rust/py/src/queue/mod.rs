@@ -62,7 +62,8 @@ fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyRes
 /// items, and the numbers of the items that were delivered out of order.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
-/// The number of a slot, its kind ("waiting", "running", "result" or "error"), its content, and its `mark`.
+/// The number of a slot, its kind ("waiting", "running", "result" or "error"), its content, and the saved state of the
+/// source.
 type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 
 #[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]

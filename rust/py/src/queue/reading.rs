@@ -25,7 +25,8 @@ pub struct SourceReader {
     unsaved: Py<PyAny>,
     /// The number of items between two saved states, or 0 if no states are saved.
     frequency: u64,
-    /// The first `dropped` items and the items in `ahead` are dropped, because an earlier run has delivered them.
+    /// The first `dropped` items and the items in `ahead` are dropped, because an earlier run of the program has
+    /// delivered them.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,

@@ -74,8 +74,8 @@ impl Access {
         }
     }
 
-    /// Returns the epoch and the pass number of a new iterator. The number is 0 if the pass begins with the first
-    /// request.
+    /// Returns the epoch and the pass number of a new iterator. The pass number is 0 if the iterator's first request
+    /// begins a pass.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
@@ -180,7 +180,8 @@ impl Access {
         reader.replace_dead(py, dead).map(|()| true)
     }
 
-    /// Returns the next item of an iterator. If `pass` is 0, the request begins a pass over the dispatched items.
+    /// Returns the next item of an iterator. If `pass` is 0, the request begins a new iteration over the dispatched
+    /// items.
     pub fn next<'py>(&self, py: Python<'py>, epoch: u32, pass: &AtomicU64) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.owner.check()?;
         let mut held = self.hold(py)?;
@@ -203,7 +204,8 @@ impl Access {
         next
     }
 
-    /// Ends a pass before all items have been read, because unread items of this worker would block other workers.
+    /// Ends an iteration before all items have been read, because unread items of this worker would block other
+    /// workers.
     pub fn leave(&self, py: Python<'_>, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;

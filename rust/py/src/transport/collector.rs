@@ -44,7 +44,7 @@ impl Collector {
 
     /// `peers` and `own` are the doorbell indices of the sending processes and of this process. Shard i sends over link
     /// i modulo the number of links. `on_error(peer, description)` is called for a failure and must raise an exception.
-    /// If `on_demand` is true, the first request of each iterator begins a pass over the dispatched items.
+    /// If `on_demand` is true, the first request of each iterator begins a new iteration over the dispatched items.
     #[new]
     #[pyo3(signature = (
         links, board, own, peers, on_error, *, in_order = true, timeout = None, name = "worker process", on_demand = false,
@@ -123,8 +123,8 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.on_note = Some(on_note))
     }
 
-    /// Counts and measures items on a page of the statistics board. Link i uses the set of counters `first` + i, and
-    /// `peers` contains the page number of each sending process.
+    /// Counts and measures items on a page of the statistics board. The counters of link i have the index `first` + i,
+    /// and `peers` contains the page number of each sending process.
     fn count_into(
         &self,
         py: Python<'_>,
@@ -242,7 +242,8 @@ impl Collector {
         drop(superfluous);
     }
 
-    /// Returns the pass over the dispatched items, and (items, checksum) that this worker has read in this pass.
+    /// Returns the number of the current iteration (pass) over the dispatched items, and (items, checksum) that this
+    /// worker has read in the pass.
     fn share(&self, py: Python<'_>) -> (u64, Entry) {
         (self.access.signs.pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }

@@ -57,7 +57,7 @@ pub(super) struct Outlet {
     pub encoder: Encoder,
     pub more_comes: bool,
     pub departing: Option<Departing>,
-    /// Whether all items of the pass were computed, so that only the ends must still be sent.
+    /// Whether all items were computed, so that only the end markers must still be sent.
     pub ending: bool,
     pub deadline: Option<Instant>,
     pub taker: Option<(Py<PyAny>, Cadence)>,
@@ -171,8 +171,8 @@ impl Outlet {
         if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }
 
-    /// Returns the current epoch if items are being recomputed. Function calls are then postponed, because the main
-    /// process sent these calls after it had received the recomputed items.
+    /// Returns the current epoch if items are being recomputed. Function calls are postponed until all items are
+    /// recomputed, because the main process received these items before it sent the function calls.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
@@ -449,7 +449,7 @@ impl Outlet {
         }
     }
 
-    /// Waits until there is space, and then returns None. If the sending must end, returns its result.
+    /// Waits until there is space, and returns None. If the message can no longer be sent, returns the reason.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,

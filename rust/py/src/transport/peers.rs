@@ -39,7 +39,7 @@ fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether items may refer to shared memory. If false, their buffers are copied.
+/// Returns whether items may refer to shared memory. If the result is false, the buffers of the items are copied.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
@@ -67,10 +67,10 @@ pub struct Peers {
     pub paused: bool,
     /// The link whose items wake up this process, or None if the items of all links wake up this process.
     awaited: Option<usize>,
-    /// Whether a peer has waited for the dispatching process in this epoch. Items of all links then wake up this
-    /// process.
+    /// Whether a peer has waited for the dispatching process in this epoch. In such an epoch, items of all links wake
+    /// up this process.
     has_starved: bool,
-    /// The message that was taken last. Its memory is reused for the next message.
+    /// The message that was taken last, whose memory is reused for the next message.
     pub current: Taken,
     pub surplus: Surplus,
 }

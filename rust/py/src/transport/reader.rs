@@ -231,8 +231,6 @@ impl Reader {
 
     /// Waits for the first message of each shard in this epoch, and stores the message if it is a snapshot. If `dealt`
     /// is true, also waits for the snapshot of the dispatching process.
-    ///
-    /// If the wait ends early, the next read reports the reason.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();

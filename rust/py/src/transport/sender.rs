@@ -86,8 +86,8 @@ impl Sender {
         Ok(Self { outlet: Mutex::new(outlet), arenas, link: AtomicUsize::new(0) })
     }
 
-    /// Counts messages on a page of the statistics board. Link i uses the set of counters `first` + i, and `peers`
-    /// contains the page number of each receiving process.
+    /// Counts messages on a page of the statistics board. The counters of link i have the index `first` + i, and
+    /// `peers` contains the page number of each receiving process.
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;
@@ -132,8 +132,8 @@ impl Sender {
     /// Makes `pump` call `taker(shard)` from time to time, between two items. The pause is `factor` times the duration
     /// of a call, but at least `seconds`.
     ///
-    /// `taker` returns None or a snapshot: the pass over the dispatched items, (number, checksum) of these items, and
-    /// the content as bytes.
+    /// `taker` returns None or a snapshot: the number of the iteration (pass) over the dispatched items, (number,
+    /// checksum) of these items, and the content as bytes.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
         self.outlet().map(|mut outlet| outlet.taker = Some((taker, Cadence::new(duration(seconds), factor))))
     }
@@ -200,7 +200,8 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // No other thread sends meanwhile, and `allocate` does not need the locked `outlet`.
+            // The lock of `outlet` is held meanwhile, because no other thread sends, and `allocate` does not need the
+            // lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {
@@ -243,12 +244,12 @@ impl Sender {
         Ok(outlet.send_ends(py)? == Sent::Done)
     }
 
-    /// Waits until a reader requests the next pass. Returns False if a command is pending.
+    /// Waits until a reader requests another iteration (pass) over the items. Returns False if a command is pending.
     fn next_pass(&self, py: Python<'_>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // If the reader's request is damaged, the next pass begins, and its first item reports the error.
+            // A damaged request counts as a request for the next iteration, whose first item reports the damage.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), |_| Ok(()))?;
@@ -331,8 +332,8 @@ impl Sender {
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// Returns the pass and the number of its items, including items that were sent before this process resumed, items
-    /// that no reader wanted, and the item that is being sent.
+    /// Returns the number of the current iteration (pass), and the number of items that were computed in the pass,
+    /// whether or not these items were sent.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
         let waits = outlet.departing.as_ref().is_some_and(|message| message.kind & kind::WHAT == kind::ITEM);

@@ -33,8 +33,8 @@ pub fn wait_until(
     wait_among(py, bell, meter, None, ready, || (), tick).map(drop)
 }
 
-/// Waits like `wait_until`, but returns false once `any_exited` returns true. `asleep` is called before the first
-/// sleep.
+/// Waits like `wait_until`, but returns false once `any_exited` returns true. The callback `asleep` is called before
+/// the first sleep.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,

@@ -23,8 +23,8 @@ impl<T> OrderedQueue<T> {
         true
     }
 
-    /// Submits `item` for other workers, and releases the source. Returns the next slot if one is free. Must be called
-    /// by the worker that uses the source.
+    /// Submits `item` for other workers, and releases the source. Returns the next slot if the queue has a free slot.
+    /// Must be called by the worker that uses the source.
     pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
         let mut state = self.lock();
         let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
@@ -84,8 +84,8 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores an outcome for each claimed item. `complete` creates the outcome from the rest of the item and the
-    /// worker's part.
+    /// Stores an outcome for each claimed item. `complete` combines the rest of an item in the queue with the worker's
+    /// part of the item.
     ///
     /// Returns the parts whose slots no longer exist, which the caller must drop.
     pub fn put_some<X>(

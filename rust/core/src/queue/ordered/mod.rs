@@ -293,7 +293,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Replaces the content of a slot, unless a worker is processing the slot. Returns the replaced content, or
-    /// `content` if it was not stored. The caller must drop the result.
+    /// `content` if no replacement was possible. The caller must drop the result.
     pub fn exchange(&self, slot: Slot, mut content: T) -> T {
         let mut state = self.lock();
         let pending = state.find(slot).and_then(|at| match &mut state.pending[at].phase {
