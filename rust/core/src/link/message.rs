@@ -52,10 +52,8 @@ const PAD: u32 = 1;
 pub(crate) enum First {
     /// Padding, with a correct checksum, up to the end of the ring.
     Pad,
-    Message {
-        total: u32,
-        check: u32,
-    },
+    /// A message of `total` bytes with the checksum `check`, which was not verified yet.
+    Message { total: u32, check: u32 },
 }
 
 impl First {

@@ -8,33 +8,22 @@ pub type Token = [u8; 16];
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
     /// The first message of a member, which also counts as the member's value for operation 0.
-    Hello {
-        token: Token,
-        rank: u32,
-    },
+    Hello { token: Token, rank: u32 },
     /// The first message of the hub, which proves the hub's identity to the member.
-    Welcome {
-        token: Token,
-    },
+    Welcome { token: Token },
     /// The value that a rank submits for an operation.
-    Value {
-        operation: u64,
-        value: i64,
-    },
-    Least {
-        operation: u64,
-        value: i64,
-    },
+    Value { operation: u64, value: i64 },
+    /// The minimum of the values of all ranks, which is the result of an operation.
+    Least { operation: u64, value: i64 },
     /// A heartbeat, which shows that the process of the sender is running.
     Beat,
     /// A member has waited for an operation until its timeout.
-    Late {
-        operation: u64,
-    },
+    Late { operation: u64 },
     /// A member abandons its current operation.
     Left,
     /// The sender leaves the group normally.
     Bye,
+    /// The current operation and all later operations fail.
     Failed(Verdict),
 }
 
