@@ -16,6 +16,7 @@ use pyo3::prelude::*;
 
 /// A value that threads access only while they are attached to the interpreter. During an access, no thread waits or
 /// runs Python code.
+#[derive(Default)]
 pub struct GilCell<T>(Cell<T>);
 
 // SAFETY: `with` requires an interpreter token, which only one thread has at a time, and callers of `with` pass

@@ -46,11 +46,6 @@ impl PyObedience {
     fn leave(&mut self) {
         self.0.leave();
     }
-
-    #[getter]
-    fn runs(&self) -> bool {
-        self.0.runs()
-    }
 }
 
 #[pyclass(name = "Replacing", module = "torchdata._native")]

@@ -11,7 +11,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-#[pyclass(frozen, module = "torchdata._native")]
+#[pyclass(frozen, new = "from_fields", module = "torchdata._native")]
 pub struct Exchange {
     /// Triples of a dictionary or object, a name, and the expected value of the entry or attribute with this name.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
@@ -21,15 +21,6 @@ pub struct Exchange {
 
 #[pymethods]
 impl Exchange {
-    #[new]
-    fn new(
-        expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
-        variables: Vec<(Py<PyDict>, Py<PyString>)>,
-        memory: Vec<PyBuffer<u8>>,
-    ) -> Self {
-        Self { expected, variables, memory }
-    }
-
     fn is_current(&self, py: Python<'_>) -> PyResult<bool> {
         for (owner, name, value) in &self.expected {
             let owner = owner.bind(py);

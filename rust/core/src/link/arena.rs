@@ -179,7 +179,8 @@ impl Arena {
         self.untidy.store(true, Ordering::Relaxed);
         self.layout.region.mapping.pin();
         let block = Block { arena: Arc::clone(self), offset, len };
-        self.layout.reserve_arena(offset, whole).then_some(block)
+        let start = self.layout.config.arena_offset() + offset;
+        self.layout.region.reserve(start as usize, whole as usize).is_ok().then_some(block)
     }
 
     pub fn reclaim(&self) -> Result<(), Corrupted> {
@@ -215,7 +216,8 @@ impl Arena {
         let mut allocator = self.lock();
         if allocator.punches {
             for part in allocator.take_idle(now) {
-                allocator.punches &= self.layout.punch_arena(part.start, part.end - part.start);
+                let (start, len) = (self.layout.config.arena_offset() + part.start, part.end - part.start);
+                allocator.punches &= self.layout.region.punch(start as usize, len as usize).is_ok();
             }
         }
         let untidy = allocator.in_use > 0 || allocator.punches && allocator.dirty > 0;

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 
 use super::header::{BLOCK_ALIGN, Layout};
 use super::lease::{Lease, Returns};
-use super::message::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, MESSAGE_HEADER, MessageHeader, OPAQUE, bare_len};
+use super::message::{KIND_FIRST_FRAGMENT, KIND_FRAGMENT, MESSAGE_HEADER, MessageHeader, OPAQUE, bare_len, read_first};
 use crate::error::{Corrupted, NoMemory, TakeError};
 use crate::integrity::{Digest, open, seal};
 use crate::process::board::BellRef;
@@ -362,8 +362,8 @@ impl Consumer {
         // ring's capacity and all positions are multiples of 8. Reads are volatile, because another process writes this
         // memory.
         let first = unsafe { place.cast::<u64>().read_volatile() };
-        let First::Message { total, check } = First::read(first, head, available, until_wrap)? else { return Ok(None) };
-        // SAFETY: `First::read` has checked that the whole message, including its header, is published and contiguous.
+        let Some((total, check)) = read_first(first, head, available, until_wrap)? else { return Ok(None) };
+        // SAFETY: `read_first` has checked that the whole message, including its header, is published and contiguous.
         let words = unsafe { place.cast::<u64>().add(1).cast::<[u64; 2]>().read_volatile() };
         let header = MessageHeader::from_words(total, words)?;
         let mut sum = header.checksum(head);

@@ -215,15 +215,6 @@ impl Layout {
         unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
     }
 
-    pub fn reserve_arena(&self, offset: u64, len: u64) -> bool {
-        self.region.reserve((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
-    }
-
-    /// Returns the memory pages of a range to the operating system, or returns false if this fails.
-    pub fn punch_arena(&self, offset: u64, len: u64) -> bool {
-        self.region.punch((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
-    }
-
     /// # Panics
     /// If the offset is outside the arena.
     pub fn arena_ptr(&self, offset: u64) -> *mut u8 {

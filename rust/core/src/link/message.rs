@@ -48,34 +48,32 @@ pub(crate) const BLOCK_ENTRY: u64 = 16;
 /// of 8.
 const PAD: u32 = 1;
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum First {
-    /// Padding, with a correct checksum, up to the end of the ring.
-    Pad,
-    /// A message of `total` bytes with the checksum `check`, which was not verified yet.
-    Message { total: u32, check: u32 },
+/// Returns the word at `position` that marks `total` bytes of padding up to the end of the ring.
+pub(crate) fn padding(position: u64, total: u64) -> u64 {
+    let total = total as u32 | PAD;
+    word(total, pad_check(position, total))
 }
 
-impl First {
-    pub fn pad(position: u64, total: u64) -> u64 {
-        let total = total as u32 | PAD;
-        word(total, pad_check(position, total))
+/// Decodes the first word of a message at `position` into the message's length and checksum, or None for padding.
+///
+/// The parameter `available` is the number of published bytes, and `until_wrap` is the number of bytes before the end of
+/// the ring. The checksum has not been verified yet.
+#[inline]
+pub(crate) fn read_first(
+    first: u64,
+    position: u64,
+    available: u64,
+    until_wrap: u64,
+) -> Result<Option<(u32, u32)>, Corrupted> {
+    let (total, check) = (first as u32, (first >> 32) as u32);
+    let len = u64::from(total & !PAD);
+    if total & PAD != 0 && len == until_wrap && len <= available && check == pad_check(position, total) {
+        return Ok(None);
     }
-
-    /// Decodes the first word of a message at `position`. The parameter `available` is the number of published bytes,
-    /// and `until_wrap` is the number of bytes before the end of the ring.
-    #[inline]
-    pub fn read(first: u64, position: u64, available: u64, until_wrap: u64) -> Result<Self, Corrupted> {
-        let (total, check) = (first as u32, (first >> 32) as u32);
-        let len = u64::from(total & !PAD);
-        if total & PAD != 0 && len == until_wrap && len <= available && check == pad_check(position, total) {
-            return Ok(Self::Pad);
-        }
-        if !len.is_multiple_of(8) || len < MESSAGE_HEADER || len > available || len > until_wrap || total & PAD != 0 {
-            return Err(Corrupted("a message is longer than the published data"));
-        }
-        Ok(Self::Message { total, check })
+    if !len.is_multiple_of(8) || len < MESSAGE_HEADER || len > available || len > until_wrap || total & PAD != 0 {
+        return Err(Corrupted("a message is longer than the published data"));
     }
+    Ok(Some((total, check)))
 }
 
 fn pad_check(position: u64, total: u32) -> u32 {

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::arena::{Arena, Block};
 use super::header::Layout;
-use super::message::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, MessageHeader, OPAQUE, sampled_len};
+use super::message::{KIND_FIRST_FRAGMENT, KIND_FRAGMENT, MessageHeader, OPAQUE, padding, sampled_len};
 use super::wake::WakePolicy;
 use crate::error::Corrupted;
 use crate::integrity::{Digest, open, seal};
@@ -470,7 +470,7 @@ impl Producer {
     }
 
     fn write_pad(&self, total: u64) {
-        let pad = First::pad(self.cursor.tail(), total);
+        let pad = padding(self.cursor.tail(), total);
         // SAFETY: at least 8 free, contiguous bytes follow the tail, because the tail and the ring's end are multiples
         // of 8.
         unsafe { self.layout.ring_ptr(self.cursor.tail()).cast::<u64>().write(pad) };

@@ -15,13 +15,8 @@ extern "C" fn in_child() {
     super::inherited::wipe_what_is_the_parents();
 }
 
-/// Returns the same number as `generation` without registering the fork hook.
-#[inline]
-pub fn current() -> u64 {
-    GENERATION.load(Relaxed)
-}
-
 /// Returns a number that differs between a process and its forked children.
+#[inline]
 pub fn generation() -> u64 {
     if !HOOKED.load(Relaxed) {
         // The hook is registered before the flag is set, so that later forks change every returned number.

@@ -37,10 +37,7 @@ impl Watch {
 
     /// Returns whether the process has exited. A zombie counts as exited.
     pub fn exited(&self) -> bool {
-        match &self.fd {
-            Some(fd) => poll_exit(fd, Duration::ZERO),
-            None => self.number_exited(),
-        }
+        self.wait(Duration::ZERO)
     }
 
     fn number_exited(&self) -> bool {

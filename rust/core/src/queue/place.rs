@@ -57,8 +57,9 @@ impl<M> QueuePosition<M> {
             return;
         }
         self.pass(mark);
-        if !self.ahead.is_empty() {
-            self.pass_ahead();
+        while self.ahead.remove(&self.next) {
+            let mark = self.marks.remove(&self.next);
+            self.pass(mark);
         }
     }
 
@@ -81,13 +82,6 @@ impl<M> QueuePosition<M> {
         if let Some(mark) = mark {
             self.spent.push(std::mem::replace(&mut self.mark, mark));
             self.steps = 0;
-        }
-    }
-
-    fn pass_ahead(&mut self) {
-        while self.ahead.remove(&self.next) {
-            let mark = self.marks.remove(&self.next);
-            self.pass(mark);
         }
     }
 }

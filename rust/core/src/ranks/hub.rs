@@ -25,7 +25,7 @@ struct Trial {
 }
 
 /// The caller of [`Hub::receive`] must check rank numbers that come from the network.
-#[derive(Debug, Clone, Hash)]
+#[derive(Debug, Clone, Hash, Default)]
 pub struct Hub {
     operation: u64,
     values: Vec<Option<i64>>,
@@ -40,15 +40,7 @@ pub struct Hub {
 impl Hub {
     pub fn new(size: u32) -> Self {
         let size = size as usize;
-        Self {
-            operation: 0,
-            values: vec![None; size],
-            seats: vec![Seat::Empty; size],
-            trial: None,
-            last: None,
-            verdict: None,
-            outgoing: Vec::new(),
-        }
+        Self { values: vec![None; size], seats: vec![Seat::Empty; size], ..Self::default() }
     }
 
     /// Members may connect only during operation 0.

@@ -7,12 +7,11 @@ use super::{Answer, Fault, Verdict, WATCH};
 
 const HUB: u32 = 0;
 
-#[derive(Debug, Clone, Hash)]
+#[derive(Debug, Clone, Hash, Default)]
 pub struct Member {
     rank: u32,
     operation: u64,
     heard: Option<Instant>,
-    parted: bool,
     gave_up: Option<(u64, Instant)>,
     last: Option<(u64, i64)>,
     verdict: Option<Verdict>,
@@ -21,16 +20,7 @@ pub struct Member {
 
 impl Member {
     pub fn new(rank: u32) -> Self {
-        Self {
-            rank,
-            operation: 0,
-            heard: None,
-            parted: false,
-            gave_up: None,
-            last: None,
-            verdict: None,
-            outgoing: Vec::new(),
-        }
+        Self { rank, ..Self::default() }
     }
 
     pub fn submit(&mut self, value: i64) -> u64 {
@@ -76,10 +66,7 @@ impl Member {
             Message::Failed(verdict) => {
                 self.verdict.get_or_insert(verdict);
             }
-            Message::Bye => {
-                self.parted = true;
-                self.fail(Fault::Parted);
-            }
+            Message::Bye => self.fail(Fault::Parted),
             _ => {}
         }
     }

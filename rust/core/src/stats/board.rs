@@ -10,9 +10,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::clock::nanoseconds;
 use super::flow::{FlowRef, WaitRef};
-use super::layout::{
-    BoardConfig, BoardHeader, Flow, MAGIC, MEMORY_PAGE, PageHeader, PipeRecord, VERSION, Wait, write_text,
-};
+use super::layout::{BoardConfig, BoardHeader, Flow, MAGIC, MEMORY_PAGE, PageHeader, PipeRecord, VERSION, write_text};
 use crate::error::{self, OpenError};
 use crate::process::fork;
 use crate::process::inherited::Descriptor;
@@ -248,20 +246,17 @@ impl PageRef {
         self.header().first.whom.store(flow.map_or(0, |flow| flow as u32 + 1), Relaxed);
     }
 
-    fn span(&self) -> &Wait {
-        &self.header().span
-    }
-
     /// The number of the epoch is `epoch`, or the next number if `epoch` is None.
     pub fn begin_span(&self, epoch: Option<u32>) {
-        self.span().end(nanoseconds());
+        let span = &self.header().span;
+        span.end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
         self.header().epoch.store(epoch.unwrap_or_else(next), Relaxed);
-        self.span().begin(nanoseconds());
+        span.begin(nanoseconds());
     }
 
     pub fn end_span(&self) {
-        self.span().end(nanoseconds());
+        self.header().span.end(nanoseconds());
     }
 
     /// Announces that this process writes its stack to `descriptor` when another program sends `signal`. If `signal` is

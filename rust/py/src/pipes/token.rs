@@ -30,6 +30,7 @@ impl BoardSlot {
 /// The state of a pipe's current iteration. A token is never pickled or copied, so the iteration of a copied pipe
 /// starts from the beginning.
 #[pyclass(frozen, module = "torchdata._native")]
+#[derive(Default)]
 #[repr(C)]
 pub struct IterationToken {
     current: AtomicU64,
@@ -120,14 +121,7 @@ impl Drop for IterationToken {
 impl IterationToken {
     #[new]
     fn new() -> Self {
-        Self {
-            current: AtomicU64::new(0),
-            own: AtomicU64::new(0),
-            place: AtomicPtr::new(ptr::null_mut()),
-            pending: GilCell::new(None),
-            finished: AtomicBool::new(false),
-            armed: AtomicBool::new(false),
-        }
+        Self::default()
     }
 
     /// Begins an iteration. Returns the number of the iteration, and whether the iteration resumes from a loaded state.

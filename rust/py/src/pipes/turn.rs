@@ -25,7 +25,7 @@ const ADDRESS: u32 = 48;
 /// Returns an id of this thread, which includes the number of forks, because a thread of the parent process may have
 /// the same id.
 fn this_thread() -> u64 {
-    watching::this_thread() ^ (fork::current() << ADDRESS)
+    watching::this_thread() ^ (fork::generation() << ADDRESS)
 }
 
 fn is_inherited(thread: u64) -> bool {

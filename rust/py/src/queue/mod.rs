@@ -83,7 +83,7 @@ pub struct ReadAheadQueue {
 
 impl Drop for ReadAheadQueue {
     fn drop(&mut self) {
-        if self.generation == fork::current() {
+        if self.generation == fork::generation() {
             // SAFETY: the field is dropped only here, and `self` is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.queue) }
         }
@@ -92,7 +92,7 @@ impl Drop for ReadAheadQueue {
 
 impl ReadAheadQueue {
     fn get(&self) -> PyResult<&Queue> {
-        if self.generation == fork::current() { Ok(&self.queue) } else { Err(self.is_the_parents()) }
+        if self.generation == fork::generation() { Ok(&self.queue) } else { Err(self.is_the_parents()) }
     }
 
     #[cold]
@@ -130,6 +130,15 @@ impl ReadAheadQueue {
             })
         });
         drop(spent);
+    }
+
+    /// Releases the slot of an item that was already delivered before the loader resumed.
+    fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
+        self.get()?.skip(slot);
+        if let Some(mark) = mark {
+            self.note(py, |place| place.note_late(index, mark));
+        }
+        Ok(())
     }
 
     fn given(&self, py: Python<'_>, entry: Entry) -> Py<PyAny> {
@@ -250,16 +259,6 @@ impl ReadAheadQueue {
 
     fn hand_back(&self, slots: Vec<Slot>, items: Vec<Py<PyAny>>) -> PyResult<()> {
         drop(self.get()?.hand_back(slots.into_iter().zip(items).collect(), |entry, item| entry.content = item));
-        Ok(())
-    }
-
-    /// Releases the slot of an item that was already delivered before the loader resumed.
-    #[pyo3(signature = (slot, index, mark=None))]
-    fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
-        self.get()?.skip(slot);
-        if let Some(mark) = mark {
-            self.note(py, |place| place.note_late(index, mark));
-        }
         Ok(())
     }
 

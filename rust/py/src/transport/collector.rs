@@ -280,10 +280,6 @@ impl Collector {
         peers.help_starving(py, collecting)
     }
 
-    fn taken(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
-        Ok(self.access.hold(py)?.peers.links.iter().map(Consumer::taken).collect())
-    }
-
     fn leased(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         Ok(self.access.hold(py)?.peers.links.iter().map(Consumer::leased).collect())
     }

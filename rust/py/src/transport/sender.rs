@@ -21,7 +21,7 @@ use super::collector::Collector;
 use super::kinds as kind;
 use super::links::{PyBellBoard, PyLink, bell};
 use super::outlet::{Outlet, Sent, is_interrupted, is_over, tidy};
-use super::snapshots::{Entry, account, entry};
+use super::snapshots::{Entry, account};
 use super::stats::PyStatsBoard;
 use super::waiting::wait_until;
 use crate::buffers::ArenaBuffer;
@@ -161,11 +161,6 @@ impl Sender {
     /// Relays the latest snapshot of the dispatching process. Returns False if a command is pending.
     fn send_relayed(&self, py: Python<'_>) -> PyResult<bool> {
         self.outlet()?.send_relayed(py)
-    }
-
-    /// Returns (items, checksum) for each shard or reader. The numbers include items of earlier runs.
-    fn accounts(&self) -> PyResult<Vec<Entry>> {
-        Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
     }
 
     /// Sends the items that the readers request. A tuple contains the iterators of several shards, which are used in

@@ -1,26 +1,18 @@
 //! Lets one thread submit items to the queue, which worker threads claim and process.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::OrderedQueue;
 use super::answers::{Outcome, Slot};
-use super::state::{Phase, sleep, time_left};
+use super::state::{Phase, State};
 
 impl<T> OrderedQueue<T> {
     /// Waits up to `timeout` until an item can be claimed, and returns false after the timeout.
     ///
     /// The method claims no items, because a thread without the GIL must not move references to Python objects.
     pub fn wait_claimable(&self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        let mut state = self.lock();
-        while !state.is_claimed() && !state.may_claim() {
-            let Some(left) = time_left(deadline) else { return false };
-            state.claiming.count += 1;
-            state = sleep(&self.work, state, left);
-            state.claiming.count -= 1;
-            state.claiming.waking = false;
-        }
-        true
+        let ready = |state: &State<T>| state.is_claimed() || state.may_claim();
+        self.wait(timeout, &self.work, |state| &mut state.claiming, ready)
     }
 
     /// Submits `item` for other workers, and releases the source. Returns the next slot if the queue has a free slot.

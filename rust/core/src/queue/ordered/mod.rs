@@ -18,7 +18,7 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 pub use answers::{Outcome, Pop, Reserve, Slot, View};
-use state::{Pending, Phase, State, sleep, time_left};
+use state::{Idle, Pending, Phase, State};
 
 use crate::sync::primitive::{Condvar, Mutex, MutexGuard};
 
@@ -59,7 +59,7 @@ impl<T> OrderedQueue<T> {
 
     pub fn is_awaited(&self) -> bool {
         let state = self.lock();
-        state.hungry > 0 && !state.fed
+        state.consuming.count > 0 && !state.consuming.waking
     }
 
     pub fn len(&self) -> usize {
@@ -78,15 +78,35 @@ impl<T> OrderedQueue<T> {
         self.lock().holds > 0
     }
 
+    /// Waits up to `timeout` until `ready` returns true, and returns false after the timeout.
+    fn wait(
+        &self,
+        timeout: Duration,
+        condition: &Condvar,
+        idle: impl Fn(&mut State<T>) -> &mut Idle,
+        ready: impl Fn(&State<T>) -> bool,
+    ) -> bool {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.lock();
+        while !ready(&state) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            idle(&mut state).count += 1;
+            (state, _) = condition.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            idle(&mut state).count -= 1;
+            idle(&mut state).waking = false;
+        }
+        true
+    }
+
     fn tell(&self, mut state: MutexGuard<'_, State<T>>) {
         let over = state.is_over();
-        let room = over || state.may_reserve();
-        let room = state.reserving.wake(room);
-        let work = over || state.may_claim();
-        let work = state.claiming.wake(work);
-        let filled = state.hungry > 0 && !state.fed && !state.ready.is_empty();
-        state.fed |= filled;
-        let still = state.busy == 0 && (state.holds > 0 || state.closed);
+        let (has_room, has_work) = (over || state.may_reserve(), over || state.may_claim());
+        let (is_filled, is_still) = (!state.ready.is_empty(), state.busy == 0);
+        let (room, work) = (state.reserving.wake(has_room), state.claiming.wake(has_work));
+        let (filled, still) = (state.consuming.wake(is_filled), state.inspecting.wake(is_still));
         drop(state);
         if room {
             self.room.notify_one();
@@ -116,16 +136,8 @@ impl<T> OrderedQueue<T> {
     ///
     /// The method reserves nothing, because other workers would then wait while this worker waits for the GIL.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        let mut state = self.lock();
-        while !state.is_over() && !state.may_reserve() {
-            let Some(left) = time_left(deadline) else { return false };
-            state.reserving.count += 1;
-            state = sleep(&self.room, state, left);
-            state.reserving.count -= 1;
-            state.reserving.waking = false;
-        }
-        true
+        let ready = |state: &State<T>| state.is_over() || state.may_reserve();
+        self.wait(timeout, &self.room, |state| &mut state.reserving, ready)
     }
 
     /// Appends an outcome after all other outcomes, even if the queue is full.
@@ -226,16 +238,8 @@ impl<T> OrderedQueue<T> {
     ///
     /// The method removes no outcome, because a thread without the GIL must not move references to Python objects.
     pub fn wait_filled(&self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        let mut state = self.lock();
-        while state.ready.is_empty() && !state.ended && !state.closed {
-            let Some(left) = time_left(deadline) else { return false };
-            state.hungry += 1;
-            state = sleep(&self.filled, state, left);
-            state.hungry -= 1;
-            state.fed = false;
-        }
-        true
+        let ready = |state: &State<T>| !state.ready.is_empty() || state.ended || state.closed;
+        self.wait(timeout, &self.filled, |state| &mut state.consuming, ready)
     }
 
     /// Ends the delivery of results and the reservation of slots. Buffered outcomes stay in the queue until they are

@@ -1,11 +1,8 @@
 //! The state that the queue's lock protects.
 
 use std::collections::VecDeque;
-use std::sync::PoisonError;
-use std::time::{Duration, Instant};
 
 use super::answers::{Outcome, Slot};
-use crate::sync::primitive::{Condvar, MutexGuard};
 
 #[derive(Debug)]
 pub(super) enum Phase<T> {
@@ -57,9 +54,8 @@ pub(super) struct State<T> {
     pub ended: bool,
     pub reserving: Idle,
     pub claiming: Idle,
-    /// `fed` is true if the threads that wait for an outcome were woken up but have not run yet.
-    pub hungry: usize,
-    pub fed: bool,
+    pub consuming: Idle,
+    pub inspecting: Idle,
     pub capacity: usize,
 }
 
@@ -79,8 +75,8 @@ impl<T> State<T> {
             ended: false,
             reserving: Idle::default(),
             claiming: Idle::default(),
-            hungry: 0,
-            fed: false,
+            consuming: Idle::default(),
+            inspecting: Idle::default(),
             capacity: capacity.max(1),
         }
     }
@@ -160,12 +156,4 @@ impl<T> State<T> {
             }
         }
     }
-}
-
-pub(super) fn time_left(deadline: Instant) -> Option<Duration> {
-    deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
-}
-
-pub(super) fn sleep<'a, S>(on: &Condvar, state: MutexGuard<'a, S>, timeout: Duration) -> MutexGuard<'a, S> {
-    on.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
 }
