@@ -1,6 +1,6 @@
 """Type stubs for the extension module (see rust/py/src)."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from os import PathLike
 from typing import Any, ClassVar, Final, Literal, Self, TypeVar, final
 
@@ -106,7 +106,7 @@ class FilterIterator(Iterator[Any]):
     """Implements `filter(predicate, source)` for predicates that return a bool."""
     def __new__(
         cls,
-        source: Iterable[Any],
+        source: Iterator[Any],
         predicate: Callable[[Any], Any],
         plain: Sequence[type],
         on_dropped: Callable[[Any], Any],
@@ -118,7 +118,7 @@ class FilterIterator(Iterator[Any]):
 class IndexedIterator(Iterator[Any]):
     """`map(item_at, indices)`. Unlike a generator, the iterator can continue after an exception."""
     def __new__(
-        cls, item_at: Callable[[Any], Any], indices: Iterable[Any], on_error: Callable[[BaseException, Any], object]
+        cls, item_at: Callable[[Any], Any], indices: Iterator[Any], on_error: Callable[[BaseException, Any], object]
     ) -> Self: ...
     def __next__(self) -> Any: ...
 

@@ -33,11 +33,8 @@ pub const fn open(word: u64) -> Option<u64> {
 ///
 /// The value must be at least `known` and less than `known` + 2^48.
 #[inline]
-pub const fn open_after(known: u64, word: u64) -> Option<u64> {
-    match open(word) {
-        Some(low) => known.checked_add(low.wrapping_sub(known) & SEALED),
-        None => None,
-    }
+pub fn open_after(known: u64, word: u64) -> Option<u64> {
+    known.checked_add(open(word)?.wrapping_sub(known) & SEALED)
 }
 
 #[inline]

@@ -140,7 +140,7 @@ pub(crate) struct Layout {
 impl Layout {
     pub fn create(config: LinkConfig) -> Result<Self, OpenError> {
         let config = config.rounded();
-        let region = Region::create(config.total() as usize, config.arena_offset() as usize)?;
+        let region = Region::create("torchdata", config.total() as usize, config.arena_offset() as usize)?;
         let layout = Self { region, config };
         layout.region.advise_huge(config.arena_offset() as usize, config.arena_capacity as usize);
         let header = layout.header();

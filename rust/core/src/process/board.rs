@@ -33,7 +33,7 @@ pub struct BellBoard {
 impl BellBoard {
     pub fn create(count: usize) -> Result<Arc<Self>, OpenError> {
         let len = count.max(1).saturating_mul(size_of::<CachePadded<Bell>>());
-        Ok(Arc::new(Self { region: Region::create(len, len)? }))
+        Ok(Arc::new(Self { region: Region::create("torchdata", len, len)? }))
     }
 
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {

@@ -64,15 +64,13 @@ impl Watch {
             Some(fd) => poll_exit(fd, timeout),
             None => {
                 let deadline = std::time::Instant::now() + timeout;
-                loop {
-                    if self.number_exited() {
-                        return true;
-                    }
+                while !self.number_exited() {
                     if std::time::Instant::now() >= deadline {
                         return false;
                     }
                     std::thread::sleep(Duration::from_millis(5));
                 }
+                true
             }
         }
     }

@@ -24,11 +24,7 @@ pub struct Region {
 
 impl Region {
     /// Creates a region of `len` zero bytes. Bytes beyond the first `reserved` bytes need a call of `reserve`.
-    pub fn create(len: usize, reserved: usize) -> Result<Self, OpenError> {
-        Self::create_named("torchdata", len, reserved)
-    }
-
-    pub fn create_named(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
+    pub fn create(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;
         region.reserve(0, reserved).map_err(|source| OpenError::NoRoom {
@@ -120,9 +116,4 @@ impl Drop for Region {
     fn drop(&mut self) {
         drop(self.take_descriptor());
     }
-}
-
-pub fn drop_inherited(own: &[&Region]) {
-    let own: Vec<&Mapping> = own.iter().map(|region| &region.mapping).collect();
-    super::inherited::drop_all_but(&own);
 }

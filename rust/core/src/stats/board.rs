@@ -49,7 +49,7 @@ impl Board {
     /// `full` determines whether the processes measure the time of each pipe.
     pub fn create(config: BoardConfig, full: bool) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
-        let region = Region::create_named("torchdata-stats", config.total(), config.total())?;
+        let region = Region::create("torchdata-stats", config.total(), config.total())?;
         region.mapping.wipe_on_fork();
         let fd = Some(Descriptor::note(region.take_descriptor().expect("a new region has a descriptor")));
         let board = Self { region, config, fd, generation };

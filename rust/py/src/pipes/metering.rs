@@ -45,6 +45,7 @@ impl Metering {
     }
 }
 
+#[derive(Default)]
 pub struct Meter(GilCell<Option<CountedItems>>);
 
 struct CountedItems {
@@ -53,10 +54,6 @@ struct CountedItems {
 }
 
 impl Meter {
-    pub fn new() -> Self {
-        Self(GilCell::new(None))
-    }
-
     /// Counts and measures items in the record of `pipe`.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.0.with(py, |counted| *counted = Some(CountedItems { pipe, metering: Metering::new() }));

@@ -12,7 +12,6 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 use torchdata_core::process::{fork, watching};
-use torchdata_core::stats::PipeRef;
 
 use crate::enter::{self, Slices};
 use crate::gil_cell::{GilCell, GilNumber};
@@ -202,16 +201,12 @@ impl Turn {
 pub struct SharedIterator {
     pub(super) turn: Py<Turn>,
     next: OnceLock<Py<PyAny>>,
-    pub(super) meter: Meter,
+    pub meter: Meter,
 }
 
 impl SharedIterator {
     pub(super) fn new(py: Python<'_>) -> PyResult<Self> {
-        Ok(Self { turn: Py::new(py, Turn::default())?, next: OnceLock::new(), meter: Meter::new() })
-    }
-
-    pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
-        self.meter.count_into(py, pipe);
+        Ok(Self { turn: Py::new(py, Turn::default())?, next: OnceLock::new(), meter: Meter::default() })
     }
 }
 

@@ -92,8 +92,8 @@ impl PyCarrier {
     }
 
     /// Waits up to `seconds`, and then returns unused memory to the system. The wait ends early if a control word
-    /// changes or `ring` is called, if a message has arrived (only with `messages`), or if there is room for the rest of a
-    /// frame (only with `lacks`).
+    /// changes or `ring` is called, if a message has arrived (only with `messages`), or if there is room for the rest of
+    /// a frame (only with `lacks`).
     fn wait(&self, py: Python<'_>, seconds: f64, messages: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {

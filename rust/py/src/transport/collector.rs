@@ -135,7 +135,8 @@ impl Collector {
         main: bool,
     ) -> PyResult<()> {
         let mut held = self.access.hold(py)?;
-        let flows = held.meters.count_into(board.get(), page, first, peers, main)?;
+        let flows = board.get().flows(page, first, &peers, false)?;
+        held.meters.count_into(&flows, main.then(|| board.get().page(page)).transpose()?);
         held.peers.links.iter_mut().zip(flows).for_each(|(link, flow)| link.count_into(flow));
         Ok(())
     }
@@ -231,13 +232,11 @@ impl Collector {
     }
 
     fn keep(&self, py: Python<'_>, snapshots: Vec<Option<Kept>>, dealt: Option<KeptDealt>) {
-        let superfluous: Vec<Content> = self.books.with(py, |books| {
-            let mut superfluous = Vec::new();
-            for (peer, one) in snapshots.into_iter().enumerate() {
-                superfluous.extend(one.map(|one| books.keep(peer, unkept(one), None)).unwrap_or_default());
-            }
-            superfluous.extend(dealt.map(|one| books.keep_dealt(unkept_dealt(one))).unwrap_or_default());
-            superfluous
+        let superfluous = self.books.with(py, |books| {
+            let snapshots = snapshots.into_iter().enumerate();
+            let kept = snapshots.flat_map(|(peer, one)| one.map(|one| books.keep(peer, unkept(one), None)));
+            let superfluous: Vec<_> = kept.collect();
+            (superfluous, dealt.map(|one| books.keep_dealt(unkept_dealt(one))))
         });
         drop(superfluous);
     }

@@ -60,6 +60,8 @@ pub(super) struct Outlet {
     /// Whether all items were computed, so that only the end markers must still be sent.
     pub ending: bool,
     pub deadline: Option<Instant>,
+    /// A callback without arguments, which may raise an exception to abandon the sending of a message.
+    pub tick: Option<Py<PyAny>>,
     pub taker: Option<(Py<PyAny>, Cadence)>,
     pub noter: Option<Py<PyAny>>,
     /// The latest snapshot of the dispatching process, which a worker process sends to the main process.
@@ -141,6 +143,7 @@ impl Outlet {
             departing: None,
             ending: false,
             deadline: None,
+            tick: None,
             taker: None,
             noter: None,
             relay: None,
@@ -314,13 +317,13 @@ impl Outlet {
 
     #[inline]
     pub fn go_on(&mut self, py: Python<'_>) -> PyResult<Sent> {
-        if self.departing.is_none() { Ok(Sent::Done) } else { self.go_on_with(py, None) }
+        if self.departing.is_none() { Ok(Sent::Done) } else { self.send_rest(py) }
     }
 
     /// Sends the rest of the message, or abandons the message after an exception or the deadline.
-    pub fn go_on_with(&mut self, py: Python<'_>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
+    fn send_rest(&mut self, py: Python<'_>) -> PyResult<Sent> {
         let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
-        let sent = self.send(py, &mut departing, tick)?;
+        let sent = self.send(py, &mut departing)?;
         if sent == Sent::Interrupted {
             self.departing = Some(departing);
         } else {
@@ -333,17 +336,17 @@ impl Outlet {
         Ok(sent)
     }
 
-    fn send(&mut self, py: Python<'_>, departing: &mut Departing, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
+    fn send(&mut self, py: Python<'_>, departing: &mut Departing) -> PyResult<Sent> {
         let Departing { target, kind, encoder, parts, streamed } = departing;
         let inline = encoder.payload.len() <= self.producer(*target).max_inline();
         while parts.len() < encoder.buffers.len() + usize::from(!inline) {
             let placed = match encoder.buffers.get_mut(parts.len()) {
                 Some(OutBuffer::Block(block)) => Placed::At(Part::Block(Arc::clone(block))),
-                Some(OutBuffer::Memory(source)) => self.put_in_memory(py, *target, source, streamed, tick)?,
+                Some(OutBuffer::Memory(source)) => self.put_in_memory(py, *target, source, streamed)?,
                 None => {
                     let payload = &encoder.payload;
                     let mut payload = Source::dense(payload.as_ptr(), payload.len(), None);
-                    self.put_in_memory(py, *target, &mut payload, streamed, tick)?
+                    self.put_in_memory(py, *target, &mut payload, streamed)?
                 }
             };
             match placed {
@@ -357,7 +360,7 @@ impl Outlet {
             false => (*kind | kind::PAYLOAD_IN_BUFFER, &[][..]),
         };
         let soon = self.more_comes;
-        self.push_with(py, *target, parts.len(), payload.len(), tick, |producer| match kind & kind::WHAT {
+        self.push_with(py, *target, parts.len(), payload.len(), |producer| match kind & kind::WHAT {
             kind::ITEM => producer.push_item(kind, parts, payload),
             _ if soon => producer.push_soon(kind, parts, payload),
             _ => producer.push(kind, parts, payload),
@@ -371,11 +374,10 @@ impl Outlet {
         target: usize,
         source: &mut Source,
         streamed: &mut usize,
-        tick: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Placed> {
         let len = source.len();
         if *streamed == 0
-            && let Some(placed) = self.put_in_arena(py, target, source, tick)?
+            && let Some(placed) = self.put_in_arena(py, target, source)?
         {
             return Ok(placed);
         }
@@ -386,7 +388,7 @@ impl Outlet {
             // SAFETY: the owner of the source keeps the `len` bytes at `from` alive.
             let bytes = unsafe { std::slice::from_raw_parts(from.add(*streamed), piece) };
             let before = *streamed;
-            let sent = self.push_with(py, target, 0, piece, tick, |producer| {
+            let sent = self.push_with(py, target, 0, piece, |producer| {
                 let pushed = producer.push_fragment(bytes)?;
                 if pushed == Push::Done {
                     *streamed += piece;
@@ -402,13 +404,7 @@ impl Outlet {
     }
 
     /// Copies a buffer of a message into the arena. Returns None if no memory becomes free by waiting.
-    fn put_in_arena(
-        &mut self,
-        py: Python<'_>,
-        target: usize,
-        source: &Source,
-        tick: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Option<Placed>> {
+    fn put_in_arena(&mut self, py: Python<'_>, target: usize, source: &Source) -> PyResult<Option<Placed>> {
         loop {
             let producer = self.producer(target);
             if let Some(block) = producer.allocate(source.len()).map_err(errors::corrupted)? {
@@ -420,7 +416,7 @@ impl Outlet {
                 return Ok(None);
             }
             // An error ends the wait, and the next call of the producer reports the error.
-            let sent = self.wait_for_room(py, target, tick, |producer| producer.worth_allocating().unwrap_or(true))?;
+            let sent = self.wait_for_room(py, target, |producer| producer.worth_allocating().unwrap_or(true))?;
             if let Some(sent) = sent {
                 return Ok(Some(Placed::Nowhere(sent)));
             }
@@ -435,7 +431,6 @@ impl Outlet {
         target: usize,
         blocks: usize,
         payload: usize,
-        tick: Option<&Bound<'_, PyAny>>,
         mut push: impl FnMut(&mut Producer) -> Result<Push, Corrupted>,
     ) -> PyResult<Sent> {
         loop {
@@ -443,7 +438,7 @@ impl Outlet {
                 return Ok(Sent::Done);
             }
             let room = |producer: &mut Producer| producer.writable(blocks, payload).unwrap_or(true);
-            if let Some(sent) = self.wait_for_room(py, target, tick, room)? {
+            if let Some(sent) = self.wait_for_room(py, target, room)? {
                 return Ok(sent);
             }
         }
@@ -454,21 +449,20 @@ impl Outlet {
         &mut self,
         py: Python<'_>,
         target: usize,
-        tick: Option<&Bound<'_, PyAny>>,
         mut room: impl FnMut(&mut Producer) -> bool + Send,
     ) -> PyResult<Option<Sent>> {
         let held = self.held();
-        let Self { producers, has_shards, own, control, deadline, meters, .. } = self;
+        let Self { producers, has_shards, own, control, deadline, tick, meters, .. } = self;
         let producer = turned(producers, *has_shards, target);
         producer.flush();
         let unwanted =
             |producer: &mut Producer| matches!(producer.reader(), Ok(Reader::Left | Reader::Ahead | Reader::Done));
         let ready = || room(producer) || is_interrupted(control, held) || unwanted(producer);
-        wait_until(py, own, meters.get(if *has_shards { 0 } else { target }), ready, |_| {
+        wait_until(py, own, meters.get(if *has_shards { 0 } else { target }), ready, |py| {
             if is_over(*deadline) {
                 return Err(PyTimeoutError::new_err("the peer does not read"));
             }
-            tick.map_or(Ok(()), |tick| tick.call0().map(drop))
+            tick.as_ref().map_or(Ok(()), |tick| tick.call0(py).map(drop))
         })?;
         if is_interrupted(control, held) {
             return Ok(Some(Sent::Interrupted));

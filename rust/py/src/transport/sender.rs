@@ -283,16 +283,16 @@ impl Sender {
         message: &Bound<'_, PyAny>,
         seconds: Option<f64>,
         order: Option<u64>,
-        tick: Option<&Bound<'_, PyAny>>,
+        tick: Option<Py<PyAny>>,
     ) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         if let Some(order) = order {
             outlet.producers[0].order(order);
         }
-        outlet.deadline = deadline(seconds);
         outlet.depart(0, kind::MESSAGE, message, &[])?;
-        let sent = outlet.go_on_with(py, tick);
-        outlet.deadline = None;
+        (outlet.deadline, outlet.tick) = (deadline(seconds), tick);
+        let sent = outlet.go_on(py);
+        (outlet.deadline, outlet.tick) = (None, None);
         sent.map(drop)
     }
 

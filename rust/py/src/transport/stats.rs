@@ -152,7 +152,7 @@ impl PyStatsBoard {
 
     /// Counts and measures the items of an iterator that is not a pipe, from the next epoch on.
     fn count_items(&self, iterator: &Bound<'_, SharedIterator>, page: usize, pipe: usize) -> PyResult<()> {
-        iterator.get().count_into(iterator.py(), self.pipe(page, pipe)?);
+        iterator.get().meter.count_into(iterator.py(), self.pipe(page, pipe)?);
         Ok(())
     }
 
