@@ -5,7 +5,7 @@ pub struct RoundRobin {
     ended: Vec<bool>,
     live: usize,
     current: usize,
-    in_order: bool,
+    pub in_order: bool,
 }
 
 impl RoundRobin {
@@ -30,10 +30,6 @@ impl RoundRobin {
     #[inline]
     pub fn next(&self) -> Option<usize> {
         (self.live > 0).then_some(self.current)
-    }
-
-    pub fn is_in_order(&self) -> bool {
-        self.in_order
     }
 
     #[inline]

@@ -179,7 +179,7 @@ impl Carrier {
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
         let words = self.words();
         while frame.len < most {
-            let Some(stream) = self.inbound.take_any(&mut self.message)? else { break };
+            let Some(stream) = self.inbound.next::<true>(&mut self.message)? else { break };
             frame.add(stream, &mut self.message)?;
         }
         let have_changed = words != self.given;

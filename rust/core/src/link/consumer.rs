@@ -291,12 +291,8 @@ impl Consumer {
         Ok(self.next::<false>(message)?.is_some())
     }
 
-    pub(super) fn take_any(&mut self, message: &mut Message) -> Result<Option<Stream>, TakeError> {
-        self.next::<true>(message)
-    }
-
     #[inline]
-    fn next<const ANY: bool>(&mut self, message: &mut Message) -> Result<Option<Stream>, TakeError> {
+    pub(super) fn next<const ANY: bool>(&mut self, message: &mut Message) -> Result<Option<Stream>, TakeError> {
         loop {
             let available = self.cursor.available(&self.layout.header().tail)?;
             if available == 0 || self.early {

@@ -34,15 +34,6 @@ pub enum Part {
     Streamed(u64),
 }
 
-impl Part {
-    fn bytes_in_block(&self) -> u64 {
-        match self {
-            Self::Block(block) => block.len() as u64,
-            Self::Streamed(_) => 0,
-        }
-    }
-}
-
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Push {
     Done,
@@ -349,7 +340,8 @@ impl Producer {
             self.count(kind, digest);
             self.streaming = false;
             self.sending.sent();
-            let in_blocks: u64 = parts.iter().map(Part::bytes_in_block).sum();
+            let in_blocks: u64 =
+                parts.iter().map(|part| if let Part::Block(block) = part { block.len() as u64 } else { 0 }).sum();
             if in_blocks > 0 {
                 self.note_ahead(in_blocks);
             }
@@ -432,7 +424,10 @@ impl Producer {
             return Ok((Push::Full, 0));
         }
         if needed > total {
-            self.write_pad(needed - total);
+            let pad = padding(self.cursor.tail(), needed - total);
+            // SAFETY: at least 8 free, contiguous bytes follow the tail, because the tail and the ring's end are
+            // multiples of 8.
+            unsafe { self.layout.ring_ptr(self.cursor.tail()).cast::<u64>().write(pad) };
         }
         let start = self.cursor.tail() + (needed - total);
         let mut check = message.checksum(start);
@@ -467,12 +462,5 @@ impl Producer {
         }
         self.cursor.publish(&self.layout.header().tail, needed);
         Ok((Push::Done, digest.finish(check.since(before), payload.len())))
-    }
-
-    fn write_pad(&self, total: u64) {
-        let pad = padding(self.cursor.tail(), total);
-        // SAFETY: at least 8 free, contiguous bytes follow the tail, because the tail and the ring's end are multiples
-        // of 8.
-        unsafe { self.layout.ring_ptr(self.cursor.tail()).cast::<u64>().write(pad) };
     }
 }

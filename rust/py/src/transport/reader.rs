@@ -301,7 +301,7 @@ impl Reader {
         clock.start();
         let paused = peers.paused;
         match turn {
-            Some(peer) if collecting.turn.is_in_order() => peers.await_one(peer),
+            Some(peer) if collecting.turn.in_order => peers.await_one(peer),
             _ => peers.await_all(),
         }
         if let Some(peer) = turn {
