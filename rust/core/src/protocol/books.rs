@@ -171,7 +171,7 @@ impl<S> Books<S> {
     }
 
     /// Returns each sender's number of items and checksum before the last `back` deliveries, and the sender of the next
-    /// item. The result is None if the log of deliveries is too short.
+    /// item. Returns None if the log contains fewer than `back` deliveries.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -183,8 +183,8 @@ impl<S> Books<S> {
         Some((accounts, turn))
     }
 
-    /// Returns the positions of all senders before the last `back` deliveries, and the sender of the next item. The
-    /// result is None if the log of deliveries is too short.
+    /// Returns the positions of all senders before the last `back` deliveries, and the sender of the next item. Returns
+    /// None if the log contains fewer than `back` deliveries.
     pub fn positions(&self, back: u64) -> Option<(Vec<PeerPosition<'_, S>>, usize)> {
         let (accounts, turn) = self.accounts(back)?;
         Some((self.positions_at(accounts), turn))

@@ -91,8 +91,8 @@ impl SourceReader {
         Ok(Some((item, index, mark)))
     }
 
-    /// Moves items from the source to the queue until the queue is closed. If the source fails, returns the reserved
-    /// slot and the error.
+    /// Moves items from the source to the queue until the queue is closed. If the source raises an error, returns the
+    /// slot that was reserved for the next item, and the error.
     fn hand_over(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
         let queue = queue.get();
         let mut reserved = None;

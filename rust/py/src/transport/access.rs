@@ -180,7 +180,7 @@ impl Access {
         reader.replace_dead(py, dead).map(|()| true)
     }
 
-    /// Returns the next item of an iterator. If `pass` is 0, the request begins a new iteration over the dispatched
+    /// Returns the next item of the given epoch. If `pass` is 0, the call begins a new iteration over the dispatched
     /// items.
     pub fn next<'py>(&self, py: Python<'py>, epoch: u32, pass: &AtomicU64) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.owner.check()?;

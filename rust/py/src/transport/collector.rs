@@ -267,8 +267,8 @@ impl Collector {
     }
 
     /// Receives items early while the caller waits until all child processes have executed a command. Without this
-    /// method, a child could wait forever for the dispatching process. The caller repeats the call, with `done` set to
-    /// true in the last call.
+    /// method, a child could wait forever for the dispatching process. The caller repeats the call while it waits, and
+    /// calls the method once more with `done` set to true after all children have executed the command.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold(py) else { return Ok(()) }; // the reading thread receives these items
         if done {

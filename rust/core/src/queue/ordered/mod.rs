@@ -148,8 +148,10 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Stores the outcome of a slot, even if the queue is closed, so that no item of the source is lost. Returns the
-    /// queue's copy of a submitted item, which the caller must drop.
+    /// Stores the outcome of a slot, even if the queue is closed, so that no item of the source is lost.
+    ///
+    /// Returns the submitted item that the queue has kept while a worker was computing its result. The caller must drop
+    /// the item.
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
