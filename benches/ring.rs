@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use common::child::{inherited, inherited_fd, is_child, role, start, start_with};
 use common::stream::{ITEM, Item, Receiver, Sender, open};
 use criterion::{BenchmarkGroup, Criterion, Throughput, measurement::WallTime};
-use torchdata_core::link::consumer::Unit;
+use torchdata_core::link::consumer::Message;
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
@@ -108,7 +108,7 @@ fn two_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, 
         .map(|(bell, link)| Receiver {
             end: link.consumer(bells.bell(*bell).unwrap()).unwrap(),
             bell: bells.bell(0).unwrap(),
-            unit: Unit::default(),
+            unit: Message::default(),
         })
         .collect();
     receivers.iter_mut().for_each(|receiver| receiver.end.begin(Stream::default(), window));
@@ -173,7 +173,7 @@ fn throughput(criterion: &mut Criterion) {
 fn conversation(links: [&Link; 2], bells: &Arc<BellBoard>, me: usize) -> (Sender, Receiver) {
     let (peer, bell) = (bells.bell(1 - me).unwrap(), bells.bell(me).unwrap());
     let sender = Sender { end: links[me].producer(peer.clone()).unwrap(), bell: bell.clone() };
-    let mut receiver = Receiver { end: links[1 - me].consumer(peer).unwrap(), bell, unit: Unit::default() };
+    let mut receiver = Receiver { end: links[1 - me].consumer(peer).unwrap(), bell, unit: Message::default() };
     receiver.end.begin(Stream::default(), 1);
     (sender, receiver)
 }

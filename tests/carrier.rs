@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use common::stream::{Random, Sender, open};
 use torchdata_core::link::carrier::{Carrier, Frame, OUT_OF_BAND, Words};
-use torchdata_core::link::consumer::{Buffer, Consumer, Unit};
+use torchdata_core::link::consumer::{Buffer, Consumer, Message};
 use torchdata_core::link::producer::{Part, Producer, Push};
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::BellBoard;
@@ -57,7 +57,7 @@ fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let words = way.here.take(&mut frame, most).unwrap();
     let beside: Vec<Vec<u8>> = frame.buffers.iter().map(bytes_of).collect();
     let slices: Vec<&[u8]> = beside.iter().map(|buffer| &buffer[..]).collect();
-    let mut unit = Unit::default();
+    let mut unit = Message::default();
     let mut take = |consumer: &mut Consumer| {
         while consumer.take(&mut unit).unwrap() {
             taken.push((

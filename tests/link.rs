@@ -17,7 +17,7 @@ use common::stream::{CONSUMER, ITEM, Item, PRODUCER, Random, Receiver, SMALL, Se
 use common::watchdog;
 use proptest::prelude::*;
 use torchdata_core::error::OpenError;
-use torchdata_core::link::consumer::{Buffer, Unit};
+use torchdata_core::link::consumer::{Buffer, Message};
 use torchdata_core::link::producer::{Part, Push};
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::protocol::{Permit, Stream};
@@ -92,7 +92,7 @@ proptest! {
 #[test]
 fn units_of_every_length_wrap_at_every_position_of_the_ring() {
     let _watchdog = watchdog(60);
-    let mut unit = Unit::default();
+    let mut unit = Message::default();
     for place in (24..4096 + 24).step_by(8) {
         for len in [0, 1, 8, 100, 999, 1024] {
             let (link, bells) = open(SMALL);

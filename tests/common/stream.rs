@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use torchdata_core::error::{Corrupted, TakeError};
-use torchdata_core::link::consumer::{Buffer, Consumer, Unit};
+use torchdata_core::link::consumer::{Buffer, Consumer, Message};
 use torchdata_core::link::producer::{Part, Producer, Push};
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::{BellBoard, BellRef};
@@ -152,7 +152,7 @@ impl Sender {
 pub struct Receiver {
     pub end: Consumer,
     pub bell: BellRef,
-    pub unit: Unit,
+    pub unit: Message,
 }
 
 pub struct Arrived {
@@ -163,12 +163,12 @@ pub struct Arrived {
 impl Receiver {
     pub fn new(link: &Link, bells: &Arc<BellBoard>) -> Self {
         let end = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
-        Self { end, bell: bells.bell(CONSUMER).unwrap(), unit: Unit::default() }
+        Self { end, bell: bells.bell(CONSUMER).unwrap(), unit: Message::default() }
     }
 
     /// Returns the next unit (message), or None if the stream has ended or no unit has arrived.
     pub fn poll(&mut self) -> Result<Option<(u16, Arrived)>, Corrupted> {
-        let mut unit = Unit::default();
+        let mut unit = Message::default();
         match self.end.take(&mut unit) {
             Ok(true) => {}
             Ok(false) => return Ok(None),
@@ -182,7 +182,7 @@ impl Receiver {
     }
 
     /// Waits for the next unit, whose buffers are not copied. The buffers of the previous unit are freed.
-    pub fn next_unit(&mut self) -> &Unit {
+    pub fn next_unit(&mut self) -> &Message {
         self.unit.buffers.clear();
         loop {
             if self.end.take(&mut self.unit).unwrap() {

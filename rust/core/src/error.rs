@@ -1,14 +1,12 @@
-//! The errors of links and of the shared memory on which links are built.
+//! Errors of shared memory, and of the links between processes that use this memory.
 
 use std::io;
 use std::path::PathBuf;
 
-/// The reason why a shared region, a link or a process watch could not be created or attached.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     #[error("{what}: {source}{}", way_out(source))]
     System { what: &'static str, source: io::Error },
-    /// The file system with the temporary file of a shared region is full, which only affects the portable fallback.
     #[error(
         "no room for {bytes} bytes of shared memory on the file system of {} ({source}): free some space there, set TMPDIR \
          to a folder with more space, or unset TORCHDATA_PORTABLE if the system has memfd_create",
@@ -19,10 +17,8 @@ pub enum OpenError {
         "the shared region has layout version {found}, this build reads {expected}: one process runs another release"
     )]
     Version { found: u32, expected: u32 },
-    /// The header of the region is invalid, for example because its sizes do not match the size of the region.
     #[error("the shared region is not a valid link: {0}")]
     Invalid(&'static str),
-    /// A process has already taken this end of the link. Each link has exactly one producer and one consumer.
     #[error("the {0} end of this link is already taken")]
     Taken(&'static str),
 }
@@ -33,7 +29,7 @@ impl OpenError {
     }
 }
 
-/// The process at the other end of a link wrote invalid data, so this process must stop using the link.
+/// The process at the other end of a link wrote invalid data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the shared memory of a link is corrupted: {0}")]
 pub struct Corrupted(pub &'static str);
@@ -46,7 +42,6 @@ pub enum TakeError {
     NoMemory(#[from] NoMemory),
 }
 
-/// The operating system could not allocate this number of bytes for an item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("there is no memory for {0} bytes of an item")]
 pub struct NoMemory(pub usize);

@@ -1,4 +1,4 @@
-//! Resizes parts of decoded images. Like in Pillow, the filter covers more source pixels if the image shrinks more.
+//! Crops and resizes decoded images. As in Pillow, the filters are antialiased.
 
 use std::cell::RefCell;
 
@@ -10,7 +10,7 @@ use crate::strided::Strided;
 
 pub use fast_image_resize::FilterType as Filter;
 
-/// The maximum size of the temporary buffers that a thread keeps for the next image, in bytes.
+/// The maximum size in bytes of the temporary buffers that a thread keeps for the next image.
 const MOST_KEPT: usize = 16 << 20;
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -29,11 +29,11 @@ pub struct Pixels<'a> {
     pub bytes: &'a [u8],
     pub width: u32,
     pub height: u32,
-    /// The number of channels of a pixel, which is also its number of bytes: 1 or 3.
+    /// The number of channels of a pixel, and its number of bytes: 1 or 3.
     pub channels: usize,
 }
 
-/// A rectangular part of an image. The coordinates are in pixels and may be fractions.
+/// A rectangular part of an image, in pixels. The coordinates may be fractions.
 #[derive(Debug, Clone, Copy)]
 pub struct Region {
     pub left: f64,
@@ -42,12 +42,10 @@ pub struct Region {
     pub bottom: f64,
 }
 
-/// The size and layout of the resized image.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
     pub width: u32,
     pub height: u32,
-    /// Whether the resized image is mirrored from left to right.
     pub mirrored: bool,
     /// Whether all values of the first channel precede all values of the second channel, and so on.
     pub planar: bool,

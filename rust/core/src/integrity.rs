@@ -1,22 +1,20 @@
-//! Detects damage in shared memory: check bits protect single words, and checksums protect whole units (messages).
+//! Detects accidental damage to shared memory, such as writes through a wrong pointer.
 //!
-//! Check bits and checksums detect accidental damage, such as writes through a wrong pointer, but not attacks. Large
-//! buffers have no full checksum, because computing a full checksum would cost as much as copying the buffer.
+//! Large buffers have no full checksum, because computing a full checksum would cost as much as copying the buffer.
 
-/// An odd factor for computing check bits, with which each change within one byte of a value changes the check bits.
+/// An odd factor with which each change within one byte of a value changes the check bits of the value.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
-/// A constant that is mixed into all check bits, so that a word of zeros (erased memory) counts as damaged.
+/// A constant that makes erased memory (zeros) count as damaged.
 const NOT_ZERO: u64 = 0x5bd1;
-/// `KEYS` are combined with the two factors of each product in a checksum, because the product of two zero words would
-/// be zero. `STEPS` are added to the keys after each pair of words, so that swapped words change the checksum.
+/// Without the keys, the product of two zero words would be zero. The steps make the checksum depend on the order of
+/// words.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
-/// The number of low bits of a value that [`seal`] stores in a word.
 pub const SEALED_BITS: u32 = 48;
 const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
-/// Returns a sealed word for shared memory: the lower 48 bits of `value`, and 16 check bits in the upper bits.
+/// Returns a word with the lower 48 bits of `value`, and 16 check bits in the upper bits.
 ///
 /// [`open`] detects every change within one byte of a sealed word, and 65535 of 65536 other changes.
 #[inline]
@@ -25,21 +23,18 @@ pub const fn seal(value: u64) -> u64 {
     value | (((value.wrapping_mul(WORD) >> SEALED_BITS) ^ NOT_ZERO) << SEALED_BITS)
 }
 
-/// Returns the value of a sealed word (the lower 48 bits), or None if the check bits do not match the value.
+/// Returns the lower 48 bits of a word from [`seal`], or None if the check bits do not match.
 #[inline]
 pub const fn open(word: u64) -> Option<u64> {
     if seal(word) == word { Some(word & SEALED) } else { None }
 }
 
-/// Returns the value whose lower 48 bits are in the sealed `word`, or None if the word is damaged.
+/// Returns the value of which a word from [`seal`] contains the lower 48 bits, or None if the word is damaged.
 ///
-/// The upper bits are derived from `known`: the value must be at least `known` and less than `known` + 2^48.
+/// The value must be at least `known` and less than `known` + 2^48.
 #[inline]
-pub const fn open_after(known: u64, word: u64) -> Option<u64> {
-    match open(word) {
-        Some(low) => known.checked_add(low.wrapping_sub(known) & SEALED),
-        None => None,
-    }
+pub fn open_after(known: u64, word: u64) -> Option<u64> {
+    known.checked_add(open(word)?.wrapping_sub(known) & SEALED)
 }
 
 #[inline]
@@ -53,7 +48,7 @@ pub(crate) fn placed(value: u64, place: u64) -> u64 {
     fold(value ^ KEYS[0], place ^ KEYS[1]) >> 34
 }
 
-/// The checksum of a unit (message), which is a sum of products of two words each.
+/// The checksum of a message, which is a sum of products of two words each.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Checksum {
     sum: u64,
@@ -61,7 +56,7 @@ pub(crate) struct Checksum {
 }
 
 impl Checksum {
-    /// Starts the checksum with the unit's position in the ring, so that a unit from an earlier lap is invalid.
+    /// The checksum covers the position in the ring, so that a message from an earlier lap of the ring is invalid.
     #[inline]
     pub fn at(position: u64) -> Self {
         Self { sum: 0, keys: KEYS }.words(position, 0)
@@ -76,13 +71,11 @@ impl Checksum {
         }
     }
 
-    /// Copies `len` bytes from `from` to `to`, and adds the bytes, but not `len` itself, to the checksum.
+    /// Copies `len` bytes from `from` to `to`, and adds the bytes to the checksum.
     ///
-    /// Each byte is read only once, so the checksum covers exactly the copied bytes even if another process changes the
-    /// source. A separate loop for the checksum would have to wait until the copied bytes are stored.
+    /// Each byte is read only once, so the checksum covers the copied bytes even if another process changes the source.
     ///
-    /// The method writes whole words, so up to 7 bytes after the end of the copy are overwritten too. These bytes
-    /// become zeros unless `PADDED` is true.
+    /// The method writes whole words, so up to 7 bytes after the copy are overwritten too.
     ///
     /// # Safety
     /// `to` must be writable for `len` bytes rounded up to a multiple of 8. `from` must be readable for `len` bytes, or
@@ -156,8 +149,7 @@ unsafe fn last_word(from: *const u8, len: usize) -> u64 {
 
 const SAMPLES: usize = 16;
 
-/// Returns 16 check bits that depend on the length of a buffer and on up to 16 of its words. Reading all words would
-/// cost as much as copying the buffer.
+/// Returns 16 check bits that depend on the length of a buffer and on up to 16 of its words.
 ///
 /// # Safety
 /// `data` must be readable for `len` bytes.
@@ -189,7 +181,6 @@ impl Digest {
         self.buffers = fold(self.buffers ^ KEYS[1], word ^ KEYS[0]);
     }
 
-    /// Returns the digest of a unit whose payload has the checksum `payload` and a length of `len` bytes.
     #[inline]
     pub fn finish(self, payload: u64, len: usize) -> u64 {
         self.buffers ^ payload ^ (len as u64).wrapping_mul(WORD)
@@ -211,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn every_single_bit_change_of_a_unit_is_detected() {
+    fn every_single_bit_change_of_a_message_is_detected() {
         for len in [0_usize, 1, 7, 8, 9, 15, 16, 17, 31, 63, 64, 65, 200] {
             let padded = len.next_multiple_of(8);
             let mut bytes: Vec<u8> = (0..padded).map(|index| (index * 37 + 1) as u8).collect();

@@ -6,7 +6,7 @@ pub mod cadence;
 pub mod error;
 pub mod formats;
 pub mod images;
-#[cfg_attr(loom, allow(dead_code, reason = "links, whose units are summed, are not part of loom's build"))]
+#[cfg_attr(loom, allow(dead_code, reason = "links, whose messages are summed, are not part of loom's build"))]
 pub mod integrity;
 pub mod packing;
 pub mod protocol;

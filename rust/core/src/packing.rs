@@ -1,6 +1,6 @@
-//! Computes the layout of a row that packs several pieces (token sequences): token positions and piece boundaries.
+//! Computes the token positions and the boundaries of several token sequences that share one row.
 
-/// Returns the position of each token within its piece, counted from 0.
+/// Returns the position of each token within its sequence, counted from 0.
 pub fn positions(sizes: &[u32]) -> Vec<i64> {
     let mut all = Vec::with_capacity(sizes.iter().map(|&size| size as usize).sum());
     for &size in sizes {
@@ -9,7 +9,7 @@ pub fn positions(sizes: &[u32]) -> Vec<i64> {
     all
 }
 
-/// Returns the start of each piece and the end of the last piece, or None if a row has 2³¹ tokens or more.
+/// Returns the start of each sequence and the end of the last sequence, or None if a row has 2³¹ tokens or more.
 pub fn bounds(sizes: &[u32]) -> Option<Vec<i32>> {
     let mut all = Vec::with_capacity(sizes.len() + 1);
     let mut end = 0_i32;

@@ -1,9 +1,5 @@
-//! Defines the rotation (round robin) in which a reader collects items from several peers, or a writer sends items to
-//! them.
-//!
-//! An epoch begins with peer 0, unless the caller chooses another peer.
+//! Defines the order (round robin) in which a process reads from several links, or writes to several links.
 
-/// A rotation of peers. Peers that have ended are skipped.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RoundRobin {
     ended: Vec<bool>,
@@ -17,7 +13,6 @@ impl RoundRobin {
         Self { ended: vec![false; peers], live: peers, current: 0, in_order }
     }
 
-    /// Begins an epoch in which all peers are active, starting with peer 0.
     pub fn start(&mut self) {
         self.ended.fill(false);
         self.live = self.ended.len();
@@ -41,7 +36,6 @@ impl RoundRobin {
         self.in_order
     }
 
-    /// Ends the turn of the current peer. The next peer that has not ended becomes the current peer.
     #[inline]
     pub fn advance(&mut self) {
         for _ in 0..self.ended.len() {
@@ -52,7 +46,6 @@ impl RoundRobin {
         }
     }
 
-    /// Records that a peer has ended. The rotation skips the peer from now on.
     pub fn end(&mut self, peer: usize) {
         if !std::mem::replace(&mut self.ended[peer], true) {
             self.live -= 1;
@@ -66,14 +59,14 @@ impl RoundRobin {
         self.ended[peer]
     }
 
-    /// Returns the number of peers, including the peers that have ended.
     pub fn peers(&self) -> usize {
         self.ended.len()
     }
 
-    /// Returns the peer whose turn it is if `ready` returns true for this peer. Without strict order, the first ready
-    /// peer gets the turn instead. The caller must call [`advance`](Self::advance) after taking the item of the
-    /// returned peer.
+    /// Returns the current peer if `ready` returns true for this peer. Without strict order, the first ready peer
+    /// becomes the current peer.
+    ///
+    /// The caller must call [`advance`](Self::advance) after taking the item of the returned peer.
     #[inline]
     pub fn choose(&mut self, mut ready: impl FnMut(usize) -> bool) -> Option<usize> {
         let current = self.next()?;

@@ -1,12 +1,8 @@
 //! Defines a clock for loops that run once per item, but must do some work only every few milliseconds.
-//!
-//! Reading the system clock costs some tens of nanoseconds, which matters for small items. The clock is therefore not
-//! read for every item.
 
 use std::time::{Duration, Instant};
 
-/// A clock that reads the system clock only in some of the calls of `sample`, because reading takes time. The number of
-/// calls between two readings grows while readings follow each other quickly, and returns to its minimum after a pause.
+/// A clock that reads the system clock only in some calls of `sample`, because reading takes some tens of nanoseconds.
 #[derive(Debug)]
 pub struct SampledClock {
     least: u32,
@@ -18,8 +14,6 @@ pub struct SampledClock {
 }
 
 impl SampledClock {
-    /// Creates a clock.
-    ///
     /// # Arguments
     /// * `least`, `most` - the minimum and maximum number of calls between two readings.
     /// * `near` - the number of calls between readings grows while two readings are less than `near` apart.

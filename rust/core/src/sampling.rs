@@ -1,19 +1,19 @@
 //! Computes the same result as Python's `random.Random.sample` for a sample of the whole population, but faster.
 //!
 //! Like CPython, the module uses the generator MT19937 (M. Matsumoto and T. Nishimura, "Mersenne Twister", ACM TOMACS
-//! 8, 1998). Python converts the seed to the state from which the generator starts.
+//! 8, 1998).
 
 pub const WORDS: usize = 624;
 const MIDDLE: usize = 397;
 
 pub struct MersenneTwister {
     words: [u32; WORDS],
-    /// The index of the next word to use. At the value `WORDS`, the generator first computes new words.
+    /// The index of the next word to use, or `WORDS` if new words must be computed first.
     next: usize,
 }
 
 impl MersenneTwister {
-    /// Creates a generator from a state of Python. Python has already used the first `drawn` words (at most `WORDS`).
+    /// Creates a generator from a state of Python, of which Python has already used the first `drawn` words.
     pub fn new(words: [u32; WORDS], drawn: usize) -> Self {
         Self { words, next: drawn.min(WORDS) }
     }
@@ -27,7 +27,6 @@ impl MersenneTwister {
         self.next = 0;
     }
 
-    /// Returns the next 32 random bits.
     pub fn draw(&mut self) -> u32 {
         if self.next == WORDS {
             self.refill();

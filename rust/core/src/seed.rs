@@ -1,9 +1,8 @@
 //! Derives the seeds for all random operations of a pipeline from one number.
 //!
-//! A generator consists of two ChaCha12 streams of random numbers (Bernstein 2008, `rand_chacha`): the *shared* stream
-//! and the *worker* stream. Generators with the same seed have the same shared stream in all ranks and workers. Pipes
-//! before the sharding use the shared stream, so that each worker produces the same order as a single process. The
-//! worker stream equals the shared stream until `spawn` makes it independent.
+//! A generator consists of two ChaCha12 streams of random numbers (Bernstein 2008, `rand_chacha`). The *shared* stream
+//! is equal in all workers, so that each worker shuffles in the same order as a single process. The *worker* stream
+//! equals the shared stream until `spawn` makes it independent.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -12,7 +11,6 @@ const STATE_VERSION: u8 = 1;
 const STATE_LEN: usize = 1 + 2 * (32 + 16);
 const SHARED: u64 = 0x7368_6172_6564; // "shared"
 
-/// The bytes are not a valid exported state of a seed generator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("this is not a state of a seed generator of this release")]
 pub struct InvalidState;
@@ -41,7 +39,6 @@ fn stream(words: [u64; 4]) -> ChaCha12Rng {
 }
 
 impl SeedGenerator {
-    /// Creates a generator whose seeds depend only on `seed`.
     pub fn new(seed: u64) -> Self {
         let shared = stream([seed, SHARED, 0, 0]);
         Self { worker: shared.clone(), shared }
@@ -51,17 +48,15 @@ impl SeedGenerator {
         self.shared.next_u64()
     }
 
-    /// Returns a seed that differs between ranks and workers. Before `spawn`, the seed equals the result of
-    /// `generate_shared_seed`.
+    /// Returns a seed that differs between ranks and workers.
     pub fn generate_seed(&mut self) -> u64 {
         self.worker.next_u64()
     }
 
-    /// Returns a generator for the child `id`. The child generates the same shared seeds as this generator, but
-    /// independent worker seeds.
+    /// Returns a generator for the child `id`, with the same shared seeds, but independent worker seeds.
     ///
-    /// The key of the child's worker stream depends on the key and position of this generator and on `id`, so children
-    /// of different parents are independent.
+    /// The child's seeds also depend on this generator's worker stream, so children of different parents are
+    /// independent.
     pub fn spawn(&self, id: u64) -> Self {
         let mut mixer = self.worker.clone();
         // The number of the ChaCha stream identifies the child. The parent never draws its own seeds from this stream.

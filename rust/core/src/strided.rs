@@ -15,7 +15,6 @@ const BLOCK: usize = 1024;
 /// The layout of the elements of an array in memory.
 #[derive(Debug, Clone)]
 pub struct Strided {
-    /// The axes around the axis `line`, outermost axis first.
     around: Vec<Axis>,
     line: Axis,
     group: Axis,
@@ -23,8 +22,7 @@ pub struct Strided {
     len: usize,
 }
 
-/// Returns the axes of an array, outermost first, in the order that reads memory as sequentially as possible. If a
-/// stride is 0, the axes keep their order.
+/// Returns the axes of an array, outermost first, in the order that reads memory as sequentially as possible.
 pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     let mut axes: Vec<usize> = (0..shape.len()).collect();
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
@@ -42,8 +40,8 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
 }
 
 impl Strided {
-    /// Creates the layout of an array whose elements have `size` bytes. Each axis is a pair of count and byte stride,
-    /// outermost axis first. Returns None if the array is too large for memory.
+    /// Each axis is a pair of count and byte stride, outermost axis first. Returns None if the array is too large for
+    /// memory.
     pub fn new(size: usize, axes: impl IntoIterator<Item = (usize, isize)>) -> Option<Self> {
         let mut joined: Vec<Axis> = Vec::new();
         let mut len = size;
@@ -82,8 +80,6 @@ impl Strided {
         self.run == self.len
     }
 
-    /// Copies all elements to the contiguous memory at `to`.
-    ///
     /// # Safety
     /// `from` must point to the first element, and all elements must be readable. `to` must be writable for `len`
     /// bytes, and must not overlap any element.

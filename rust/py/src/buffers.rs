@@ -11,8 +11,6 @@ use pyo3::prelude::*;
 use torchdata_core::link::arena::Block;
 use torchdata_core::link::lease::Lease;
 
-/// Fills the buffer view that Python requests through `__getbuffer__`.
-///
 /// # Safety
 /// The interpreter created `view`. `data` points to `len` bytes, which stay valid as long as `owner` exists.
 unsafe fn fill_buffer(
@@ -29,7 +27,7 @@ unsafe fn fill_buffer(
     if done == 0 { Ok(()) } else { Err(Python::attach(PyErr::fetch)) }
 }
 
-/// The owner of the memory of a received array: a lease on a block in the sending process's arena (shared memory).
+/// The owner of the memory of a received array, which is a block in the sending process's arena (shared memory).
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct LeasedBuffer(pub Arc<Lease>);
 
@@ -46,8 +44,8 @@ impl LeasedBuffer {
     }
 }
 
-/// The owner of the memory of an array that `torchdata.empty` has created: a block in this process's arena (shared
-/// memory). If only the sent item refers to the array, the block is sent without copying.
+/// The owner of the memory of an array from `torchdata.empty`, which is a block in this process's arena (shared
+/// memory).
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ArenaBuffer {
     pub block: Arc<Block>,
@@ -66,9 +64,10 @@ impl ArenaBuffer {
     }
 }
 
-/// Creates a `bytes` object inside the buffer `memory` without copying the contents. The writable buffer consists of
-/// `room` bytes for the object's header, the contents, and a zero byte. In a private mapping, writing the header copies
-/// only the memory page that contains the header. Neither the object nor the buffer is ever freed.
+/// Creates a `bytes` object inside the buffer `memory` without copying the contents. Neither the object nor the buffer
+/// is ever freed.
+///
+/// The writable buffer consists of `room` bytes for the object's header, the contents, and a zero byte.
 #[pyfunction]
 pub fn bytes_in_place<'py>(memory: &Bound<'py, PyAny>, room: usize) -> PyResult<Bound<'py, PyAny>> {
     let buffer = PyBuffer::<u8>::get(memory)?;

@@ -24,8 +24,8 @@ pub fn take_fd(fd: i32) -> PyResult<OwnedFd> {
     Ok(copy)
 }
 
-/// A file descriptor that is closed when the last reference to this object is dropped. Closing runs no Python code,
-/// because an exception of a signal handler could prevent the closing in a `__del__` method.
+/// A file descriptor that is closed with the last reference to this object. Closing runs no Python code, because an
+/// exception of a signal handler could prevent the closing in a `__del__` method.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct OwnedDescriptor(Mutex<Option<OwnedFd>>);
 
@@ -47,7 +47,6 @@ impl OwnedDescriptor {
         Ok(Self(Mutex::new(Some(take_fd(fd)?))))
     }
 
-    /// Returns the number of the descriptor, or -1 after `close` has been called.
     fn fileno(&self) -> i32 {
         self.held().as_ref().map_or(-1, AsRawFd::as_raw_fd)
     }

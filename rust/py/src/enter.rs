@@ -1,8 +1,8 @@
-//! Waits for events without the GIL, in a series of short sleeps, which are called slices. Python's signal handlers run
-//! between two slices.
+//! Waits for events without the GIL, in a series of short sleeps (slices). Python's signal handlers run between two
+//! slices.
 //!
-//! If a signal handler raises an exception, the wait ends with this exception, but no event is lost. An event during a
-//! slice ends the wait before signals are handled. An event after the exception ends the next wait immediately.
+//! If a signal handler raises an exception, the wait ends with this exception. An event after the exception is not
+//! lost, because it ends the next wait immediately.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,16 +19,14 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// For waits whose event always interrupts a slice.
+    /// The durations for waits whose event always interrupts a short sleep (slice).
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// For waits whose event usually interrupts a slice. The first slice is short, because a fast producer that becomes
-    /// slow may not wake up the consumer (see `torchdata_core::link::wake`).
+    /// The durations for waits whose event usually interrupts a short sleep (slice). The first slice is short, because
+    /// a fast producer that becomes slow may not wake up the consumer.
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }
 
-/// Waits up to `limit` for an event, and returns whether the event has occurred.
-///
 /// # Arguments
 /// * `sleep` - sleeps for one slice without the GIL, and returns whether the event has occurred.
 /// * `look` - checks for the event with the GIL. The check follows each slice, after signals were handled.
@@ -58,7 +56,7 @@ pub fn wait(
     }
 }
 
-/// Waits like `wait`, for an event that does not interrupt a slice. `look` checks at the start and after each slice.
+/// Waits like `wait`, for an event that does not interrupt a slice.
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

@@ -1,9 +1,8 @@
 //! Defines a base class whose finalizer always completes, even if Ctrl-C interrupts the finalizer.
 //!
 //! If Ctrl-C interrupts a `__del__` method, Python ignores the KeyboardInterrupt and leaves the object half finalized.
-//! The finalizer below is implemented in Rust, which handles no signals, and calls the Python method `_finalize`. If a
-//! KeyboardInterrupt ends `_finalize`, the finalizer calls `_finalize(True)`, which finalizes the object and then
-//! delivers Ctrl-C to the program. If the attribute `_ended` of an object is true, the finalizer runs no Python code.
+//! The finalizer below therefore calls the method `_finalize` again after a KeyboardInterrupt. If the attribute
+//! `_ended` of an object is true, the finalizer runs no Python code.
 
 use std::ffi::{CStr, c_int, c_ulong, c_void};
 
@@ -16,7 +15,6 @@ use crate::panics::caught;
 
 const TRIES: usize = 1000;
 
-/// Creates the base class. Each derived class must have a method `_finalize(interrupted)`.
 pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     let doc = c"A base of classes whose `_finalize(interrupted)` is called at their end, whatever signals do, unless `_ended`.";
     let slots = [(ffi::Py_tp_doc, doc.as_ptr().cast_mut().cast()), (ffi::Py_tp_finalize, finalize as *mut c_void)];
@@ -26,8 +24,6 @@ pub fn finalized_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     }
 }
 
-/// Creates a Python class whose objects have `size` bytes.
-///
 /// # Safety
 /// The functions in `slots` have the signatures that the interpreter expects.
 pub unsafe fn new_type<'py>(

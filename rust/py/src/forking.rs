@@ -1,9 +1,8 @@
-//! Delays forks until the lock of PyTorch's global random generator is free. Only a Python function can take this lock.
+//! Delays forks until the lock of PyTorch's global random generator is free, because a child could inherit the locked
+//! lock.
 //!
-//! The C library runs the hook, because the hook must run after Python's own fork hooks, which may release the GIL. The
-//! GIL is not released between the hook and the fork, so no thread starts to draw random numbers in between. The
-//! forking thread takes and releases the lock repeatedly, so that threads that wait for the lock without the GIL can
-//! take the lock.
+//! The C library runs the hook after Python's own fork hooks, which may release the GIL. The GIL is not released
+//! between the hook and the fork, so no thread starts to draw random numbers in between.
 
 use std::cell::RefCell;
 use std::io;
@@ -12,24 +11,22 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// The duration from which a call of `take` has waited for the lock. A call that does not wait lasts about 3 µs.
+/// A call of `take` that lasts longer has waited for the lock. A call that does not wait lasts about 3 µs.
 const UNCONTENDED: Duration = Duration::from_micros(30);
-/// The number of calls that must find the lock free after a call that has waited. Other threads can take the lock
-/// during the pause (`PAUSE`) between two calls.
+/// The number of calls that must find the lock free after a call that has waited.
 const FREE_CALLS: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
 /// The maximum delay of a fork. Threads that need the GIL are blocked during the delay.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {
-    /// The function that takes and releases PyTorch's lock, and returns a tensor, if this thread is about to fork.
-    /// `RETURNED` keeps the tensors until after the fork, because dropping a tensor releases the GIL.
+    /// The function that takes and releases PyTorch's lock, and returns a tensor. `RETURNED` keeps the tensors until
+    /// after the fork, because dropping a tensor releases the GIL.
     static TAKE: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
     static RETURNED: RefCell<Vec<Py<PyAny>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Delays forks by this thread until `take` acquires and releases a lock without waiting. If `take` is None, forks by
-/// this thread are not delayed.
+/// Delays forks by this thread until `take` acquires and releases a lock without waiting.
 #[pyfunction]
 pub fn fork_waits_for(take: Option<Py<PyAny>>) {
     let before = (TAKE.replace(take), RETURNED.take());

@@ -5,8 +5,6 @@ use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use torchdata_core::images::{self, Filter, Pixels, Region, Target};
 
-/// Resizes a region of an image into an array.
-///
 /// # Arguments
 /// * `source` - an array (height, width, channels) of bytes, with one or three channels.
 /// * `region` - the left, top, right and bottom edges of the region in pixels, in the order of Pillow's boxes.
@@ -63,7 +61,6 @@ fn axes(buffer: &PyBuffer<u8>) -> PyResult<[u32; 3]> {
     }
 }
 
-/// Returns the filter with this name, if the results of Rust and Pillow differ by at most one level.
 fn filter_of(name: &str) -> PyResult<Filter> {
     Ok(match name {
         "bilinear" => Filter::Bilinear,

@@ -39,14 +39,13 @@ fn continue_with_parent() {
     liveness::continue_with_parent();
 }
 
-/// Installs a signal handler that does nothing. In contrast to an ignored signal, the handler is not inherited by
-/// programs that this process executes.
+/// Installs a signal handler that does nothing, because programs that this process executes would inherit an ignored
+/// signal.
 #[pyfunction]
 fn take_no_notice(number: i32) -> PyResult<()> {
     Ok(signals::take_no_notice(number)?)
 }
 
-/// Sets the name of this process. Only the main thread may call this function.
 #[pyfunction]
 fn name_process(name: &str) {
     process::naming::name_this_thread(name);
@@ -57,14 +56,14 @@ fn is_portable() -> bool {
     process::portable()
 }
 
-/// Returns whether this process uses portable fallbacks, because the system lacks or forbids a feature of Linux.
+/// Returns whether this process uses the portable fallback, because the system lacks or forbids a feature of Linux.
 #[pyfunction]
 fn system_lacks() -> bool {
     process::lacks_system_calls()
 }
 
 /// Creates objects that PyO3 would otherwise create later under a lock, which a forked child could inherit in locked
-/// state. Python's import lock prevents a fork during this call.
+/// state.
 fn initialize(py: Python<'_>) -> PyResult<()> {
     py.get_type::<PanicException>();
     py.detach(|| Python::attach(|_| ()));
@@ -72,7 +71,7 @@ fn initialize(py: Python<'_>) -> PyResult<()> {
     pipes::handing::signals(py).map(drop)
 }
 
-/// Defines the module. A free-threaded Python enables the GIL on import, because some classes rely on the GIL.
+/// A free-threaded Python enables the GIL on import, because some classes rely on the GIL.
 #[pymodule(gil_used = true)]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     initialize(module.py())?;

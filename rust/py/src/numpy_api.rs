@@ -1,9 +1,7 @@
-//! Looks up NumPy's C API, which is a table of pointers in a capsule, when an array or scalar is first used. This
-//! extension therefore does not import NumPy.
+//! Looks up NumPy's C API, which is a table of pointers in a capsule, when an array or scalar is first used.
 //!
-//! The lookup in the `numpy` crate panics if it fails, for example because a signal handler raises an exception. That
-//! lookup also takes a lock, which a forked child may inherit in locked state. If the lookup in this module fails, it
-//! raises an exception, and the next call tries again.
+//! The lookup in the `numpy` crate panics if it fails, and takes a lock, which a forked child may inherit in locked
+//! state. If the lookup in this module fails, the next call tries again.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -21,10 +19,9 @@ pub struct NumPy(NonNull<*const c_void>);
 
 static TABLE: AtomicPtr<*const c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Whether NumPy 2 is loaded. The dtypes of NumPy 2 have a different memory layout from the dtypes of NumPy 1.
+/// Whether NumPy 2 is loaded, whose dtypes have a different memory layout from the dtypes of NumPy 1.
 static SECOND: AtomicBool = AtomicBool::new(false);
 
-/// The version of the C API's features in NumPy 2.0.
 const SECOND_FEATURES: c_uint = 0x12;
 
 /// The first fields of a built-in dtype in NumPy 2 (`_PyArray_LegacyDescr` in NumPy's headers): the object header, the
@@ -35,7 +32,7 @@ struct SecondDescr(ffi::PyObject, DescrFields, [*mut c_void; 4]);
 /// The newest ABI version that this module supports, which is the ABI version of NumPy 2.
 const NEWEST_ABI: c_uint = 0x0200_0000;
 
-/// Returns NumPy's C API. If NumPy is already loaded, this call runs no Python code, so no signal handler can run.
+/// Returns NumPy's C API. If NumPy is already loaded, this call runs no Python code.
 #[inline]
 pub fn numpy(py: Python<'_>) -> PyResult<NumPy> {
     // SYNC(numpy): pairs with the store in `look_up`.
@@ -50,7 +47,6 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
     if loaded(py, "numpy")?.is_none() {
         PyModule::import(py, "torchdata._importing")?.getattr("import_whole")?.call1(("numpy",))?;
     }
-    // The C API's module has another name in NumPy 1.
     let module = match loaded(py, "numpy._core._multiarray_umath")? {
         Some(module) => module,
         None => loaded(py, "numpy.core._multiarray_umath")?
@@ -138,7 +134,7 @@ impl NumPy {
         }
     }
 
-    /// Returns the unit of a dtype of times, or NULL if this version of NumPy does not store the unit in the metadata.
+    /// Returns the unit of a dtype of times, or NULL if this version of NumPy stores the unit elsewhere.
     ///
     /// # Safety
     /// `dtype` is an existing `datetime64` or `timedelta64`.

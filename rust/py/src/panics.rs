@@ -1,5 +1,5 @@
-//! Converts Rust panics to Python exceptions in type slots and callbacks, which PyO3 does not wrap. A panic that
-//! reached C code would abort the process.
+//! Converts Rust panics to Python exceptions in callbacks that PyO3 does not wrap. A panic that reached C code would
+//! abort the process.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,5 @@
-//! Provides the Python classes that decide how child processes react to commands, and which of them are replaced.
+//! Provides the Python classes that decide how child processes react to commands, and which child processes are
+//! replaced.
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -32,8 +33,7 @@ impl PyObedience {
         Self(Obedience::new(dispatches))
     }
 
-    /// Returns the next step to execute a command ("leave", "run", "apply" or "end"). The two bools mean whether to
-    /// acknowledge the command before this step, and after this step.
+    /// Returns the next step to execute a command, and whether to acknowledge the command before and after this step.
     fn obey(&mut self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
         Ok(match self.0.obey(command(kind, number)?) {
             Step::Leave => ("leave", false, false),
@@ -46,15 +46,8 @@ impl PyObedience {
     fn leave(&mut self) {
         self.0.leave();
     }
-
-    #[getter]
-    fn runs(&self) -> bool {
-        self.0.runs()
-    }
 }
 
-/// Decides which child processes are replaced. The dispatching process is the last child (see
-/// `torchdata_core::protocol::Replacing`).
 #[pyclass(name = "Replacing", module = "torchdata._native")]
 pub struct PyReplacing(Replacing);
 
@@ -77,8 +70,8 @@ impl PyReplacing {
         self.0.wanted(&dead, &ended)
     }
 
-    /// Records that a child has exited. Returns the number of exits at the same item, whether this exit was not yet
-    /// counted, and whether the loader must give up.
+    /// Returns the number of exits at the same item, whether this exit was not yet counted, and whether the loader must
+    /// give up.
     fn judge(
         &mut self,
         child: usize,

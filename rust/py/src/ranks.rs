@@ -1,7 +1,7 @@
 //! Provides the Python class `Meeting`, which connects the ranks of a distributed program by sockets.
 //!
-//! In a forked child, all methods raise an error and nothing is dropped, because the thread of the meeting does not
-//! exist there, and the child may have inherited a locked lock.
+//! In a forked child, all methods raise an error and nothing is dropped, because the background thread does not exist
+//! there, and the child may have inherited a locked lock.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};
@@ -79,8 +79,8 @@ impl PyMeeting {
 
 #[pymethods]
 impl PyMeeting {
-    /// Creates the `Meeting` of rank 0, to which the other `size - 1` ranks connect. The `Meeting` owns the listening
-    /// socket `descriptor`, and closes it.
+    /// Creates the `Meeting` of rank 0, to which the other `size - 1` ranks connect through the listening socket
+    /// `descriptor`.
     #[staticmethod]
     fn host(descriptor: RawFd, size: u32, hello: [u8; 16], welcome: [u8; 16]) -> PyResult<Self> {
         let listener = TcpListener::from(take_fd(descriptor)?);

@@ -1,7 +1,7 @@
 //! Exchanges the module variables and random number generators of two shards when a worker process switches between the
 //! shards.
 //!
-//! An exchange takes microseconds and runs no Python code, so signal handlers never find variables of two shards.
+//! An exchange runs no Python code, so signal handlers never find variables of two shards.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -11,7 +11,7 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-#[pyclass(frozen, module = "torchdata._native")]
+#[pyclass(frozen, new = "from_fields", module = "torchdata._native")]
 pub struct Exchange {
     /// Triples of a dictionary or object, a name, and the expected value of the entry or attribute with this name.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
@@ -21,15 +21,6 @@ pub struct Exchange {
 
 #[pymethods]
 impl Exchange {
-    #[new]
-    fn new(
-        expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
-        variables: Vec<(Py<PyDict>, Py<PyString>)>,
-        memory: Vec<PyBuffer<u8>>,
-    ) -> Self {
-        Self { expected, variables, memory }
-    }
-
     fn is_current(&self, py: Python<'_>) -> PyResult<bool> {
         for (owner, name, value) in &self.expected {
             let owner = owner.bind(py);
@@ -100,8 +91,8 @@ impl SavedGlobals {
 }
 
 impl SavedGlobals {
-    /// Exchanges the state of this shard with the state of `other`. Returns false and changes nothing if a library has
-    /// been loaded since the shards were saved, or if a shard has state besides variables and generators.
+    /// Exchanges the state of this shard with the state of `other`. Returns false and changes nothing if `save` and
+    /// `load` are not sufficient, or if a library has been loaded since the shards were saved.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);

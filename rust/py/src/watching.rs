@@ -10,7 +10,6 @@ use torchdata_core::process::watching::{self, Stall, Watch};
 /// FORK: the cell is set during an import, while Python's import lock prevents a fork.
 static ON_STALL: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
 
-/// Returns the watch, which observes the calls of this process's loaders. The caller must hold the GIL.
 pub fn watch(_py: Python<'_>) -> &'static Watch {
     watching::watch(tell)
 }
@@ -31,7 +30,6 @@ pub fn watch_with(py: Python<'_>, on_stall: Py<PyAny>) {
     let _ = ON_STALL.set(py, on_stall);
 }
 
-/// Stops the watching thread before a fork.
 #[pyfunction]
 pub fn watch_before_fork(py: Python<'_>) {
     let watch = watch(py);
@@ -44,7 +42,6 @@ pub fn watch_after_fork(py: Python<'_>) {
     watch(py).fork_is_over();
 }
 
-/// Stops the watching thread permanently.
 #[pyfunction]
 pub fn watch_is_over(py: Python<'_>) {
     watching::over();

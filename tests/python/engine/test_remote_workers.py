@@ -67,7 +67,7 @@ def test_results_of_a_later_pull_do_not_wait_for_an_earlier_one() -> None:
             pulls.append(Future())
             return pulls[-1]
 
-        def wait(self, seconds: float, units: bool, lacks: bool) -> None:
+        def wait(self, seconds: float, messages: bool, lacks: bool) -> None:
             pulls[1].set_result(Pulled(0, None, []))  # The first call was lost, so it never returns a result.
 
     fake: Any = Fake()

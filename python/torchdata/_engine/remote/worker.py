@@ -254,12 +254,12 @@ class _Lane:
         while self._goes_on():
             actor.check()
             arrived.put()
-            words, units = carrier.take(0 if is_full else TOLD)
+            words, messages = carrier.take(0 if is_full else TOLD)
             if words is not None and words[0] & _END:
                 arrived.end()
-            if words is not None or units or holds != arrived.is_much:
+            if words is not None or messages or holds != arrived.is_much:
                 holds = arrived.is_much
-                actor.tell(number, Told(told, words, apart(units), holds))
+                actor.tell(number, Told(told, words, apart(messages), holds))
                 told += 1
             while len(pulls) < AHEAD:
                 pull = actor.pull(number, self._most)

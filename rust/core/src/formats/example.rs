@@ -1,7 +1,6 @@
 //! Parses `tf.train.Example` and `tf.train.SequenceExample` messages without copying their values.
 //!
-//! A SequenceExample also maps names to lists of features (see TensorFlow's `example.proto` and `feature.proto`). As
-//! the protocol buffer format requires, the parser skips unknown fields and merges repeated messages.
+//! As the protocol buffer format requires, the parser skips unknown fields and merges repeated messages.
 
 use crate::formats::wire::{Fields, WireError, WireValue};
 
@@ -12,12 +11,11 @@ pub enum FeatureKind {
     Int64,
 }
 
-/// The values of a feature, which borrow the bytes of the record.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Feature<'a> {
-    /// The type of the values, or None if the feature contains no list of values.
+    /// The type of the values, or None if the feature has no values.
     pub kind: Option<FeatureKind>,
-    /// The encoded values. For byte strings, each part is one value. For numbers, a part has one or more values.
+    /// The encoded values. A part of a numeric feature may contain several numbers.
     pub parts: Vec<&'a [u8]>,
 }
 
@@ -66,12 +64,11 @@ impl<'a> Feature<'a> {
     }
 }
 
-/// The features of a record. If a name occurs several times, the caller must use the last feature with this name.
+/// If a name occurs several times, the last feature with this name is valid.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Example<'a> {
-    /// The features of an Example, or the features of a SequenceExample that apply to all steps of the sequence.
     pub context: Vec<(&'a str, Feature<'a>)>,
-    /// The features of a SequenceExample that have one value per step of the sequence.
+    /// The features of a SequenceExample that have one value per step.
     pub lists: Vec<(&'a str, Vec<Feature<'a>>)>,
 }
 

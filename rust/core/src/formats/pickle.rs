@@ -1,8 +1,6 @@
 //! Checks that a pickle contains only the instructions that Python writes for plain data.
 //!
-//! An unpickler executes the instructions of a pickle. Untrusted instructions could change objects, or allocate
-//! gigabytes for a large memo index or length. `check_plain` therefore rejects instructions such as BUILD and
-//! LONG_BINPUT, and lengths beyond the end of the bytes. The unpickler restricts which functions a pickle calls.
+//! A rejected pickle could change objects, or make the unpickler allocate gigabytes of memory.
 
 use thiserror::Error;
 
@@ -14,15 +12,12 @@ const BARE: &[u8] = b"N\x88\x89]})\x8f(aesu\x90\x91t\x85\x86\x87\x94\x93R.";
 pub enum PlainError {
     #[error("byte {at} is instruction {opcode:#04x}, which plain data does not need")]
     Instruction { at: usize, opcode: u8 },
-    /// The pickle ends within the instruction at this offset, or its final instruction is missing.
     #[error("they end within the instruction at byte {0}")]
     Short(usize),
-    /// This number of bytes follows the final instruction.
     #[error("{0} bytes follow the end")]
     Behind(usize),
 }
 
-/// Returns an error if a pickle contains an instruction that plain data does not need, or ends within an instruction.
 pub fn check_plain(bytes: &[u8]) -> Result<(), PlainError> {
     let mut at = 0;
     while let Some(&opcode) = bytes.get(at) {

@@ -1,9 +1,8 @@
-//! Parses the headers of regular files in tar archives, and checks the format of extended headers.
+//! Parses the tar headers of regular files, and checks the format of extended (pax) headers.
 //!
-//! Python's `tarfile` module parses the headers of directories, links and devices (see tar(5)), and extended headers
-//! after [`pax_records`] has checked their format.
+//! Python's `tarfile` module parses all other headers.
 
-/// The size of a header in bytes. Zeros after the data of a file fill the last block of this size.
+/// The size of a tar header in bytes. File contents are padded with zeros to a multiple of this size.
 pub const BLOCK: usize = 512;
 
 const NAME: std::ops::Range<usize> = 0..100;
@@ -12,10 +11,7 @@ const CHECKSUM: std::ops::Range<usize> = 148..156;
 const TYPE: usize = 156;
 const PREFIX: usize = 345;
 
-/// Returns the name and the size in bytes of a regular file.
-///
-/// Returns None if the block is not an undamaged header of a regular file, if the name is not UTF-8 or continues in the
-/// prefix field, or if a digit of the size is not octal.
+/// Returns the name and the size in bytes of a regular file, or None if only `tarfile` can parse the header.
 pub fn file_header(block: &[u8]) -> Option<(&str, u64)> {
     if block.len() != BLOCK || !matches!(block[TYPE], b'0' | 0) || block[PREFIX] != 0 {
         return None;
@@ -43,8 +39,7 @@ fn octal(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// The maximum number of consecutive digits in a pax header. For longer runs of digits, the regular expressions of
-/// `tarfile` could take quadratic time.
+/// With longer numbers in a pax header, the regular expressions of `tarfile` could take quadratic time.
 const LONGEST_NUMBER: usize = 100;
 const SHORTEST_RECORD: usize = 5;
 

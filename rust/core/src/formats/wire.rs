@@ -26,7 +26,7 @@ pub enum WireValue<'a> {
 
 const LONGEST_VARINT: usize = 10;
 
-/// Iterates over the fields of a message. Each item is a field number and the value of this field.
+/// Iterates over the fields of a message, as pairs of field number and value.
 #[derive(Debug, Clone)]
 pub struct Fields<'a> {
     rest: &'a [u8],

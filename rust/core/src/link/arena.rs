@@ -1,8 +1,6 @@
 //! Manages the arena of a link: shared memory from which the producer allocates blocks for large buffers.
 //!
-//! The consumer receives the offset of each block in a unit, and returns the block through the return ring. An
-//! allocation uses the lowest free range that is long enough, so that the arena touches few pages. `tidy` returns pages
-//! to the operating system after they were unused for some seconds.
+//! An allocation uses the lowest free range that is long enough, so that few memory pages are used.
 
 use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
@@ -21,33 +19,26 @@ struct Holders {
     len: u64,
     /// Whether a [`Block`] object in the producer's process refers to the block.
     local: bool,
-    /// The number of units (messages) for which the consumer has not returned the block yet.
+    /// How often the block was sent and not yet returned by the consumer.
     remote: u64,
 }
 
-/// The time after which unused pages count as idle. A page is unused if no block at the same or a higher offset was
-/// allocated or freed during this time. Pages in regular use have low offsets, because an allocation uses the lowest
-/// free range.
+/// The time after which unused memory is returned to the operating system.
 const PERIOD: Duration = Duration::from_secs(2);
-/// The unit in which idle memory is returned to the operating system, in bytes.
 const HUGE_PAGE: u64 = 2 << 20;
 
 #[derive(Debug)]
 struct Allocator {
-    /// The free ranges of the arena, as a map from offset to length.
     free: BTreeMap<u64, u64>,
     taken: HashMap<u64, Holders>,
-    /// The maximum number of allocated blocks. The return ring has room for this number of blocks.
     most: usize,
     in_use: u64,
     peak: u64,
     flow: Option<FlowRef>,
-    /// The highest end offset of the blocks that were allocated or freed since `period_began`.
     recent: u64,
     period_began: Instant,
-    /// The offset up to which pages may have been used since they were last returned to the operating system.
     dirty: u64,
-    /// Whether the file system can free pages of the arena. The value is true until freeing pages fails.
+    /// Whether the file system can free pages of the arena.
     punches: bool,
     returns: ConsumerCursor,
 }
@@ -70,7 +61,7 @@ impl Allocator {
         }
     }
 
-    /// Allocates a block, and returns its offset and rounded length. Returns None if the arena is full.
+    /// Returns the offset and the rounded length of a new block, or None if the arena is full.
     fn allocate(&mut self, len: u64) -> Option<(u64, u64)> {
         let len = len.max(1).checked_next_multiple_of(BLOCK_ALIGN)?;
         if self.taken.len() >= self.most {
@@ -111,7 +102,6 @@ impl Allocator {
         self.dirty = self.dirty.max(end);
     }
 
-    /// Ends the current period if it is over, and returns the free ranges that were idle during the period.
     fn take_idle(&mut self, now: Instant) -> Vec<Range<u64>> {
         if now.saturating_duration_since(self.period_began) < PERIOD {
             return Vec::new();
@@ -153,13 +143,12 @@ pub struct ArenaUse {
     pub blocks: usize,
 }
 
-/// The producer's view of the arena of a link.
 #[derive(Debug)]
 pub struct Arena {
     layout: Arc<Layout>,
     allocator: Mutex<Allocator>,
     untidy: AtomicBool,
-    /// The `fork::generation` of the process that created the arena. Only this process may allocate and free blocks.
+    /// Only the process with this `fork::generation` may allocate and free blocks.
     generation: u64,
 }
 
@@ -181,8 +170,7 @@ impl Arena {
         allocator.mirror();
     }
 
-    /// Allocates a page-aligned block of at least `len` bytes. Returns None if no free range is long enough, or if the
-    /// operating system has no memory left.
+    /// Allocates a page-aligned block of at least `len` bytes, or returns None if there is no memory.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Block> {
         if self.generation != fork::generation() {
             return None;
@@ -191,10 +179,10 @@ impl Arena {
         self.untidy.store(true, Ordering::Relaxed);
         self.layout.region.mapping.pin();
         let block = Block { arena: Arc::clone(self), offset, len };
-        self.layout.reserve_arena(offset, whole).then_some(block)
+        let start = self.layout.config.arena_offset() + offset;
+        self.layout.region.reserve(start as usize, whole as usize).is_ok().then_some(block)
     }
 
-    /// Frees the blocks that the consumer has returned through the return ring.
     pub fn reclaim(&self) -> Result<(), Corrupted> {
         let header = self.layout.header();
         let mut allocator = self.lock();
@@ -217,8 +205,8 @@ impl Arena {
         Ok(self.lock().returns.available(&self.layout.header().return_tail)? > 0)
     }
 
-    /// Frees blocks that the consumer has returned, and returns idle pages to the operating system. While the result is
-    /// true, the caller must repeat the call every few seconds.
+    /// Frees returned blocks and unused memory. If the result is true, the caller must repeat the call every few
+    /// seconds.
     pub fn tidy(&self, now: Instant) -> Result<bool, Corrupted> {
         if self.generation != fork::generation() {
             return Ok(false);
@@ -228,7 +216,8 @@ impl Arena {
         let mut allocator = self.lock();
         if allocator.punches {
             for part in allocator.take_idle(now) {
-                allocator.punches &= self.layout.punch_arena(part.start, part.end - part.start);
+                let (start, len) = (self.layout.config.arena_offset() + part.start, part.end - part.start);
+                allocator.punches &= self.layout.region.punch(start as usize, len as usize).is_ok();
             }
         }
         let untidy = allocator.in_use > 0 || allocator.punches && allocator.dirty > 0;
@@ -236,7 +225,6 @@ impl Arena {
         Ok(untidy)
     }
 
-    /// Returns whether a call of `tidy` may free blocks or pages.
     #[inline]
     pub fn is_untidy(&self) -> bool {
         self.untidy.load(Ordering::Relaxed)
@@ -274,7 +262,7 @@ impl Arena {
     }
 }
 
-/// A block of the arena that the producer has allocated. A dropped block is free once the consumer has returned it.
+/// An allocated block of the arena. A dropped block becomes free once the consumer has returned the block.
 #[derive(Debug)]
 pub struct Block {
     arena: Arc<Arena>,
@@ -283,12 +271,12 @@ pub struct Block {
 }
 
 impl Block {
-    /// Returns the page-aligned start of the block. The pointer is valid for `len` bytes until the block is dropped.
+    /// Returns the page-aligned start of the block, which is valid until the block is dropped.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.arena.layout.arena_ptr(self.offset)
     }
 
-    /// Returns the number of bytes that the producer requested, which is not rounded up.
+    /// Returns the requested number of bytes, which is not rounded up to memory pages.
     pub fn len(&self) -> usize {
         self.len
     }

@@ -1,69 +1,58 @@
-//! Transfers units (messages) and control words between a link on one machine and the copy of this link on another
-//! machine.
-//!
-//! On the main process's machine, a carrier consumes the control link and produces the data link. On the worker's
-//! machine, another carrier consumes the data link and produces the control link.
+//! Transfers messages between a link on one machine and the copy of this link on another machine.
 //!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child
 //!       ◄─── data ────           ◄┄ frames ┄┄            ◄─── data ────
 //! ```
 //!
-//! A control word may arrive late, and may overtake older units, because readers only need the latest value of each
-//! control word. A control word never waits until units are delivered, because the consumer may need the control word
-//! before it can free space for these units. The caller must send each frame exactly once, in the order in which `take`
-//! returned the frames.
+//! A control word may overtake messages, because readers only need the latest value of each control word. The caller
+//! must send each frame exactly once and in order.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use super::consumer::{Buffer, Consumer, Unit};
+use super::consumer::{Buffer, Consumer, Message};
 use super::ends::Link;
 use super::header::Layout;
+use super::message::sampled_len;
 use super::producer::{Part, Producer, Push};
-use super::unit::sampled_len;
 use crate::error::{Corrupted, NoMemory, OpenError, TakeError};
 use crate::process::board::BellRef;
 use crate::protocol::Stream;
 
-/// The minimum length in bytes of a buffer that is sent separately instead of in the head of a frame.
+/// Buffers of at least this number of bytes are sent separately from the head of a frame.
 pub const OUT_OF_BAND: usize = 32 << 10;
 
 const SEPARATE: u64 = 1 << 63;
 const TIDY_EVERY: Duration = Duration::from_secs(1);
-/// The length in bytes of the description of a unit in a frame: stream, payload length, kind, number of buffers.
-const UNIT_HEAD: usize = 16;
+const MESSAGE_HEAD: usize = 16;
 
-/// The sealed control words that a carrier sends to the carrier on the other machine: `order` and `starving` of the
-/// inbound link, and `granted` and `acknowledged` of the outbound link.
+/// The control words of both links: `order`, `starving`, `granted` and `acknowledged`.
 pub type Words = [u64; 4];
 
-/// Several units that are sent to the other machine together.
+/// Several messages that are sent to the other machine together.
 #[derive(Debug, Default)]
 pub struct Frame {
-    /// The bytes of all units, except for the bytes of large buffers.
     pub head: Vec<u8>,
-    /// The large buffers of all units, in the order of the units.
     pub buffers: Vec<Buffer>,
-    /// The length of the head and of all large buffers together, in bytes.
     pub len: usize,
 }
 
 impl Frame {
-    fn add(&mut self, stream: Stream, unit: &mut Unit) -> Result<(), NoMemory> {
-        let count = unit.buffers.len() as u16; // the unit header stores this number as a `u16`
+    fn add(&mut self, stream: Stream, message: &mut Message) -> Result<(), NoMemory> {
+        let count = message.buffers.len() as u16; // the message header stores this number as a `u16`
         self.head.extend(stream.raw().to_le_bytes());
-        self.head.extend((unit.payload.len() as u32).to_le_bytes());
-        self.head.extend(unit.kind.to_le_bytes());
+        self.head.extend((message.payload.len() as u32).to_le_bytes());
+        self.head.extend(message.kind.to_le_bytes());
         self.head.extend(count.to_le_bytes());
-        for buffer in &unit.buffers {
+        for buffer in &message.buffers {
             let len = buffer.len() as u64;
             let place = if buffer.len() < OUT_OF_BAND { 0 } else { SEPARATE };
             self.head.extend((len | place).to_le_bytes());
         }
-        self.head.extend(&unit.payload);
-        for buffer in unit.buffers.drain(..) {
+        self.head.extend(&message.payload);
+        for buffer in message.buffers.drain(..) {
             self.len += buffer.len();
             if buffer.len() >= OUT_OF_BAND {
                 self.buffers.push(buffer);
@@ -74,7 +63,7 @@ impl Frame {
                 Buffer::Leased(lease) => lease.append_to(&mut self.head)?,
             }
         }
-        self.len += UNIT_HEAD + unit.payload.len();
+        self.len += MESSAGE_HEAD + message.payload.len();
         Ok(())
     }
 }
@@ -88,7 +77,7 @@ struct Carried<'a> {
     separate_buffers: usize,
 }
 
-const CONTRADICTS: Corrupted = Corrupted("a frame of units is inconsistent");
+const CONTRADICTS: Corrupted = Corrupted("a frame of messages is inconsistent");
 
 fn cut<'a>(bytes: &mut &'a [u8], len: usize) -> Result<&'a [u8], Corrupted> {
     bytes.split_off(..len).ok_or(CONTRADICTS)
@@ -126,13 +115,10 @@ impl<'a> Carried<'a> {
 struct FrameProgress {
     head_bytes: usize,
     separate_buffers: usize,
-    /// The buffers of the current unit that were copied to the arena or sent as fragments. `streamed` is the number of
-    /// bytes of the next buffer that were already sent as fragments.
     parts: Vec<Part>,
     streamed: usize,
 }
 
-/// The resource of the outbound link for which the current unit waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lack {
     Nothing,
@@ -140,7 +126,6 @@ enum Lack {
     Room { blocks: usize, payload: usize },
 }
 
-/// Transfers data between two links on this machine and the copies of these links on another machine.
 #[derive(Debug)]
 pub struct Carrier {
     inbound: Consumer,
@@ -148,7 +133,7 @@ pub struct Carrier {
     incoming: Arc<Layout>,
     outgoing: Arc<Layout>,
     peer: BellRef,
-    unit: Unit,
+    message: Message,
     progress: FrameProgress,
     lack: Lack,
     given: Words,
@@ -156,7 +141,6 @@ pub struct Carrier {
 }
 
 impl Carrier {
-    /// Creates a carrier, which takes the consumer end of `inbound` and the producer end of `outbound`.
     pub fn new(inbound: &Link, outbound: &Link, peer: BellRef) -> Result<Self, OpenError> {
         Ok(Self {
             inbound: inbound.consumer(peer.clone())?,
@@ -164,7 +148,7 @@ impl Carrier {
             incoming: Arc::clone(&inbound.layout),
             outgoing: Arc::clone(&outbound.layout),
             peer,
-            unit: Unit::default(),
+            message: Message::default(),
             progress: FrameProgress::default(),
             lack: Lack::Nothing,
             given: [crate::integrity::seal(0); 4],
@@ -184,26 +168,25 @@ impl Carrier {
         ]
     }
 
-    /// Returns whether a control word has changed since the last `take`. If `units` is true, pending units count.
-    pub fn has_news(&mut self, units: bool) -> bool {
-        // A read error counts as a pending unit, so that the caller calls `take`, which reports the error.
-        self.words() != self.given || units && self.inbound.readable().unwrap_or(true)
+    /// Returns whether a control word has changed since the last `take`, or, if `messages` is true, a message has arrived.
+    pub fn has_news(&mut self, messages: bool) -> bool {
+        // An error counts as a message, so that the caller calls `take`, which reports the error.
+        self.words() != self.given || messages && self.inbound.readable().unwrap_or(true)
     }
 
-    /// Moves units from the inbound link to the frame until the link is empty or the frame has `most` bytes. Returns
-    /// the control words if a word has changed since the last call.
+    /// Moves messages to the frame until the frame has `most` bytes. Returns the control words if any of them has
+    /// changed.
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
         let words = self.words();
         while frame.len < most {
-            let Some(stream) = self.inbound.take_any(&mut self.unit)? else { break };
-            frame.add(stream, &mut self.unit)?;
+            let Some(stream) = self.inbound.take_any(&mut self.message)? else { break };
+            frame.add(stream, &mut self.message)?;
         }
         let have_changed = words != self.given;
         self.given = words;
         Ok(have_changed.then_some(words))
     }
 
-    /// Stores the control words from the other machine in the headers of the two links, for local processes.
     pub fn put_words(&self, [order, starving, granted, acknowledged]: Words) {
         let (incoming, outgoing) = (self.incoming.header(), self.outgoing.header());
         // SYNC(order): pairs with Link::is_superseded.
@@ -217,8 +200,8 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Writes the units of a frame to the outbound link. Returns false if the link is full before all units are
-    /// written. The caller must then repeat the call with the same frame after [`Carrier::has_room`] returns true.
+    /// Sends the messages of a frame. Returns false if the link is full, and then continues in the next call with the
+    /// same frame.
     pub fn put(&mut self, head: &[u8], separate: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
             let (head_left, separate_left) =
@@ -228,39 +211,39 @@ impl Carrier {
                 self.outbound.flush();
                 return if separate_left.is_empty() { Ok(true) } else { Err(CONTRADICTS) };
             }
-            let unit = Carried::read(head_left, separate_left)?;
-            self.lack = self.put_unit(&unit)?;
+            let message = Carried::read(head_left, separate_left)?;
+            self.lack = self.put_message(&message)?;
             if self.lack != Lack::Nothing {
                 self.outbound.flush();
                 return Ok(false);
             }
-            self.progress.head_bytes = head.len() - unit.rest.len();
-            self.progress.separate_buffers += unit.separate_buffers;
+            self.progress.head_bytes = head.len() - message.rest.len();
+            self.progress.separate_buffers += message.separate_buffers;
             self.progress.parts.clear();
         }
     }
 
-    fn put_unit(&mut self, unit: &Carried<'_>) -> Result<Lack, Corrupted> {
-        let (blocks, payload) = (unit.buffers.len(), unit.payload.len());
+    fn put_message(&mut self, message: &Carried<'_>) -> Result<Lack, Corrupted> {
+        let (blocks, payload) = (message.buffers.len(), message.payload.len());
         if !self.outbound.fits(blocks, payload) {
             return Err(CONTRADICTS);
         }
-        if self.outbound.stream() != unit.stream {
-            self.outbound.begin(unit.stream);
+        if self.outbound.stream() != message.stream {
+            self.outbound.begin(message.stream);
         }
-        while let Some(buffer) = unit.buffers.get(self.progress.parts.len()) {
+        while let Some(buffer) = message.buffers.get(self.progress.parts.len()) {
             let lack = self.put_buffer(buffer)?;
             if lack != Lack::Nothing {
                 return Ok(lack);
             }
         }
-        Ok(match self.outbound.push_soon(unit.kind, &self.progress.parts, unit.payload)? {
+        Ok(match self.outbound.push_soon(message.kind, &self.progress.parts, message.payload)? {
             Push::Done => Lack::Nothing,
             Push::Full => Lack::Room { blocks, payload },
         })
     }
 
-    /// Copies a buffer into the arena of the outbound link, or sends it as fragments if no space will become free.
+    /// Copies a buffer into the arena, or sends fragments of the buffer if no space will become free.
     fn put_buffer(&mut self, bytes: &[u8]) -> Result<Lack, Corrupted> {
         let Self { outbound, progress: FrameProgress { parts, streamed, .. }, .. } = self;
         if *streamed == 0 {
@@ -292,7 +275,6 @@ impl Carrier {
         Ok(Lack::Nothing)
     }
 
-    /// Returns arena memory of the outbound link to the operating system after the memory was unused for some seconds.
     pub fn tidy(&mut self, now: Instant) -> Result<(), Corrupted> {
         let arena = self.outbound.arena();
         if arena.is_untidy() && now.saturating_duration_since(self.tidied) >= TIDY_EVERY {

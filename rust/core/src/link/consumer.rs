@@ -1,14 +1,14 @@
-//! The consumer of a link: the end that receives units (messages).
+//! The consumer of a link: the end that receives messages.
 //!
-//! The consumer does not trust the producer. The consumer copies each unit out of shared memory before it verifies the
-//! lengths, offsets and checksum of the unit.
+//! The consumer does not trust the producer, so it verifies each message after copying the message out of shared
+//! memory.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use super::header::{BLOCK_ALIGN, Layout};
 use super::lease::{Lease, Returns};
-use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, OPAQUE, UNIT_HEADER, UnitHeader, bare_len};
+use super::message::{KIND_FIRST_FRAGMENT, KIND_FRAGMENT, MESSAGE_HEADER, MessageHeader, OPAQUE, bare_len, read_first};
 use crate::error::{Corrupted, NoMemory, TakeError};
 use crate::integrity::{Digest, open, seal};
 use crate::process::board::BellRef;
@@ -16,12 +16,10 @@ use crate::protocol::{Ahead, Grant, Judgement, Receiving, Stream};
 use crate::stats::{FlowRef, add};
 use crate::sync::cursor::ConsumerCursor;
 
-/// A large buffer that belongs to a received unit.
 #[derive(Debug, Clone)]
 pub enum Buffer {
     /// A block in shared memory. The producer cannot reuse the block until the lease is dropped.
     Leased(Arc<Lease>),
-    /// Bytes in private memory of this process, which were copied or were joined from fragments.
     Owned(Arc<Vec<u8>>),
 }
 
@@ -33,8 +31,7 @@ impl Buffer {
         }
     }
 
-    /// Copies the buffer into private memory of this process, unless the buffer already is private. If the memory
-    /// cannot be allocated, returns the lease unchanged.
+    /// Copies the buffer into private memory. Without enough memory for the copy, the result is the unchanged buffer.
     pub fn into_owned(self) -> Self {
         match &self {
             Self::Owned(_) => self,
@@ -43,23 +40,21 @@ impl Buffer {
     }
 }
 
-/// A unit that was taken from the ring. The caller reuses one `Unit` for many calls of `take`, so that receiving a unit
-/// does not allocate memory.
+/// A received message. Callers reuse one object for many messages, so that receiving does not allocate memory.
 #[derive(Debug, Default)]
-pub struct Unit {
-    /// A number that the producer chose to identify the type of the unit.
+pub struct Message {
+    /// The type of the message, which the producer has chosen.
     pub kind: u16,
-    /// The number of the shard that sent the unit. Each producer numbers its own shards from 0.
+    /// The number of the shard that sent the message. Each producer numbers its own shards from 0.
     pub shard: u16,
-    /// The bytes of the unit that were stored directly in the ring, without the large buffers.
+    /// The bytes of the message that were stored directly in the ring, without large buffers.
     pub payload: Vec<u8>,
     pub buffers: Vec<Buffer>,
-    /// A hash of the unit's contents, which does not depend on the position in the ring. The hash is 0 if the bytes of
-    /// equal items may differ.
+    /// A hash of the message. The hash is 0 if the bytes of equal items may differ.
     pub digest: u64,
 }
 
-/// The end of a link that receives units. One thread at a time uses the consumer.
+/// Only one thread at a time may use the consumer.
 #[derive(Debug)]
 pub struct Consumer {
     layout: Arc<Layout>,
@@ -67,21 +62,19 @@ pub struct Consumer {
     returns: Arc<Returns>,
     peer: BellRef,
     table: Vec<[u64; 2]>,
-    /// Bytes of received fragments that belong to the buffers of the next unit.
+    /// The received bytes of a buffer that was sent in fragments before its message.
     streamed: Vec<u8>,
     receiving: Receiving,
-    /// The latest grant (permission to send items) that this consumer has written to the link's header.
+    /// The latest permission to send items (grant) that this consumer has given to the producer.
     told: Grant,
-    /// Whether the next unit in the ring belongs to a stream that this consumer has not begun yet.
+    /// Whether the next message in the ring belongs to a stream that this consumer has not begun yet.
     early: bool,
     wanted: bool,
     taken: u64,
-    /// The items, bytes, and bytes in blocks that were taken since the consumer last rang the producer's bell.
     unrung: u64,
     unrung_bytes: u64,
     unrung_blocks: u64,
     ahead: Ahead,
-    /// The item count in `flow` at the time when the current stream began.
     before: u64,
     flow: FlowRef,
 }
@@ -113,13 +106,11 @@ impl Consumer {
         &self.peer
     }
 
-    /// Continues the stream and the counters of `earlier`, the consumer of the link that this consumer's link replaces.
     pub(super) fn follow(&mut self, earlier: &Self) {
         self.count_into(earlier.flow.clone());
         self.begin(earlier.receiving.stream(), earlier.receiving.window());
     }
 
-    /// Adds the items that are taken from now on to the counters in `flow`.
     pub fn count_into(&mut self, flow: FlowRef) {
         self.before = flow.items.load(Ordering::Relaxed).wrapping_sub(self.taken);
         self.flow = flow;
@@ -129,7 +120,7 @@ impl Consumer {
         &self.flow
     }
 
-    /// Begins to receive a stream. The producer may send `window` items before the consumer takes the first item.
+    /// Begins to receive a stream. The producer may be `window` items ahead of the consumer.
     pub fn begin(&mut self, stream: Stream, window: u64) {
         self.before = self.before.wrapping_add(self.taken);
         self.taken = 0;
@@ -153,8 +144,8 @@ impl Consumer {
         self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
 
-    /// Sets whether items of this link wake up this process while it sleeps. Other units always do.
-    /// The caller must set the value before it checks for items, because items that arrived earlier cause no wake-up.
+    /// After a call with `wanted` set, the caller must check for items, because items that arrived earlier cause no
+    /// wake-up.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -165,25 +156,24 @@ impl Consumer {
         if wanted { word.raise() } else { word.lower() }
     }
 
-    /// Ends the current pass early, and informs the producer that no more items of this pass are needed.
+    /// Informs the producer that the consumer needs no more items of the current stream.
     pub fn leave(&mut self) {
         self.tell(self.receiving.leave());
     }
 
-    /// Ends the epoch `epoch`, and informs the producer that no more items of this epoch are needed.
+    /// Informs the producer that no more items of the epoch `epoch` are needed.
     pub fn finish(&mut self, epoch: u32) {
         let grant = self.receiving.finish(epoch);
         self.tell(grant);
     }
 
-    /// Informs the producer that `count` messages have been received in total.
     pub fn acknowledge(&self, count: u64) {
         // SYNC(acknowledge): pairs with Producer::acknowledged.
         self.layout.header().acknowledged.store(seal(count), Ordering::Release);
         self.peer.ring();
     }
 
-    /// Returns whether the producer's process waits for another process in this epoch (see `Link::starve`).
+    /// Returns whether the producer's process waits for a third process in this epoch.
     pub fn starves(&self) -> bool {
         // SYNC(starve): pairs with Link::starve. A damaged word counts as false until the producer overwrites the word.
         let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
@@ -194,7 +184,6 @@ impl Consumer {
         self.taken
     }
 
-    /// Sets how many items the producer may send ahead of the items that the consumer has taken.
     pub fn set_window(&mut self, window: u64) {
         let grant = self.receiving.set_window(window);
         self.tell(grant);
@@ -206,8 +195,7 @@ impl Consumer {
         self.flow.items.store(self.before.wrapping_add(self.taken), Ordering::Relaxed);
     }
 
-    /// Counts a delivered item, and allows the producer to send one more item. A sleeping producer is woken up if half
-    /// of its window is free, or if the ring is empty.
+    /// To save system calls, a sleeping producer is woken up only if half of its window is free or the ring is empty.
     #[inline]
     pub fn item_taken(&mut self) {
         self.count();
@@ -220,8 +208,8 @@ impl Consumer {
         }
     }
 
-    /// Counts an item that was received before its turn. Allows the producer to send one more item even if the window
-    /// is 0, because another process waits until this producer continues.
+    /// Counts an item that was received before its turn, and allows the producer to send another item even if the
+    /// window is 0.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
@@ -233,7 +221,6 @@ impl Consumer {
         self.tell_if_new(self.receiving.one_more());
     }
 
-    /// Withdraws the permission for an additional item that `grant_one_more` gave.
     pub fn restore_grant(&mut self) {
         self.tell_if_new(self.receiving.grant());
     }
@@ -244,7 +231,7 @@ impl Consumer {
         }
     }
 
-    /// Records that this process waits for an item of the producer, which may change the byte limit of the producer.
+    /// Records that this process waits for an item, which may change the producer's byte limit.
     pub fn wait(&mut self) {
         if self.ahead.wait() {
             self.layout.header().ahead.store(seal(self.ahead.allowed()), Ordering::Relaxed);
@@ -266,8 +253,7 @@ impl Consumer {
         }
     }
 
-    /// Counts the bytes of blocks that were taken. A producer that waits at its byte limit is woken up after half of
-    /// its bytes in flight were taken.
+    /// Wakes up a producer that waits at its byte limit after half of the bytes in flight were taken.
     #[inline]
     fn count_blocks(&mut self, buffers: &[Buffer]) {
         if buffers.is_empty() {
@@ -281,38 +267,36 @@ impl Consumer {
         }
     }
 
-    /// Returns whether the ring contains a unit that can be taken. The unit may belong to an earlier stream.
     #[inline]
     pub fn readable(&mut self) -> Result<bool, Corrupted> {
         Ok(!self.early && self.cursor.available(&self.layout.header().tail)? > 0)
     }
 
-    /// Returns the total number of bytes in the blocks that this process has leased.
     pub fn leased(&self) -> u64 {
         self.returns.bytes()
     }
 
-    /// Returns whether the consumer should copy a buffer of `len` bytes instead of keeping a lease. Leases may use at
-    /// most half of the arena and half of the blocks, so that the producer can still send data.
+    /// Returns whether a buffer should be copied, because leases may use at most half of the arena and half of the
+    /// blocks.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
         let leases = self.returns.count();
         (self.leased() + len as u64) * 2 > config.arena_capacity || (leases + 1) * 2 > config.return_capacity
     }
 
-    /// Replaces `unit` with the next unit of the current stream, or returns false if no such unit has arrived.
+    /// Takes the next message of the current stream, or returns false if no message has arrived.
     ///
-    /// Units of earlier streams are dropped. Units of later streams stay in the ring.
-    pub fn take(&mut self, unit: &mut Unit) -> Result<bool, TakeError> {
-        Ok(self.next::<false>(unit)?.is_some())
+    /// Messages of earlier streams are dropped, and messages of later streams stay in the ring.
+    pub fn take(&mut self, message: &mut Message) -> Result<bool, TakeError> {
+        Ok(self.next::<false>(message)?.is_some())
     }
 
-    pub(super) fn take_any(&mut self, unit: &mut Unit) -> Result<Option<Stream>, TakeError> {
-        self.next::<true>(unit)
+    pub(super) fn take_any(&mut self, message: &mut Message) -> Result<Option<Stream>, TakeError> {
+        self.next::<true>(message)
     }
 
     #[inline]
-    fn next<const ANY: bool>(&mut self, unit: &mut Unit) -> Result<Option<Stream>, TakeError> {
+    fn next<const ANY: bool>(&mut self, message: &mut Message) -> Result<Option<Stream>, TakeError> {
         loop {
             let available = self.cursor.available(&self.layout.header().tail)?;
             if available == 0 || self.early {
@@ -324,7 +308,7 @@ impl Consumer {
                 return Ok(None);
             }
             let head = self.cursor.head();
-            let Some((header, digest)) = self.copy_unit(head, available, &mut unit.payload)? else {
+            let Some((header, digest)) = self.copy_message(head, available, &mut message.payload)? else {
                 let capacity = self.layout.config.ring_capacity;
                 self.release(capacity - (head & (capacity - 1)));
                 continue;
@@ -334,7 +318,7 @@ impl Consumer {
             match if ANY { Judgement::Take } else { self.receiving.judge(stream) } {
                 Judgement::Take => {}
                 Judgement::Drop => {
-                    self.drop_unit()?;
+                    self.drop_message()?;
                     self.release(total);
                     continue;
                 }
@@ -344,44 +328,44 @@ impl Consumer {
                 }
             }
             if matches!(header.kind, KIND_FRAGMENT | KIND_FIRST_FRAGMENT) {
-                self.take_fragment(header, &unit.payload)?;
+                self.take_fragment(header, &message.payload)?;
                 self.release(total);
                 continue;
             }
-            (unit.kind, unit.shard) = (header.kind, header.shard);
-            unit.digest = if header.kind & OPAQUE == 0 { digest } else { 0 };
-            unit.buffers.clear();
+            (message.kind, message.shard) = (header.kind, header.shard);
+            message.digest = if header.kind & OPAQUE == 0 { digest } else { 0 };
+            message.buffers.clear();
             if header.blocks > 0 || !self.streamed.is_empty() {
-                self.take_buffers(&mut unit.buffers)?;
+                self.take_buffers(&mut message.buffers)?;
             }
             self.release(total);
-            self.count_blocks(&unit.buffers);
+            self.count_blocks(&message.buffers);
             return Ok(Some(stream));
         }
     }
 
-    /// Copies the unit at ring position `head` into private memory. Returns None if the position contains padding.
+    /// Copies the message at ring position `head` into private memory. Returns None if the position contains padding.
     #[inline]
-    fn copy_unit(
+    fn copy_message(
         &mut self,
         head: u64,
         available: u64,
         payload: &mut Vec<u8>,
-    ) -> Result<Option<(UnitHeader, u64)>, Corrupted> {
+    ) -> Result<Option<(MessageHeader, u64)>, Corrupted> {
         let capacity = self.layout.config.ring_capacity;
         let until_wrap = capacity - (head & (capacity - 1));
         if !available.is_multiple_of(8) {
-            return Err(Corrupted("a producer's cursor points into a unit"));
+            return Err(Corrupted("a producer's cursor points into a message"));
         }
         let place = self.layout.ring_ptr(head);
         // SAFETY: the producer has published `available` bytes. At least 8 contiguous bytes follow `place`, because the
         // ring's capacity and all positions are multiples of 8. Reads are volatile, because another process writes this
         // memory.
         let first = unsafe { place.cast::<u64>().read_volatile() };
-        let First::Unit { total, check } = First::read(first, head, available, until_wrap)? else { return Ok(None) };
-        // SAFETY: `First::read` has checked that the whole unit, including its header, is published and contiguous.
+        let Some((total, check)) = read_first(first, head, available, until_wrap)? else { return Ok(None) };
+        // SAFETY: `read_first` has checked that the whole message, including its header, is published and contiguous.
         let words = unsafe { place.cast::<u64>().add(1).cast::<[u64; 2]>().read_volatile() };
-        let header = UnitHeader::from_words(total, words)?;
+        let header = MessageHeader::from_words(total, words)?;
         let mut sum = header.checksum(head);
         let mut digest = Digest::default();
         let before;
@@ -389,10 +373,10 @@ impl Consumer {
         self.table.clear();
         payload.clear();
         payload.reserve(len.next_multiple_of(8));
-        // SAFETY: `from_words` has checked that the block table and the payload are inside the unit, and `reserve` has
+        // SAFETY: `from_words` has checked that the block table and the payload are inside the message, and `reserve` has
         // made room for the copy. The copy is private, so the producer cannot change the copy after the checks below.
         unsafe {
-            let entries = place.add(UNIT_HEADER as usize).cast::<[u64; 2]>();
+            let entries = place.add(MESSAGE_HEADER as usize).cast::<[u64; 2]>();
             for index in 0..blocks {
                 let [offset, len] = entries.add(index).read_volatile();
                 sum = sum.words(offset, len);
@@ -404,7 +388,7 @@ impl Consumer {
             payload.set_len(len);
         }
         if sum.finish() != check {
-            return Err(Corrupted("a unit was overwritten"));
+            return Err(Corrupted("a message was overwritten"));
         }
         Ok(Some((header, digest.finish(sum.since(before), len))))
     }
@@ -424,7 +408,7 @@ impl Consumer {
         Ok((offset, len))
     }
 
-    fn drop_unit(&mut self) -> Result<(), Corrupted> {
+    fn drop_message(&mut self) -> Result<(), Corrupted> {
         for index in 0..self.table.len() {
             let (offset, _) = self.block_entry(index)?;
             if offset != u64::MAX {
@@ -434,7 +418,7 @@ impl Consumer {
         Ok(())
     }
 
-    fn take_fragment(&mut self, header: UnitHeader, bytes: &[u8]) -> Result<(), NoMemory> {
+    fn take_fragment(&mut self, header: MessageHeader, bytes: &[u8]) -> Result<(), NoMemory> {
         if header.kind == KIND_FIRST_FRAGMENT {
             self.streamed.clear();
         }
@@ -454,16 +438,16 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // Fragments that this unit does not use belong to a unit that the producer has abandoned.
+        // Remaining fragments belong to a message that the producer has abandoned.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
-            return Err(Corrupted("a unit refers to fragments that differ from those received"));
+            return Err(Corrupted("a message refers to fragments that differ from those received"));
         }
         Ok(())
     }
 
     fn streamed_buffer(&mut self, len: u64) -> Result<Vec<u8>, Corrupted> {
         let len = usize::try_from(len).ok().filter(|&len| len <= self.streamed.len());
-        let len = len.ok_or(Corrupted("a unit refers to fragments that were not received"))?;
+        let len = len.ok_or(Corrupted("a message refers to fragments that were not received"))?;
         if len == self.streamed.len() {
             return Ok(std::mem::take(&mut self.streamed));
         }

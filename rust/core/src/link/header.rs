@@ -2,12 +2,12 @@
 //!
 //! ```text
 //! 0          Header (one page)
-//! 4096       data ring      ring_capacity bytes, units of the producer
+//! 4096       data ring      ring_capacity bytes, messages of the producer
 //! …          return ring    return_capacity u64s, blocks returned by the consumer
 //! …          arena          arena_capacity bytes, blocks of the producer
 //! ```
 //!
-//! The process that creates the link writes the version last. A process that reads a version also reads valid sizes.
+//! The creator of a link writes the version last, so a process that reads a version also reads valid sizes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -23,15 +23,14 @@ use crate::sync::bell::Wanted;
 use crate::sync::cursor;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"tdrslink");
-/// The version of the layout, which must be increased whenever the header, the units or the rings change.
+/// The version of the layout, which must be increased whenever the layout changes.
 const VERSION: u32 = 9;
 const HEADER_LEN: usize = 4096;
 pub(crate) const BLOCK_ALIGN: u64 = 4096;
 
-/// The sizes of the parts of a link's shared memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkConfig {
-    /// The size of the data ring in bytes, which is a power of two and at least 4096.
+    /// The size of the data ring in bytes, which is a power of two.
     pub ring_capacity: u64,
     /// The number of entries of the return ring, which is also the maximum number of allocated blocks.
     pub return_capacity: u64,
@@ -45,7 +44,7 @@ impl Default for LinkConfig {
 }
 
 impl LinkConfig {
-    /// Returns a copy whose sizes are rounded up and limited so that they satisfy the layout.
+    /// Returns a copy whose sizes are rounded up and limited to valid sizes.
     pub fn rounded(self) -> Self {
         Self {
             ring_capacity: self.ring_capacity.clamp(4096, 1 << 30).next_power_of_two(),
@@ -67,19 +66,17 @@ impl LinkConfig {
     }
 }
 
-/// A sealed word (see `integrity::seal`), padded to two cache lines, because processors fetch cache lines in pairs.
 type Word = CachePadded<AtomicU64>;
 
-/// The header of a link. Writes through a wrong pointer to the header are either detected or harmless.
+/// Accidental writes to the header are either detected or harmless.
 ///
-/// Words and the entries of the return ring contain check bits, and units contain checksums. Damage to `sent` and
-/// `received` only falsifies statistics. `producer_taken` and `consumer_taken` only detect programming errors. Damage
-/// to `blocks_wanted` or `items_wanted` causes an unnecessary wake-up, or delays a wake-up by at most 100 ms.
+/// Control words contain check bits, and messages contain checksums. Damage to any other field falsifies only
+/// statistics, or delays a wake-up by at most 100 ms.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
     magic: AtomicU64,
-    /// The version of the layout. The value is 0 until the creator has initialized all other fields.
+    /// The version of the layout, or 0 until the creator has initialized all other fields.
     version: AtomicU32,
     pub producer_taken: AtomicU32,
     pub consumer_taken: AtomicU32,
@@ -94,26 +91,24 @@ pub(crate) struct Header {
     pub return_tail: Word,
     /// The total number of entries that the producer has read from the return ring.
     pub return_head: Word,
-    /// The consumer's permission for the producer to send items, encoded as a `protocol::Grant`.
+    /// The consumer's permission to send items, encoded as a `protocol::Grant`.
     pub granted: Word,
     /// A flag that the producer sets while it waits for returned blocks.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// The epoch in which the producer's process waits for another process, or 0 if the process does not wait.
+    /// The epoch in which the producer's process waits for a third process, or 0.
     pub starving: Word,
-    /// The latest epoch that the main process has ordered, or the order to stop. Only control links use this word.
+    /// The latest epoch that the main process has ordered, or the order to stop.
     pub order: Word,
     pub acknowledged: Word,
-    /// A flag that the consumer sets while it wants to be woken up by items.
+    /// A flag that the consumer sets while it sleeps until an item arrives.
     pub items_wanted: CachePadded<Wanted>,
-    /// The maximum number of bytes in blocks that the producer may send ahead of the consumer (see `protocol::Ahead`).
+    /// The maximum number of bytes in blocks that the producer may send ahead of the consumer.
     pub ahead: Word,
-    /// The counters of the producer, which are unused if the producer counts on a [`crate::stats::Board`].
     pub sent: CachePadded<Flow>,
     pub received: CachePadded<Flow>,
 }
 
 const _: () = {
-    /// The size of a padded word in bytes: 128 on x86-64 and 64-bit Arm.
     const LINE: usize = align_of::<Word>();
     assert!(size_of::<Word>() == LINE && size_of::<CachePadded<Wanted>>() == LINE);
     assert!(std::mem::offset_of!(Header, version) == 8);
@@ -123,14 +118,14 @@ const _: () = {
     assert!(size_of::<Header>() <= HEADER_LEN);
 };
 
-/// Encodes a returned block as the number of its first page, with check bits that depend on `position`.
+/// Encodes a returned block as the number of its first memory page, with check bits that depend on `position`.
 pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     let page = offset / BLOCK_ALIGN;
     page << 30 | placed(page, position)
 }
 
-/// Returns the offset of the block that an entry at `position` encodes. Returns None if the entry is damaged, or if it
-/// was written in an earlier lap of the return ring.
+/// Returns the offset of the block in an entry, or None if the entry is damaged or from an earlier lap of the return
+/// ring.
 pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     let offset = (entry >> 30) * BLOCK_ALIGN;
     (return_entry(position, offset) == entry).then_some(offset)
@@ -145,7 +140,7 @@ pub(crate) struct Layout {
 impl Layout {
     pub fn create(config: LinkConfig) -> Result<Self, OpenError> {
         let config = config.rounded();
-        let region = Region::create(config.total() as usize, config.arena_offset() as usize)?;
+        let region = Region::create("torchdata", config.total() as usize, config.arena_offset() as usize)?;
         let layout = Self { region, config };
         layout.region.advise_huge(config.arena_offset() as usize, config.arena_capacity as usize);
         let header = layout.header();
@@ -199,7 +194,6 @@ impl Layout {
         unsafe { &*self.region.as_mut_ptr().cast::<Header>() }
     }
 
-    /// Returns the counters of the producer if `sent` is true, or the counters of the consumer if `sent` is false.
     pub fn flow(self: &Arc<Self>, sent: bool) -> FlowRef {
         let header = self.header();
         let flow: &Flow = if sent { &header.sent } else { &header.received };
@@ -221,18 +215,6 @@ impl Layout {
         unsafe { &*self.region.as_mut_ptr().add(place as usize).cast::<AtomicU64>() }
     }
 
-    /// Makes a range of the arena usable. Returns false if the operating system has no memory for the range.
-    pub fn reserve_arena(&self, offset: u64, len: u64) -> bool {
-        self.region.reserve((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
-    }
-
-    /// Returns the pages in a range of the arena to the operating system, or returns false if this fails.
-    pub fn punch_arena(&self, offset: u64, len: u64) -> bool {
-        self.region.punch((self.config.arena_offset() + offset) as usize, len as usize).is_ok()
-    }
-
-    /// Returns a pointer to the byte at `offset` of the arena.
-    ///
     /// # Panics
     /// If the offset is outside the arena.
     pub fn arena_ptr(&self, offset: u64) -> *mut u8 {

@@ -1,4 +1,4 @@
-//! Manages leases: permissions of the consumer to use blocks of the producer's arena.
+//! Leases: permissions of the consumer to use blocks of the producer's arena.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,16 +16,14 @@ pub(super) struct Returns {
     peer: BellRef,
     leased: AtomicU64,
     leases: AtomicU64,
-    /// The `fork::generation` of the process that received the leases. Forked children inherit copies of the leases,
-    /// but must not return the blocks.
+    /// A forked child has another `fork::generation`, and must not return the blocks of its parent.
     generation: u64,
 }
 
 #[derive(Debug)]
 struct Queue {
     cursor: ProducerCursor,
-    /// The offsets of blocks that were dropped while the return ring was full. The ring becomes full only if the
-    /// producer has sent the same block many times.
+    /// The offsets of blocks that were dropped while the return ring was full.
     overflow: Vec<u64>,
 }
 
@@ -64,8 +62,8 @@ impl Returns {
         let header = self.layout.header();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.overflow.push(offset);
-        // If the return ring is corrupted, the blocks stay in `overflow`. The next read of the link reports the
-        // corruption.
+        // If the return ring is damaged, the blocks stay in `overflow`, and the next read of the link reports the
+        // damage.
         while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
         {
@@ -74,14 +72,13 @@ impl Returns {
             queue.cursor.publish(&header.return_tail, 1);
         }
         drop(queue);
-        // The producer needs a wake-up only while it waits for returned blocks.
         if header.blocks_wanted.is_raised() {
             self.peer.ring();
         }
     }
 }
 
-/// The permission to use a block of the producer's arena. Any thread can drop the lease, which returns the block.
+/// The permission to use a block of the producer's arena. Dropping the lease, in any thread, returns the block.
 #[derive(Debug)]
 pub struct Lease {
     returns: Arc<Returns>,
@@ -90,7 +87,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// Returns the page-aligned start of the block. Its `len` bytes are usable until the lease is dropped.
+    /// Returns the page-aligned start of the block, which is valid until the lease is dropped.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.returns.layout.arena_ptr(self.offset)
     }

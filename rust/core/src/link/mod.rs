@@ -1,5 +1,5 @@
 //! A link sends data from a producer to a consumer, usually in two processes. The shared memory of a link contains a
-//! ring of units (messages), an arena for large buffers, and a ring through which the consumer returns blocks.
+//! ring of messages, an arena for large buffers, and a ring through which the consumer returns blocks of the arena.
 
 pub mod arena;
 pub mod carrier;
@@ -7,10 +7,10 @@ pub mod consumer;
 mod ends;
 mod header;
 pub mod lease;
+mod message;
 pub mod producer;
-mod unit;
 pub mod wake;
 
 pub use ends::Link;
 pub use header::LinkConfig;
-pub use unit::{OPAQUE, sampled_len};
+pub use message::{OPAQUE, sampled_len};

@@ -1,7 +1,7 @@
-//! The producer of a link: the end that sends units (messages), in the process that computes the items.
+//! The producer of a link: the end that sends messages.
 //!
-//! A single store publishes a unit. The consumer therefore never reads an incomplete unit, even if the producer's
-//! process is killed.
+//! A single store publishes a message, so the consumer never reads an incomplete message, even if the producer is
+//! killed.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::arena::{Arena, Block};
 use super::header::Layout;
-use super::unit::{First, KIND_FIRST_FRAGMENT, KIND_FRAGMENT, OPAQUE, UnitHeader, sampled_len};
+use super::message::{KIND_FIRST_FRAGMENT, KIND_FRAGMENT, MessageHeader, OPAQUE, padding, sampled_len};
 use super::wake::WakePolicy;
 use crate::error::Corrupted;
 use crate::integrity::{Digest, open, seal};
@@ -22,16 +22,15 @@ use crate::sync::cursor::ProducerCursor;
 
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and the maximum number of items between two calls of `tidy`. Reading the clock per item is expensive.
+/// The minimum and the maximum number of items between two calls of `tidy`, because reading the clock is expensive.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
-/// The location of a large buffer that belongs to a unit.
 #[derive(Debug)]
 pub enum Part {
     /// The buffer is in a block of this link's arena.
     Block(Arc<Block>),
-    /// The buffer was sent in fragments before the unit, and has this length (see [`sampled_len`]).
+    /// The buffer was sent in fragments before the message. The value is the result of [`sampled_len`].
     Streamed(u64),
 }
 
@@ -57,7 +56,7 @@ struct ShardProgress {
     owed: u64,
 }
 
-/// The end of a link that sends units. One thread at a time uses the producer.
+/// Only one thread at a time may use the producer.
 #[derive(Debug)]
 pub struct Producer {
     layout: Arc<Layout>,
@@ -66,17 +65,13 @@ pub struct Producer {
     cursor: ProducerCursor,
     wake: WakePolicy,
     last_blocks: u64,
-    /// For each group of recent items: the ring position after the group, and the size of the group's blocks in bytes.
     ahead: VecDeque<(u64, u64)>,
     ahead_bytes: u64,
     sending: Sending,
     account: Account,
     current: u16,
-    /// The progress of each shard in the epoch: the items that the shard has sent, and the number of items that it must
-    /// recompute because an earlier process has sent them. The entry of the current shard is outdated, because
-    /// `account` and `sending` contain its progress.
+    /// For each shard, the numbers of sent items and of items to recompute. The entry of the current shard is outdated.
     shards: Vec<ShardProgress>,
-    /// Whether fragments were pushed for a unit that is not pushed yet.
     streaming: bool,
     clock: SampledClock,
     items: u64,
@@ -108,7 +103,6 @@ impl Producer {
         }
     }
 
-    /// Adds the items and bytes that are sent from now on to the counters in `flow`.
     pub fn count_into(&mut self, flow: FlowRef) {
         self.items = flow.items.load(Ordering::Relaxed);
         self.bytes = flow.bytes.load(Ordering::Relaxed);
@@ -117,7 +111,6 @@ impl Producer {
         self.flow = flow;
     }
 
-    /// Returns the counters that this producer updates, such as the numbers of sent items, sent bytes and wake-ups.
     pub fn flow(&self) -> &FlowRef {
         &self.flow
     }
@@ -126,18 +119,17 @@ impl Producer {
         &self.arena
     }
 
-    /// Returns the maximum number of payload bytes that a unit may store directly in the ring.
+    /// Returns the maximum number of bytes that a message may store directly in the ring.
     pub fn max_inline(&self) -> usize {
         (self.layout.config.ring_capacity / 4) as usize
     }
 
-    /// Sets the number of shards, and makes shard 0 the current shard.
     pub fn divide(&mut self, shards: u16) {
         self.shards = vec![ShardProgress::default(); usize::from(shards)];
         self.current = 0;
     }
 
-    /// Makes `shard` the current shard, to which all following units belong.
+    /// Makes `shard` the current shard, to which all following messages belong.
     #[inline]
     pub fn turn_to(&mut self, shard: u16) {
         if shard != self.current {
@@ -158,15 +150,14 @@ impl Producer {
         self.layout.header().blocks_wanted.lower();
     }
 
-    /// Continues the current shard of a resumed epoch after the items that `account` counts. The next `again` items are
-    /// recomputed without being sent.
+    /// Resumes after the items that `account` counts. The next `again` items are recomputed without being sent.
     pub fn go_on_from(&mut self, account: Account, again: u64) {
         self.account = account;
         self.sending.repeat(again);
     }
 
-    /// Returns the number and the checksum of the items that the current shard has sent in this epoch, including the
-    /// items that were sent before the epoch was resumed.
+    /// Returns the number and the checksum of all items of the current shard, including items before the epoch was
+    /// resumed.
     pub fn account(&self) -> Account {
         self.account
     }
@@ -224,13 +215,12 @@ impl Producer {
         self.account.count(if kind & OPAQUE == 0 { digest } else { 0 });
     }
 
-    fn header(&self, kind: u16, blocks: usize, payload: usize) -> UnitHeader {
-        UnitHeader::new(self.current, kind, self.sending.stream().raw(), blocks, payload)
-            .filter(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
+    fn header(&self, kind: u16, blocks: usize, payload: usize) -> MessageHeader {
+        MessageHeader::new(self.current, kind, self.sending.stream().raw(), blocks, payload)
+            .filter(|message| u64::from(message.total) <= self.layout.config.ring_capacity / 2)
             .expect("callers check `fits` first")
     }
 
-    /// Abandons a unit for which only fragments were pushed so far.
     pub fn give_up(&mut self) {
         self.streaming = false;
     }
@@ -239,7 +229,7 @@ impl Producer {
         self.sending.stream()
     }
 
-    /// Returns whether the consumer permits the producer to send another item of this stream now.
+    /// Returns whether the consumer permits the producer to send another item now.
     #[inline]
     pub fn permit(&mut self) -> Result<Permit, Corrupted> {
         if self.ahead_bytes < Ahead::LEAST && self.sending.has_credit() {
@@ -259,8 +249,7 @@ impl Producer {
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Adds `bytes` to the bytes in flight. Consecutive small items share an entry of `ahead`, which limits the number
-    /// of entries. The entry is removed after the consumer has taken the last of these items.
+    /// Small items share an entry of `ahead`, which limits the number of entries.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -293,7 +282,6 @@ impl Producer {
         self.sending.reader(word).ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Announces the order of a command (see `Command::order`) in the link's header before the command itself is sent.
     pub fn order(&self, order: u64) {
         // SYNC(order): pairs with Link::is_superseded.
         self.layout.header().order.store(seal(order), Ordering::Release);
@@ -305,26 +293,25 @@ impl Producer {
         open(word).ok_or(Corrupted("the number of acknowledged messages cannot be read"))
     }
 
-    /// Allocates a block of `len` bytes, or returns None if the arena is full.
     pub fn allocate(&mut self, len: usize) -> Result<Option<Block>, Corrupted> {
         self.arena.reclaim()?;
         Ok(self.arena.allocate(len))
     }
 
-    /// Returns whether the consumer has not taken some of the sent blocks yet. Waiting may then free memory.
+    /// Returns whether the consumer has not taken some of the sent blocks yet, so that waiting may free memory.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
         let head = self.cursor.refresh(&self.layout.header().head)?;
         Ok(self.last_blocks > head)
     }
 
-    /// Returns whether a unit with `blocks` buffers and `payload` inline bytes fits into an empty ring.
+    /// Returns whether a message with `blocks` buffers and `payload` inline bytes fits into an empty ring.
     pub fn fits(&self, blocks: usize, payload: usize) -> bool {
-        UnitHeader::new(0, 0, 0, blocks, payload)
-            .is_some_and(|unit| u64::from(unit.total) <= self.layout.config.ring_capacity / 2)
+        MessageHeader::new(0, 0, 0, blocks, payload)
+            .is_some_and(|message| u64::from(message.total) <= self.layout.config.ring_capacity / 2)
     }
 
-    /// Returns whether the caller should repeat a failed allocation immediately. The result is true if blocks were
-    /// returned, or if no blocks are in flight. If the result is false, the next returned block wakes up the producer.
+    /// Returns whether a failed allocation should be repeated immediately. If not, the next returned block wakes up the
+    /// producer.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
         self.layout.header().blocks_wanted.raise();
         let worth = self.arena.reclaimable()? || !self.blocks_in_flight()?;
@@ -334,9 +321,9 @@ impl Producer {
         Ok(worth)
     }
 
-    /// Returns whether the ring currently has room for a unit with `blocks` buffers and `payload` inline bytes.
+    /// Returns whether the ring currently has room for a message with `blocks` buffers and `payload` inline bytes.
     pub fn writable(&mut self, blocks: usize, payload: usize) -> Result<bool, Corrupted> {
-        let Some(header) = UnitHeader::new(0, 0, 0, blocks, payload) else { return Ok(false) };
+        let Some(header) = MessageHeader::new(0, 0, 0, blocks, payload) else { return Ok(false) };
         self.cursor.has_room(&self.layout.header().head, self.needed(u64::from(header.total)))
     }
 
@@ -346,10 +333,12 @@ impl Producer {
         if total <= until_wrap { total } else { until_wrap + total }
     }
 
-    /// Pushes an item. The consumer may be woken up later, together with other items. Panics if the unit never fits
-    /// (see [`Producer::fits`]), or if a block belongs to another arena.
+    /// Pushes an item. The consumer may be woken up later, together with other items.
+    ///
+    /// # Panics
+    /// If the message never fits (see [`Producer::fits`]), or a block belongs to another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        // Idle memory is returned to the operating system here, because a busy producer may never wait for a command.
+        // Unused memory is freed here, because a busy producer may never wait for a command.
         if self.arena.is_untidy()
             && let Some(now) = self.clock.sample()
         {
@@ -373,21 +362,20 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Adds the last pushed unit to the item counter of the statistics.
     pub fn count_item(&mut self) {
         self.items += 1;
         self.flow.items.store(self.items, Ordering::Relaxed);
         self.flow.bytes.store(self.bytes, Ordering::Relaxed);
     }
 
-    /// Pushes a unit that is not an item, and wakes up the consumer immediately.
+    /// Pushes a message that is not an item, and wakes up the consumer immediately.
     pub fn push(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let pushed = self.push_soon(kind, parts, payload)?;
         self.ring();
         Ok(pushed)
     }
 
-    /// Pushes a unit that is not an item. The caller pushes more units soon, so the consumer may be woken up later.
+    /// Pushes a message that is not an item. The consumer may be woken up later, because more messages follow.
     pub fn push_soon(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let (pushed, _) = self.write(kind, parts, payload)?;
         self.streaming &= pushed == Push::Full;
@@ -399,8 +387,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes a unit that may be omitted. Returns false, without pushing, if there is no room or fragments wait for
-    /// their unit.
+    /// Pushes a message, or returns false if there is no room or fragments of another message were pushed.
     pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {
         if !self.fits(parts.len(), payload.len()) || self.streaming {
             return Ok(false);
@@ -408,7 +395,7 @@ impl Producer {
         Ok(self.write(kind, parts, payload)?.0 == Push::Done)
     }
 
-    /// Pushes a fragment of a buffer that is larger than the arena. All fragments of a buffer precede their unit.
+    /// Pushes a fragment of a buffer that is larger than the arena. All fragments of a buffer precede their message.
     pub fn push_fragment(&mut self, bytes: &[u8]) -> Result<Push, Corrupted> {
         let kind = if self.streaming { KIND_FRAGMENT } else { KIND_FIRST_FRAGMENT };
         let (pushed, _) = self.write(kind, &[], bytes)?;
@@ -418,8 +405,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Wakes up the consumer if it waits for items of this link. The producer must call this method before any pause in
-    /// which it sends no items.
+    /// Wakes up the consumer if it waits for items. The producer must call this method before each pause.
     pub fn flush(&mut self) {
         if self.wake.flush(&self.peer, &self.layout.header().items_wanted) {
             add(&self.flow.wakes, 1);
@@ -434,13 +420,13 @@ impl Producer {
 
     #[inline]
     fn write(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<(Push, u64), Corrupted> {
-        let unit = self.header(kind, parts.len(), payload.len());
+        let message = self.header(kind, parts.len(), payload.len());
         for part in parts {
             if let Part::Block(block) = part {
                 assert!(block.is_of(&self.arena), "a block of another link's arena cannot be sent over this one");
             }
         }
-        let total = u64::from(unit.total);
+        let total = u64::from(message.total);
         let needed = self.needed(total);
         if !self.cursor.has_room(&self.layout.header().head, needed)? {
             return Ok((Push::Full, 0));
@@ -449,12 +435,12 @@ impl Producer {
             self.write_pad(needed - total);
         }
         let start = self.cursor.tail() + (needed - total);
-        let mut check = unit.checksum(start);
+        let mut check = message.checksum(start);
         let mut digest = Digest::default();
         let before;
         let place = self.layout.ring_ptr(start);
         // SAFETY: the cursor has checked that `needed` bytes after the tail are free, and the `total` bytes at `place`
-        // are contiguous. Only the producer writes to free bytes. Units start at multiples of 8 bytes.
+        // are contiguous. Only the producer writes to free bytes. Messages start at multiples of 8 bytes.
         unsafe {
             let mut entry = place.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {
@@ -469,7 +455,7 @@ impl Producer {
             }
             before = check;
             check = check.copy::<false>(payload.as_ptr(), entry.cast::<u8>(), payload.len());
-            place.cast::<[u64; 3]>().write(unit.words(check.finish()));
+            place.cast::<[u64; 3]>().write(message.words(check.finish()));
         }
         self.bytes += payload.len() as u64;
         for part in parts {
@@ -484,7 +470,7 @@ impl Producer {
     }
 
     fn write_pad(&self, total: u64) {
-        let pad = First::pad(self.cursor.tail(), total);
+        let pad = padding(self.cursor.tail(), total);
         // SAFETY: at least 8 free, contiguous bytes follow the tail, because the tail and the ring's end are multiples
         // of 8.
         unsafe { self.layout.ring_ptr(self.cursor.tail()).cast::<u64>().write(pad) };

@@ -1,36 +1,31 @@
 //! Decides when a producer wakes up a sleeping consumer.
 //!
-//! Each wake-up costs scheduler time, so a wake-up per item would limit the throughput of small items. A producer
-//! therefore wakes up a sleeping consumer only after a batch of items, or when an item has waited for some tens of
-//! microseconds. If items are rare, each item causes a wake-up.
-//!
-//! A consumer that reads several links in turn is woken up only by items of the link for which it waits.
+//! A wake-up per item would limit the throughput of small items, so a wake-up follows a batch of items, or a short
+//! delay.
 
 use std::time::{Duration, Instant};
 
 use crate::process::board::BellRef;
 use crate::sync::bell::Wanted;
 
-/// The maximum delay of a wake-up. If the interval between two items is longer, each item causes a wake-up.
+/// The maximum delay of a wake-up. If items arrive less often, each item causes a wake-up.
 const PATIENCE: Duration = Duration::from_micros(50);
 
 #[derive(Debug)]
 pub struct WakePolicy {
     waiting: u32,
     batch: u32,
-    /// The time at which an item was last published while the consumer slept.
     last: Option<Instant>,
     oldest: Option<Instant>,
 }
 
 impl WakePolicy {
-    /// Creates a policy that wakes up a sleeping consumer after `batch` pending items.
     pub fn new(batch: u32) -> Self {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
 
-    /// Must be called after each published item. Returns whether the consumer was woken up. The consumer sets the flag
-    /// `wanted` while it waits for an item of this producer.
+    /// Must be called after each published item. The flag `wanted` is set while the consumer waits for an item of this
+    /// producer.
     #[inline]
     pub fn published(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         if bell.has_sleeper() && wanted.is_raised() {
@@ -52,7 +47,6 @@ impl WakePolicy {
         (slow || self.waiting >= self.batch || late(self.oldest)) && self.ring(bell)
     }
 
-    /// Wakes up the consumer if it waits, because no item follows immediately. Returns whether the consumer slept.
     pub fn flush(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         wanted.is_raised() && self.ring(bell)
     }

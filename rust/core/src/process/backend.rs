@@ -1,4 +1,4 @@
-//! Selects the implementation of [`System`] that this process uses. The choice is made once per process.
+//! Selects the implementation of [`System`] once per process.
 
 use std::sync::atomic::{AtomicU8, Ordering::Relaxed};
 
@@ -19,8 +19,8 @@ fn lacks() -> bool {
 }
 
 pub fn portable() -> bool {
-    /// The choice: 1 for the portable fallback, 2 for Linux, and 0 before the first call of `portable`. The value is
-    /// atomic and needs no lock, because a forked child could inherit a lock that another thread holds.
+    /// The choice: 1 for the portable fallback, 2 for Linux, and 0 before the first call. A lock could be inherited in
+    /// locked state by a forked child, whereas an atomic value cannot.
     static CHOICE: AtomicU8 = AtomicU8::new(0);
     if CHOICE.load(Relaxed) == 0 {
         CHOICE.store(if is_requested() || lacks() { 1 } else { 2 }, Relaxed);
@@ -28,8 +28,7 @@ pub fn portable() -> bool {
     CHOICE.load(Relaxed) == 1
 }
 
-/// Returns whether this process uses the portable fallback although it was not requested. The reason is an old Linux
-/// kernel that lacks a required system call, or a security filter that forbids the call.
+/// Returns whether an old Linux kernel or a security filter forces this process to use the portable fallback.
 pub fn lacks_system_calls() -> bool {
     cfg!(target_os = "linux") && portable() && !is_requested()
 }

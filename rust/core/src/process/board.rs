@@ -33,10 +33,9 @@ pub struct BellBoard {
 impl BellBoard {
     pub fn create(count: usize) -> Result<Arc<Self>, OpenError> {
         let len = count.max(1).saturating_mul(size_of::<CachePadded<Bell>>());
-        Ok(Arc::new(Self { region: Region::create(len, len)? }))
+        Ok(Arc::new(Self { region: Region::create("torchdata", len, len)? }))
     }
 
-    /// Maps the doorbells of the descriptor `fd`, which this process received from the creator of the board.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         Ok(Arc::new(Self { region: Region::attach(fd)? }))
     }
@@ -45,13 +44,12 @@ impl BellBoard {
         self.region.len() / size_of::<CachePadded<Bell>>()
     }
 
-    /// Returns the doorbell of process `index`, or None if the board has no doorbell with this index.
     pub fn bell(self: &Arc<Self>, index: usize) -> Option<BellRef> {
         (index < self.len()).then(|| BellRef { board: Arc::clone(self), index })
     }
 }
 
-/// A reference to the doorbell of one process, which keeps the shared memory of the board mapped.
+/// A reference to the doorbell of one process, which keeps the shared memory mapped.
 #[derive(Debug, Clone)]
 pub struct BellRef {
     board: Arc<BellBoard>,
@@ -69,7 +67,6 @@ impl BellRef {
         self.bell().wait(&SystemParker, timeout, ready)
     }
 
-    /// Returns the number of processes that have a doorbell on the board.
     pub fn processes(&self) -> usize {
         self.board.len()
     }

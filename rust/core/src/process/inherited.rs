@@ -1,14 +1,15 @@
 //! Drops mappings and descriptors that a forked child has inherited but does not need.
 //!
-//! The system frees the memory of a link when the last process unmaps it, so inherited mappings would keep the memory
-//! allocated. A forked worker drops mappings of other workers and loaders before it starts threads.
+//! The system frees shared memory when the last process unmaps it, so inherited mappings would keep the memory
+//! allocated.
 //!
-//! The list of mappings has no lock, because a child could inherit a lock that another thread held during the fork. A
-//! child keeps a mapping that another thread was adding to the list during the fork.
+//! The list of mappings has no lock, because a child could inherit a lock that another thread held during the fork.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use super::region::Region;
 
 const SMALLEST_PAGE: usize = 4096;
 
@@ -16,17 +17,18 @@ const FREE: u32 = 0;
 const OPAQUE: u32 = 1;
 const MAPPING: u32 = 2;
 const DESCRIPTOR: u32 = 3;
-/// The state of an entry for a mapping that each forked child replaces with zeros, even if user code calls `fork`.
+/// The state of a mapping that each forked child replaces with zeros, even if user code calls `fork`.
 const OWN_MAPPING: u32 = 4;
 
-/// An entry of the list of mappings and descriptors. Unused entries are reused and never freed.
+/// Unused entries are reused, and entries are never freed.
 #[derive(Debug)]
 struct InheritedEntry {
     next: *const InheritedEntry,
     state: AtomicU32,
     start: AtomicUsize,
     len: AtomicUsize,
-    /// The number of used pointers into the mapping. Forked children keep the mapping while the number is not 0.
+    /// The number of used pointers into the mapping. Forked children keep the mapping while the number of pointers is
+    /// not 0.
     pins: AtomicUsize,
 }
 
@@ -95,7 +97,7 @@ impl Mapping {
         self.0.pins.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Makes each future fork replace the mapping in the child with zeros, before any other code runs in the child.
+    /// Makes each forked child replace the mapping with zeros before any other code runs in the child.
     pub fn wipe_on_fork(&self) {
         // SYNC(noted): pairs with `wipe_what_is_the_parents`.
         self.0.state.store(OWN_MAPPING, Ordering::Release);
@@ -114,17 +116,14 @@ impl Drop for Mapping {
     }
 }
 
-/// The registration of a descriptor that the object owns. Forked workers close registered descriptors.
 #[derive(Debug)]
 pub struct Descriptor(&'static InheritedEntry);
 
 impl Descriptor {
-    /// Takes ownership of the descriptor `fd`, and registers it.
     pub fn note(fd: OwnedFd) -> Self {
         Self(note(DESCRIPTOR, fd.into_raw_fd() as usize, 0))
     }
 
-    /// Returns the descriptor, or None if `close` or `drop_all_but` has closed it.
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let open = self.0.state.load(Ordering::Relaxed) == DESCRIPTOR;
         // SAFETY: the descriptor is open in the state `DESCRIPTOR`, which a child changes before it starts threads.
@@ -135,8 +134,8 @@ impl Descriptor {
 impl Descriptor {
     /// Closes the descriptor. The caller must not use a result of `get` during or after the call.
     pub fn close(&self) {
-        // The state changes before the descriptor is closed. A child that is forked in between therefore does not close
-        // another descriptor with the same number.
+        // The state changes first, so that a child that is forked in between does not close another descriptor with the
+        // same number.
         if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let fd = self.0.start.load(Ordering::Relaxed) as i32;
             // SAFETY: this object owns the descriptor, and the exchange shows that no other code has closed it.
@@ -153,18 +152,19 @@ impl Drop for Descriptor {
     }
 }
 
-/// Drops all registered mappings and descriptors, except for pinned mappings and the mappings in `keep`.
+/// Drops all registered mappings and descriptors, except for pinned mappings and the mappings of the regions in `keep`.
 ///
-/// Must be called in a forked child that has a single thread. Private memory of zeros replaces the mappings, so that
-/// remaining pointers into the mappings are harmless.
-pub fn drop_all_but(keep: &[&Mapping]) {
+/// Must be called in a forked child that has a single thread. Zeros replace the mappings, so that remaining pointers
+/// are harmless.
+pub fn drop_all_but(keep: &[&Region]) {
     let mut dropped = Vec::new();
     for entry in entries() {
         let start = entry.start.load(Ordering::Relaxed);
         // SYNC(noted): pairs with `note`.
         match entry.state.load(Ordering::Acquire) {
             MAPPING | OWN_MAPPING
-                if entry.pins.load(Ordering::Relaxed) == 0 && !keep.iter().any(|kept| ptr::eq(kept.0, entry)) =>
+                if entry.pins.load(Ordering::Relaxed) == 0
+                    && !keep.iter().any(|kept| ptr::eq(kept.mapping.0, entry)) =>
             {
                 dropped.push(span(entry));
             }
@@ -188,7 +188,6 @@ fn span(entry: &InheritedEntry) -> (usize, usize) {
     (start, start + len.next_multiple_of(SMALLEST_PAGE))
 }
 
-/// Joins adjacent ranges. The links of many workers are often adjacent, so one system call can replace several links.
 fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
     spans.sort_unstable();
     spans.dedup_by(|next, last| {
@@ -210,8 +209,8 @@ unsafe fn put_zeros(start: usize, len: usize) {
     unsafe { libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0) };
 }
 
-/// Replaces the mappings that `wipe_on_fork` has marked with zeros. The fork hook calls this function in each forked
-/// child before any other code, so the function neither locks nor allocates.
+/// Replaces the mappings that `wipe_on_fork` has marked with zeros. The fork hook calls this function before any other
+/// code of the child, so the function neither locks nor allocates.
 pub fn wipe_what_is_the_parents() {
     // SYNC(noted): pairs with `Mapping::wipe_on_fork`.
     for entry in entries().filter(|entry| entry.state.load(Ordering::Acquire) == OWN_MAPPING) {
@@ -251,7 +250,7 @@ mod tests {
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let before = descriptors();
-            drop_all_but(&[&links[0].region().mapping]);
+            drop_all_but(&[links[0].region()]);
             let kept: Vec<bool> = inodes.iter().map(|&inode| maps(inode)).collect();
             let right = kept == [true, true, false] && descriptors() < before;
             let right = right && links[2].sent() == (0, 0) && !watch.exited();

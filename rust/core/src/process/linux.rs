@@ -13,8 +13,6 @@ use rustix::thread::futex;
 
 use super::system::System;
 
-/// Returns whether the kernel supports all required system calls. Errors such as a lack of memory do not count as
-/// missing support.
 pub(super) fn is_whole() -> bool {
     let is_there = |result: rustix::io::Result<OwnedFd>| match result {
         Ok(_) => true,
@@ -27,7 +25,7 @@ pub(super) fn is_whole() -> bool {
 pub(super) struct Linux;
 
 impl System for Linux {
-    /// Creates a memfd. Unlike the size of a file in `/dev/shm`, the size of a memfd is not limited by a mount.
+    /// Creates a memfd, because the size of a file in `/dev/shm` would be limited by a mount.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
@@ -40,7 +38,7 @@ impl System for Linux {
         fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK))
     }
 
-    /// Does nothing, because memfd pages cannot be reserved. The pages count as memory of the machine and the cgroup.
+    /// Does nothing, because memory of a memfd cannot be reserved.
     fn reserve(&self, _file: BorrowedFd<'_>, _offset: u64, _len: u64) -> io::Result<()> {
         Ok(())
     }

@@ -16,13 +16,11 @@ pub struct Watch {
     pid: i32,
     /// A descriptor of the watched process, or None in the portable fallback, which checks the process id instead.
     fd: Option<Descriptor>,
-    /// Whether the watched process is the parent of this process. In this case, the exit of the watched process changes
-    /// the parent id of this process.
     parent: bool,
 }
 
 impl Watch {
-    /// Watches the process `pid`. The caller ensures that the exit status of this process has not been collected yet.
+    /// Watches the process `pid`, whose exit status must not have been collected yet.
     pub fn open(pid: i32) -> Result<Self, OpenError> {
         if pid <= 0 {
             // For a number that is not positive, `kill` would check a process group instead of a process.
@@ -39,10 +37,7 @@ impl Watch {
 
     /// Returns whether the process has exited. A zombie counts as exited.
     pub fn exited(&self) -> bool {
-        match &self.fd {
-            Some(fd) => poll_exit(fd, Duration::ZERO),
-            None => self.number_exited(),
-        }
+        self.wait(Duration::ZERO)
     }
 
     fn number_exited(&self) -> bool {
@@ -50,7 +45,7 @@ impl Watch {
         if self.parent { parent_id() as i32 != self.pid } else { has_exited(self.pid) }
     }
 
-    /// Returns whether any watched process has exited. One system call checks all processes with descriptors.
+    /// Returns whether any of the processes has exited, with one system call for all processes that have descriptors.
     pub fn any_exited<'a>(watches: impl Iterator<Item = &'a Self>) -> bool {
         let mut fds = Vec::new();
         for watch in watches {
@@ -63,28 +58,25 @@ impl Watch {
         !fds.is_empty() && poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Waits until the process has exited or the timeout expires, and returns whether the process has exited.
+    /// Returns whether the process has exited before the timeout.
     pub fn wait(&self, timeout: Duration) -> bool {
         match &self.fd {
             Some(fd) => poll_exit(fd, timeout),
             None => {
                 let deadline = std::time::Instant::now() + timeout;
-                loop {
-                    if self.number_exited() {
-                        return true;
-                    }
+                while !self.number_exited() {
                     if std::time::Instant::now() >= deadline {
                         return false;
                     }
                     std::thread::sleep(Duration::from_millis(5));
                 }
+                true
             }
         }
     }
 }
 
 fn poll_exit(fd: &Descriptor, timeout: Duration) -> bool {
-    // In a forked child, this descriptor was closed together with all other inherited descriptors.
     let Some(fd) = fd.get() else { return false };
     let timeout = Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
     let mut fds = [PollFd::new(&fd, PollFlags::IN)];
@@ -113,7 +105,7 @@ fn is_zombie(pid: i32) -> bool {
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Makes this process exit immediately and without a message when the watched process exits.
+/// Makes this process exit immediately when the watched process exits.
 ///
 /// A separate thread waits for the exit, so this process exits even if all its other threads are blocked.
 pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
@@ -128,10 +120,11 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
         .map_err(error::system("cannot start the thread that watches the parent"))
 }
 
-/// Makes the kernel resume this process (SIGCONT) when its parent exits. A suspended process cannot detect the exit.
+/// Makes the kernel resume this process (SIGCONT) when its parent exits, because a suspended process cannot detect the
+/// exit.
 ///
-/// The kernel also sends SIGCONT when the parent's thread that created this process exits, which may be long before the
-/// parent exits. SIGCONT is used because, unlike SIGKILL, it has no effect on a running process.
+/// The kernel also sends the signal when only the thread that created this process exits. Unlike SIGKILL, SIGCONT has
+/// no effect on a running process.
 pub fn continue_with_parent() {
     #[cfg(target_os = "linux")]
     // SAFETY: the call only sets an attribute of this thread, and accesses no memory.

@@ -1,4 +1,4 @@
-//! Provides what the engine needs from the operating system: shared memory, doorbells, watching processes, and forks.
+//! Provides shared memory, doorbells, process watches and fork hooks.
 //!
 //! Two modules implement the interface `System`: `linux` uses system calls of Linux, and `portable` works on any Unix.
 

@@ -1,7 +1,6 @@
 //! Sets the process name that `ps`, `htop` and `nvidia-smi` show.
 
-/// Sets the name of the calling thread (only on Linux). The kernel keeps the first 15 bytes of the name. The name of
-/// the main thread is also the name of the process.
+/// Sets the name of the calling thread (only on Linux). The kernel keeps the first 15 bytes of the name.
 pub fn name_this_thread(name: &str) {
     #[cfg(target_os = "linux")]
     {

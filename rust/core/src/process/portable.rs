@@ -24,8 +24,7 @@ impl System for Portable {
         false
     }
 
-    /// Reserves space for the range in the file system. Without the reservation, a process that writes to a page would
-    /// receive SIGBUS if the file system were full.
+    /// Reserves space in the file system, because a write to a full file system would cause SIGBUS.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
         if len > 0 { reserve_file(file, offset, len) } else { Ok(()) }
     }

@@ -1,11 +1,7 @@
-//! Manages regions: anonymous memory that several processes map.
+//! Manages anonymous memory that several processes map: a memfd on Linux, and an unlinked temporary file in the
+//! portable fallback.
 //!
-//! A region is a memfd on Linux, and an unlinked temporary file in the portable fallback. The system frees the memory
-//! when the last process closes and unmaps the region, even if that process is killed.
-//!
-//! Writing to a new page of a temporary file causes SIGBUS if the file system is full, so the portable fallback
-//! reserves space in advance. The pages of a memfd count as memory of the machine and the cgroup, so the kernel kills a
-//! process if the memory is exhausted.
+//! The system frees the memory when the last process closes and unmaps it, even if that process is killed.
 
 use std::fs::File;
 use std::io;
@@ -18,24 +14,17 @@ use super::backend::system;
 use super::inherited::Mapping;
 use crate::error::{self, OpenError};
 
-/// A region of shared memory that this process has mapped.
 #[derive(Debug)]
 pub struct Region {
     /// The registration of the mapping. Fields are dropped in order, so `mapping` must precede `map`.
     pub(crate) mapping: Mapping,
     map: MmapRaw,
-    /// The number of the descriptor, or -1 after the descriptor was closed.
     fd: AtomicI32,
 }
 
 impl Region {
     /// Creates a region of `len` zero bytes. Bytes beyond the first `reserved` bytes need a call of `reserve`.
-    pub fn create(len: usize, reserved: usize) -> Result<Self, OpenError> {
-        Self::create_named("torchdata", len, reserved)
-    }
-
-    /// Creates a region like `create`. The operating system shows the region's descriptor under the given name.
-    pub fn create_named(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
+    pub fn create(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;
         region.reserve(0, reserved).map_err(|source| OpenError::NoRoom {
@@ -52,7 +41,6 @@ impl Region {
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
     }
 
-    /// Frees the pages of the bytes `offset..offset + len`. The bytes become zero.
     pub fn punch(&self, offset: usize, len: usize) -> io::Result<()> {
         assert!(offset + len <= self.len(), "the range exceeds the region");
         #[cfg(target_os = "linux")]
@@ -62,7 +50,7 @@ impl Region {
         Err(io::ErrorKind::Unsupported.into())
     }
 
-    /// Maps the region of the descriptor `fd`, which this process received from the process that created the region.
+    /// Maps the region of a descriptor that another process has sent.
     pub fn attach(fd: OwnedFd) -> Result<Self, OpenError> {
         Self::map(File::from(fd))
     }
@@ -85,7 +73,6 @@ impl Region {
         Ok(Self { mapping, map, fd: AtomicI32::new(file.into_raw_fd()) })
     }
 
-    /// Returns the descriptor of the region, which can be passed to another process.
     pub fn fd(&self) -> BorrowedFd<'_> {
         let fd = self.fileno();
         assert!(fd >= 0, "the descriptor of this region was closed after all processes had received it");
@@ -93,7 +80,6 @@ impl Region {
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 
-    /// Returns the number of the descriptor, or -1 if the descriptor was closed.
     pub fn fileno(&self) -> i32 {
         self.fd.load(Ordering::Relaxed)
     }
@@ -117,7 +103,6 @@ impl Region {
         self.map.len()
     }
 
-    /// Returns the page-aligned start of the mapping.
     pub fn as_mut_ptr(&self) -> *mut u8 {
         self.map.as_mut_ptr()
     }
@@ -131,11 +116,4 @@ impl Drop for Region {
     fn drop(&mut self) {
         drop(self.take_descriptor());
     }
-}
-
-/// Drops the regions and watches that this process has inherited, except for pinned regions and the regions in `own`.
-/// Must be called in a forked child that has a single thread (see `inherited`).
-pub fn drop_inherited(own: &[&Region]) {
-    let own: Vec<&Mapping> = own.iter().map(|region| &region.mapping).collect();
-    super::inherited::drop_all_but(&own);
 }

@@ -2,14 +2,11 @@
 
 use std::io;
 
-/// Installs a signal handler that makes this process ignore the signal `number` if another process sends it. The
-/// handler is used instead of SIG_IGN, because programs that this process executes would inherit SIG_IGN.
+/// Installs a handler with which this process ignores the signal `number`, unless this process has sent the signal
+/// itself.
 ///
-/// If this process sends the signal to itself, the handler runs the default action, because code that raises SIGTERM
-/// expects its process to exit.
-///
-/// The handler blocks all other signals. It runs on the normal stack, because the alternate stack of `faulthandler` is
-/// too small for many simultaneous signals.
+/// SIG_IGN is not used, because programs that this process executes would inherit SIG_IGN. The handler runs on the
+/// normal stack, because the alternate stack of `faulthandler` is too small for many simultaneous signals.
 pub fn take_no_notice(number: i32) -> io::Result<()> {
     act(number, obey_own as extern "C" fn(_, _, _) as libc::sighandler_t, libc::SA_RESTART | libc::SA_SIGINFO)
 }
@@ -50,9 +47,9 @@ fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     unsafe { info.si_pid() == libc::getpid() }
 }
 
-/// Calls `start`, which starts a thread, while all signals are blocked. The new thread inherits the block and receives
-/// no signals. Signals must reach the main thread, because only there Python reacts to them immediately. In addition,
-/// the alternate stack of Rust's threads is too small for Python's signal handlers.
+/// Calls `start` while all signals are blocked, so that a new thread receives no signals.
+///
+/// Signals must reach the main thread, because only there Python reacts to signals immediately.
 pub(crate) fn without_signals<T>(start: impl FnOnce() -> T) -> T {
     // SAFETY: `all` and `before` are initialized before they are read. The thread's previous signal mask is restored.
     unsafe {

@@ -16,7 +16,6 @@ pub(super) trait System: Sync {
     /// Ensures that a range of a memory file is usable. The call may overwrite the range with zeros.
     fn reserve(&self, file: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()>;
 
-    /// Returns whether `reserve` needs an open descriptor of the file after the file was mapped.
     fn keeps_files(&self) -> bool;
 
     fn advise_huge(&self, map: &MmapRaw, offset: usize, len: usize);

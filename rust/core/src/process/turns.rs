@@ -1,13 +1,12 @@
 //! Determines how often a waiting thread yields the processor (`sched_yield`) before it sleeps.
 //!
-//! If both processes of a link share a core, yielding avoids sleeps. With small windows on 2 cores, transfers become 3
-//! to 6 times faster. If the other process is slow, each yield wastes two context switches. After a wait that ended in
-//! a sleep despite its yields, the next wait therefore yields half as often.
+//! If two processes share a core, yielding avoids sleeps and makes small transfers 3 to 6 times faster. If the other
+//! process is slow, each yield wastes two context switches, so later waits yield less often.
 //!
-//! A yield to an unrelated thread takes milliseconds. When such yields have taken more than one eighth of the time,
-//! yielding stops for about 50 times the duration of the last yield.
+//! A yield to an unrelated thread takes milliseconds. If such yields take more than one eighth of the time, yielding
+//! pauses.
 //!
-//! All threads of a process share one `Turns` without synchronization, because the values are only statistics.
+//! All threads share the values without synchronization, because the values are only statistics.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -15,26 +14,23 @@ const MOST: u32 = 10;
 /// When waits no longer yield, every `TRY_AGAIN`th wait still yields up to `TRIED` times, as a test.
 const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
-/// If a wait sleeps for less than this number of nanoseconds, the next wait yields up to `MOST` times.
 const NEAR: u64 = 50_000;
 
-/// A yield of at least this number of nanoseconds counts as a yield to an unrelated thread. With up to 64 workers on 2
-/// cores, a yield to a process of the loader lasts 0.1 to 0.5 ms, and a yield to a busy loop lasts 2 to 8 ms.
+/// A yield of at least this number of nanoseconds counts as a yield to an unrelated thread. Measured with up to 64
+/// workers on 2 cores, a yield within the loader lasts 0.1 to 0.5 ms, and a yield to a busy loop lasts 2 to 8 ms.
 const UNRELATED_YIELD: u64 = 1_500_000;
-/// With more processes than this, all yields are long, so long yields do not count as yields to unrelated threads.
+/// With more processes than this, yields within the loader are also long.
 const MOST_PROCESSES: usize = 32;
 const PRICE: u64 = 8;
 const CREDIT: u64 = 100_000_000;
 const REST: u64 = 50;
 
-/// Statistics about the yields of all threads of a process.
 #[derive(Debug)]
 pub struct Turns {
     turns: AtomicU32,
-    /// The number of waits without yields since a wait last tested yielding.
     since_tried: AtomicU32,
-    /// The account of yields to unrelated threads, as a time in nanoseconds. Each such yield moves the time forward by
-    /// `PRICE` times its duration. Waits do not yield while the time is more than `CREDIT` nanoseconds in the future.
+    /// A time in nanoseconds that increases with each yield to an unrelated thread. Waits do not yield while this time
+    /// is far in the future.
     paid: AtomicU64,
 }
 
@@ -45,7 +41,6 @@ impl Default for Turns {
 }
 
 impl Turns {
-    /// Creates empty statistics, with which the next wait yields up to `MOST` times.
     pub const fn new() -> Self {
         Self { turns: AtomicU32::new(MOST), since_tried: AtomicU32::new(0), paid: AtomicU64::new(0) }
     }
@@ -64,8 +59,7 @@ impl Turns {
         if since == TRY_AGAIN { TRIED } else { 0 }
     }
 
-    /// Records a yield that lasted from `began` to `now`, in a loader with `processes` processes. Returns whether the
-    /// waiting thread may yield again.
+    /// Records a yield that lasted from `began` to `now`. Returns whether the waiting thread may yield again.
     pub fn given(&self, began: u64, now: u64, processes: usize) -> bool {
         let took = now.saturating_sub(began);
         if took < UNRELATED_YIELD || processes > MOST_PROCESSES {
@@ -77,12 +71,10 @@ impl Turns {
         goes_on
     }
 
-    /// Records that a wait has ended during its yields, without a sleep.
     pub fn helped(&self) {
         self.turns.store(MOST, Relaxed);
     }
 
-    /// Records that a wait has yielded up to `turns` times and has then slept for `took` nanoseconds.
     pub fn slept(&self, turns: u32, took: u64) {
         if took < NEAR {
             self.turns.store(MOST, Relaxed);

@@ -1,9 +1,4 @@
-//! Detects calls that do not return. Each caller counts its calls in a [`Pulse`] (heartbeat) with plain stores. One
-//! thread per process, the watching thread, regularly reads all heartbeats.
-//!
-//! The watching thread holds no Python lock. The thread stops before a fork, so that the child does not inherit
-//! incomplete state. After the fork, the next watched call in the parent restarts the thread, whereas the child creates
-//! its own [`Watch`].
+//! The watching thread stops before a fork, so that the child does not inherit incomplete state.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64};
@@ -15,7 +10,7 @@ use super::fork;
 use super::signals::without_signals;
 
 /// The word of a heartbeat contains two numbers: the upper bits count all calls in steps of `CALL`, and the lower bits
-/// count the calls that are running.
+/// count the running calls.
 const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
@@ -23,8 +18,8 @@ const ALL_INSIDE: u64 = CALL - 1;
 const CHECKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// The limits for a wait before a fork. The wait first lasts up to `GIVE_UP` until the watching thread exits, and then
-/// up to `FORGOTTEN` until the kernel no longer lists the thread.
+/// The maximum time for which a fork waits until the watching thread exits, and then until the kernel no longer lists
+/// the thread.
 const GIVE_UP: Duration = Duration::from_secs(1);
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
@@ -34,15 +29,13 @@ pub fn this_thread() -> u64 {
     unsafe { libc::pthread_self() as u64 }
 }
 
-/// A flag of a heartbeat. If the flag is set, the caller must check whether the loader is paused or limited.
+/// A flag of a heartbeat: the caller must check whether the loader is paused or limited.
 pub const HELD: u8 = 1;
-/// A flag of a heartbeat. The flag is set after a fork until the watching thread runs again.
+/// A flag of a heartbeat: a fork has stopped the watching thread.
 pub const UNWATCHED: u8 = 2;
-/// A flag of a heartbeat. The flag is set if an asynchronous exception, such as KeyboardInterrupt, has interrupted the
-/// last call.
+/// A flag of a heartbeat: an asynchronous exception, such as KeyboardInterrupt, has interrupted the last call.
 pub const CUT: u8 = 4;
 
-/// The heartbeat of a caller, which counts the calls of this caller.
 #[derive(Default)]
 pub struct Pulse {
     word: AtomicU64,
@@ -66,7 +59,6 @@ impl Pulse {
         self.word.load(Relaxed) & ALL_INSIDE != 0
     }
 
-    /// Returns the flags that the caller must handle before a call. The result is usually 0.
     #[inline]
     pub fn signs(&self) -> u8 {
         self.signs.load(Relaxed)
@@ -83,7 +75,6 @@ impl Pulse {
 
 /// A report about a call that has not returned for some time.
 pub struct Stall {
-    /// The number of the watched loader, as passed to [`Watch::begin`].
     pub key: u64,
     /// The time since the watching thread first saw the call.
     pub waited: Duration,
@@ -94,7 +85,6 @@ pub struct Stall {
 }
 
 impl Stall {
-    /// Returns whether the reported call is still running.
     pub fn lasts(&self) -> bool {
         self.pulse.upgrade().is_some_and(|pulse| pulse.word.load(Relaxed) == self.word)
     }
@@ -104,8 +94,6 @@ struct Watched {
     pulse: Weak<Pulse>,
     key: u64,
     patience: Duration,
-    /// The word of the heartbeat since the time `since`. A stall is reported when the word has not changed for the
-    /// duration `next`.
     word: u64,
     since: Instant,
     next: Duration,
@@ -139,13 +127,10 @@ struct WatchState {
     number: u64,
 }
 
-/// The list of watched heartbeats in a process, and the state of the watching thread.
 pub struct Watch {
     generation: u64,
     state: Mutex<WatchState>,
-    /// Notified when the watching thread must check its state.
     wake: Condvar,
-    /// Notified when the watching thread ends, because callers of `stop` wait for the end.
     ended: Condvar,
     tell: fn(&Stall),
 }
@@ -153,7 +138,6 @@ pub struct Watch {
 static WATCH: AtomicPtr<Watch> = AtomicPtr::new(std::ptr::null_mut());
 static OVER: AtomicBool = AtomicBool::new(false);
 
-/// Returns the `Watch` of this process. The watching thread calls `tell` for each stall, without holding a lock.
 pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     let generation = fork::generation();
     loop {
@@ -178,8 +162,7 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
 }
 
 impl Watch {
-    /// Starts to watch a heartbeat, or restarts watching after a fork. A call that takes longer than `patience` is
-    /// reported.
+    /// Calls that take longer than `patience` are reported.
     pub fn begin(&'static self, pulse: &Arc<Pulse>, key: u64, patience: Duration) {
         let mut state = self.state();
         if state.forks > 0 || OVER.load(Relaxed) {
@@ -207,8 +190,8 @@ impl Watch {
         self.wake.notify_all();
     }
 
-    /// Stops the watching thread before a fork or at the end of the process. If the thread is blocked in a report, the
-    /// method gives up after `GIVE_UP`. The caller must not hold a lock that the thread may need.
+    /// Stops the watching thread before a fork or at the end of the process. The caller must not hold a lock that the
+    /// thread may need.
     pub fn stop(&self) {
         let mut state = self.state();
         state.stop = true;
@@ -234,8 +217,7 @@ impl Watch {
         }
     }
 
-    /// Prevents other threads from starting the watching thread during a fork. Must be called before
-    /// [`stop`](Self::stop).
+    /// Prevents other threads from starting the watching thread during a fork.
     pub fn fork_begins(&self) {
         let mut state = self.state();
         state.forks += 1;
@@ -246,7 +228,6 @@ impl Watch {
         }
     }
 
-    /// Records that a fork is complete. Must be called in the parent.
     pub fn fork_is_over(&self) {
         let mut state = self.state();
         state.forks = state.forks.saturating_sub(1);
@@ -282,7 +263,6 @@ impl Watch {
     }
 }
 
-/// Prevents the watching thread from being started again, because the process ends.
 pub fn over() {
     OVER.store(true, Relaxed);
 }

@@ -1,19 +1,15 @@
-//! Counts the items of a stream and computes a checksum of them, so that a resumed epoch can verify recomputed items.
+//! Counts items and computes their checksum, so that a resumed epoch can verify recomputed items.
 
 const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// The number and the rolling checksum of the items of an epoch, including the items that were sent before the epoch
-/// was resumed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Account {
     pub items: u64,
-    /// A checksum that depends on all items and their order. The value is 0 after an item whose bytes are not
-    /// reproducible.
+    /// A checksum that depends on all items and their order, or 0 after an item whose bytes are not reproducible.
     pub checksum: u64,
 }
 
 impl Account {
-    /// Counts an item, and adds the digest of this item to the checksum.
     #[inline]
     pub fn count(&mut self, digest: u64) {
         let is_known = self.checksum != 0 || self.items == 0;

@@ -1,9 +1,7 @@
-//! Records the items that a reader has received from each peer in an epoch, and the snapshots from which a later run
-//! can resume.
+//! Records the items that a reader has received in an epoch, and the snapshots from which a later run can resume.
 //!
-//! A writer sends snapshots of its graph between its items. The reader keeps each snapshot until the user has received
-//! all items that precede the next snapshot. Pipes in the main process may read ahead of the user, so the reader also
-//! keeps a log of the latest deliveries, from which it derives the user's position.
+//! A snapshot is kept until the user has received all items before the next snapshot. Pipes in the main process may
+//! read ahead of the user, so the reader also logs its latest deliveries.
 
 use std::collections::VecDeque;
 
@@ -12,7 +10,7 @@ use super::account::Account;
 /// The position of a worker in the items that the dispatching process sends to the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
-    /// The number of the pass over the dispatched items, counted from 1.
+    /// The number of the iteration (pass) over the dispatched items, counted from 1.
     pub pass: u32,
     /// The number and checksum of the dispatched items that the worker has read in the pass.
     pub account: Account,
@@ -24,33 +22,28 @@ impl Default for Share {
     }
 }
 
-/// A snapshot of a writer's graph.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Snapshot<S> {
-    /// The number and checksum of the items that the writer had sent before the snapshot.
+    /// The number and checksum of the items that were sent before the snapshot.
     pub sent: Account,
-    /// The position in the dispatched items that the writer had reached at the time of the snapshot.
     pub share: Share,
     pub content: S,
 }
 
-/// A snapshot of the dispatching process's graph.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealt<S> {
     pub pass: u32,
-    /// For each worker, the number and checksum of the items that were dispatched to the worker in the pass.
+    /// For each worker, the number and checksum of the items that were dispatched to the worker.
     pub accounts: Vec<Account>,
     pub content: S,
 }
 
 impl<S> Dealt<S> {
-    /// Returns the total number of items that were dispatched in the pass before the snapshot.
     pub fn items(&self) -> u64 {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
-    /// Returns whether a worker can resume from this snapshot at position `share`. The worker must have read all items
-    /// that were dispatched to it before the snapshot.
+    /// Returns whether a worker at position `share` has read all items that were dispatched before this snapshot.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
@@ -60,37 +53,30 @@ impl<S> Dealt<S> {
 struct Peer<S> {
     taken: Account,
     ended: bool,
-    /// Whether the oldest snapshot precedes every position that the user may request.
     begun: bool,
     /// The snapshots, oldest first. Only the first snapshot is guaranteed to precede the user's position.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
-/// The position of one peer in the epoch, from which a later run can resume.
 #[derive(Debug)]
 pub struct PeerPosition<'a, S> {
-    /// The number and checksum of the peer's items before the position.
     pub given: Account,
-    /// The latest snapshot at or before the position. The value is None if the peer must restart at the beginning of
-    /// the epoch.
+    /// The latest snapshot at or before the position, or None if the sender must restart at the beginning of the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,
 }
 
 const LOOK_BACK: usize = 64;
 const LONG_LOOK_BACK: usize = 1 << 16;
 
-/// The log of a reader's deliveries in one epoch, and the snapshots that the reader has received.
 #[derive(Debug, Clone, Hash)]
 pub struct Books<S> {
     peers: Vec<Peer<S>>,
-    /// The latest deliveries. Each entry contains the peer, and the number and checksum of the items that the peer had
-    /// delivered before.
+    /// For each of the latest deliveries, the sender, and the number and checksum of the sender's earlier items.
     log: VecDeque<(u32, Account)>,
     total: u64,
     dealt: VecDeque<Dealt<S>>,
-    /// The number of deliveries that stay in the log after the user has received their items.
+    /// The number of deliveries that stay in the log after the user has received the items.
     beyond: usize,
-    /// The number of deliveries that stay in the log if the user's position is unknown.
     unknown: usize,
     longest: usize,
     first: usize,
@@ -102,8 +88,8 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Creates records that keep the last `beyond` deliveries that the user has received. If the user's position is
-    /// unknown, the records keep the last `unknown` deliveries.
+    /// Creates a log that keeps the last `beyond` deliveries to the user, or the last `unknown` deliveries if the
+    /// user's position is unknown.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })
@@ -121,9 +107,11 @@ impl<S> Books<S> {
         }
     }
 
-    /// Begins an epoch in which each peer starts after the items that `starts` counts, or at item 0 if `starts` is
-    /// empty. Returns the snapshots of the previous epoch. The caller must drop them without a lock, because dropping
-    /// may run arbitrary code.
+    /// Begins an epoch in which each sender starts after the items that `starts` counts, or at item 0 if `starts` is
+    /// empty.
+    ///
+    /// Returns the snapshots of the previous epoch. The caller must drop these snapshots without a lock, because
+    /// dropping may run arbitrary code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
@@ -138,12 +126,10 @@ impl<S> Books<S> {
         kept
     }
 
-    /// Makes `peer` the peer from which the first delivery of the epoch comes.
     pub fn begin_at(&mut self, peer: usize) {
         self.first = peer;
     }
 
-    /// Records that `peer` sends no more items in the epoch.
     pub fn end(&mut self, peer: usize) {
         self.peers[peer].ended = true;
     }
@@ -154,12 +140,10 @@ impl<S> Books<S> {
         (0..peers).map(|step| (from + step) % peers).find(|&peer| !self.peers[peer].ended).unwrap_or(from % peers)
     }
 
-    /// Returns the number of items that were delivered since the epoch began or was resumed.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// Returns the number and checksum of all items that were received from `peer` in the epoch.
     pub fn taken(&self, peer: usize) -> Account {
         self.peers[peer].taken
     }
@@ -186,8 +170,8 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns the state before the last `back` deliveries: the number and checksum of each peer's items, and the next
-    /// peer. Returns None if the log is too short.
+    /// Returns each sender's number of items and checksum before the last `back` deliveries, and the sender of the next
+    /// item. The result is None if the log of deliveries is too short.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -199,14 +183,15 @@ impl<S> Books<S> {
         Some((accounts, turn))
     }
 
-    /// Returns the positions of all peers, and the next peer, before the last `back` deliveries. Returns None if the
-    /// log is too short.
+    /// Returns the positions of all senders before the last `back` deliveries, and the sender of the next item. The
+    /// result is None if the log of deliveries is too short.
     pub fn positions(&self, back: u64) -> Option<(Vec<PeerPosition<'_, S>>, usize)> {
         let (accounts, turn) = self.accounts(back)?;
         Some((self.positions_at(accounts), turn))
     }
 
-    /// Returns the positions of all peers after the items that `accounts` counts, which may include undelivered items.
+    /// Returns the positions of all senders after the items that `accounts` counts, which may include undelivered
+    /// items.
     pub fn positions_at(&self, accounts: Vec<Account>) -> Vec<PeerPosition<'_, S>> {
         let positions = self.peers.iter().zip(accounts).map(|(peer, given)| {
             let snapshot = peer.snapshots.iter().rev().find(|snapshot| snapshot.sent.items <= given.items);
@@ -234,8 +219,8 @@ impl<S> Books<S> {
         self.peers.iter().map(share).collect()
     }
 
-    /// Stores a snapshot of `peer`, and returns older snapshots that are no longer needed. `lag` is the number of
-    /// delivered items that the user has not received yet, or None if this number is unknown.
+    /// Stores a snapshot, and returns older snapshots that are no longer needed. `lag` is the number of delivered items
+    /// that the user has not received yet, or None if this number is unknown.
     pub fn keep(&mut self, peer: usize, snapshot: Snapshot<S>, lag: Option<u64>) -> Vec<S> {
         let given =
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.beyond as u64).min(self.log.len() as u64)));
@@ -246,7 +231,6 @@ impl<S> Books<S> {
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);
         let superfluous = (1..snapshots.len()).take_while(|&index| passed(&snapshots[index])).count();
-        // If the log contains no item of the peer, the user has received all items of the peer.
         let oldest = given.unwrap_or(self.peers[peer].taken);
         let Peer { snapshots, begun, .. } = &mut self.peers[peer];
         *begun |= snapshots[superfluous].sent.items <= oldest.items;

@@ -1,10 +1,9 @@
-//! Selects the reader that receives the next item of a writer with several links, and decides when a pass ends.
+//! Selects the reader that receives the next item of a process with several links, and decides when a pass ends.
 
 use super::grant::Reader;
 use super::sending::Permit;
 use crate::round_robin::RoundRobin;
 
-/// The next step of a writer (a worker or the dispatching process).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Deal {
     /// Compute an item and send the item to this reader.
@@ -17,10 +16,8 @@ pub enum Deal {
     Nobody,
 }
 
-/// The state of a writer that sends its items to several readers in turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Dealing {
-    /// The rotation of the readers. A reader is removed when it has received the end of its items, or an error.
     pub turn: RoundRobin,
 }
 
@@ -29,7 +26,7 @@ impl Dealing {
         Self { turn: RoundRobin::new(readers, false) }
     }
 
-    /// Returns the next step of the writer. `permit` returns whether a reader accepts an item now.
+    /// Returns the next step. `permit` returns whether a reader accepts an item now.
     #[inline]
     pub fn next(&self, mut permit: impl FnMut(usize) -> Permit) -> Deal {
         let Some(target) = self.turn.next() else { return Deal::Nobody };
@@ -42,8 +39,7 @@ impl Dealing {
         }
     }
 
-    /// Returns the next step of a worker with several shards. All shards send to the same reader, so they share its
-    /// `permit`.
+    /// Returns the next step of a worker with several shards, which all send to the same reader.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)
@@ -53,8 +49,7 @@ impl Dealing {
         (0..self.turn.peers()).filter(|&reader| !self.turn.is_ended(reader))
     }
 
-    /// Returns whether the writer must begin the next pass. The result is true if a reader has requested the pass and
-    /// all readers have ended the current pass.
+    /// Returns whether a reader has requested the next pass and all readers have ended the current pass.
     pub fn is_asked_again(&self, reader: impl Fn(usize) -> Reader) -> bool {
         let mut asked = false;
         for peer in 0..self.turn.peers() {

@@ -1,12 +1,11 @@
-//! Defines the grant: a word in shared memory with which the reader of a link requests items from the writer.
+//! Defines the grant: a word in shared memory with which the reader of a link requests items.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! The word contains only the low bits of epoch, pass and item count. The low bits suffice, because the reader and the
-//! writer are never far apart.
+//! The word contains only low bits of each number, because the reader and the writer are never far apart.
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};
@@ -15,7 +14,6 @@ const COUNT_BITS: u32 = 30;
 const PASS_BITS: u32 = 2;
 const EPOCH_BITS: u32 = 14;
 
-/// What a reader wants from the writer in its current stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wish {
     /// The reader wants this total number of items from the stream, modulo 2^30.
@@ -26,17 +24,15 @@ pub enum Wish {
     Done,
 }
 
-/// The content of a grant word: the reader's current stream, and what the reader wants from this stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Grant {
     stream: Stream,
     wish: Wish,
 }
 
-/// The position of the reader relative to the writer's current stream, as decoded from a grant word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reader {
-    /// The reader is in the writer's stream, and wants this total number of items, modulo 2^30.
+    /// The reader is still in an earlier stream.
     Behind,
     /// The reader is in the writer's stream, and wants this total number of items, modulo 2^30.
     Here(u32),
@@ -59,7 +55,6 @@ fn difference(left: u64, right: u64, bits: u32) -> i64 {
 }
 
 impl Grant {
-    /// The grant word in a new link, which grants no items.
     pub const NONE: u64 = seal(0);
 
     pub fn new(stream: Stream, wish: Wish) -> Self {

@@ -1,22 +1,18 @@
 //! The protocol between the processes of a loader, as state machines that use no shared memory, processes or Python.
 //!
-//! The modules that manage rings, doorbells and processes report events to the state machines, and execute the
-//! decisions that the state machines return.
-//!
 //! | machine | used by | decides |
 //! | --- | --- | --- |
 //! | [`Sending`] | the writer of a link | whether the reader wants another item now, later, or never |
 //! | [`Ahead`] | the reader of a link | how many bytes of large buffers the writer may be ahead |
-//! | [`Receiving`] | the reader of a link | whether to take, drop or leave a unit, and the grant |
+//! | [`Receiving`] | the reader of a link | whether to take, drop or leave a message, and the grant |
 //! | [`Dealing`] | a worker, the dispatching process | the reader of the next item, and the end of a pass |
 //! | [`Collecting`] | the main process, a worker that reads dispatched items | the next peer, and whether to wait |
 //! | [`Books`] | the main process, a worker that reads dispatched items | the snapshots to keep |
 //! | [`Obedience`] | a child | how a command affects the running epoch, and when it is acknowledged |
 //! | [`Replacing`] | the main process | which children are replaced after an exit, and when to give up |
 //!
-//! The model checker (`tests/protocol/`) explores all interleavings of small loaders. It verifies that no deadlock
-//! occurs, and that no item is lost, duplicated or delivered to another epoch. If a process exits early, the loader
-//! must raise an error instead of ending the epoch as if there were no more items.
+//! The model checker in `tests/protocol/` explores all interleavings of small loaders. It verifies that no deadlock
+//! occurs, and that no item is lost, duplicated or delivered to another epoch.
 
 mod account;
 mod books;

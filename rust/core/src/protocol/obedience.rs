@@ -1,11 +1,10 @@
-//! Decides how a child process reacts to a command: what happens to the running epoch, and when the child acknowledges.
+//! Decides how a child process reacts to a command, and when the child acknowledges the command.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Command {
     /// Run the epoch with this number, after abandoning any other running epoch.
     Epoch(u32),
-    /// Recompute the last items of this epoch without sending them. The main process already has these items, so the
-    /// command only restores the state of the child.
+    /// Recompute the last items of this epoch without sending them, which restores the state of a replaced child.
     Repeat(u32),
     /// Call a function with the graph, between two items of the running epoch.
     Call,
@@ -13,8 +12,8 @@ pub enum Command {
 }
 
 impl Command {
-    /// Returns the value that announces the command in the control word `order`. Returns None for a call, because a
-    /// call does not abandon the running epoch.
+    /// Returns the control word that announces the command, or None for a call, which does not abandon the running
+    /// epoch.
     pub fn order(self) -> Option<u64> {
         match self {
             Self::Epoch(epoch) | Self::Repeat(epoch) => Some(u64::from(epoch)),
@@ -24,19 +23,16 @@ impl Command {
     }
 }
 
-/// The next step of a child process that has read a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
     /// Abandon the running epoch, and then execute the command.
     Leave,
-    /// Run the epoch, and acknowledge the command at the given times.
     Run {
         /// Whether the child acknowledges the command before the first item.
         first: bool,
-        /// Whether the child acknowledges the command after the last item, which is the case for a repeated epoch.
+        /// Whether the child acknowledges the command after the last item.
         last: bool,
     },
-    /// Call the function, acknowledge the command, and continue the epoch.
     Apply,
     End,
 }
@@ -48,7 +44,6 @@ pub struct Obedience {
 }
 
 impl Obedience {
-    /// Creates the state of a child: a dispatching process if `dispatches` is true, or else a worker.
     pub fn new(dispatches: bool) -> Self {
         Self { dispatches, runs: false }
     }
@@ -66,7 +61,6 @@ impl Obedience {
         step
     }
 
-    /// Records that the running epoch has ended or was abandoned.
     pub fn leave(&mut self) {
         self.runs = false;
     }
@@ -76,7 +70,7 @@ impl Obedience {
     }
 
     /// Returns whether a child must stop working on `epoch`, because the main process has announced a stop or a later
-    /// epoch in the control word `order`.
+    /// epoch.
     #[inline]
     pub fn is_superseded(epoch: u32, order: u64) -> bool {
         order > u64::from(epoch)

@@ -1,24 +1,21 @@
-//! The reader's state of a link: determines which units (messages) belong to the current stream, and how many items the
-//! writer may send.
+//! Determines which messages belong to the reader's current stream, and how many items the writer may send.
 
 use super::grant::{Grant, Wish};
 use super::stream::Stream;
 
-/// What the reader does with a unit that is next in the ring.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Judgement {
-    /// The unit belongs to the reader's current stream, so the reader takes the unit.
+    /// The message belongs to the reader's current stream, so the reader takes the message.
     Take,
-    /// The unit belongs to an earlier stream, so the reader drops the unit.
+    /// The message belongs to an earlier stream, so the reader drops the message.
     Drop,
-    /// The unit belongs to a later stream, so the reader leaves the unit in the ring.
+    /// The message belongs to a later stream, so the reader leaves the message in the ring.
     Leave,
 }
 
-/// The maximum window. The limit ensures that item counts can be compared modulo 2^30.
+/// The limit ensures that item counts can be compared modulo 2^30.
 const WIDEST: u32 = (1 << 29) - 1;
 
-/// The progress of a reader in its current stream.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Receiving {
     stream: Stream,
@@ -47,13 +44,11 @@ impl Receiving {
         }
     }
 
-    /// Returns how many items the writer may be ahead of the reader.
     pub fn window(&self) -> u64 {
         u64::from(self.window)
     }
 
-    /// Sets how many items the writer may be ahead of the reader, and returns the new grant. The value 0 pauses the
-    /// writer.
+    /// Sets how many items the writer may be ahead of the reader, and returns the new grant.
     pub fn set_window(&mut self, window: u64) -> Grant {
         self.window = window.min(u64::from(WIDEST)) as u32;
         self.grant()
@@ -76,12 +71,10 @@ impl Receiving {
         Grant::new(self.stream, Wish::Items(self.taken.wrapping_add(self.window.max(1))))
     }
 
-    /// Returns the grant that requests no more items of the current pass.
     pub fn leave(&self) -> Grant {
         Grant::new(self.stream, Wish::Left)
     }
 
-    /// Returns the grant that requests no more items of the epoch `epoch`.
     pub fn finish(&mut self, epoch: u32) -> Grant {
         if self.stream.epoch() != epoch {
             self.stream = Stream::new(epoch, 0);

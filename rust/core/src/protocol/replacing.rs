@@ -1,49 +1,41 @@
-//! Decides which children are replaced after a process has exited, and when the loader gives up.
+//! Decides which child processes are replaced after an exit, and when the loader gives up.
 //!
 //! In a loader with a dispatching process, the exit of one child replaces all children, because the remaining children
 //! cannot determine which items were lost.
 
-/// The number of times that a child may exit at the same item. With the last of these exits, the loader gives up.
+/// The number of exits at the same item after which the loader gives up.
 pub const TRIES: usize = 3;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct Deaths {
-    /// The epoch, and the number of items that had been received from the child, at the child's last exit.
     at: (u32, u64),
     process: Option<u64>,
     count: usize,
 }
 
-/// The result of recording the exit of a child process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Verdict {
-    /// The number of processes that have exited while they computed the same item.
     pub deaths: usize,
-    /// Whether this exit was recorded for the first time.
     pub is_new: bool,
 }
 
 impl Verdict {
-    /// Returns whether the loader must give up instead of computing the item once more.
     pub fn is_final(self) -> bool {
         self.deaths >= TRIES
     }
 }
 
-/// Which children have exited, and how often. The dispatching process, if any, is the last child.
+/// The dispatching process, if any, is the last child.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Replacing {
     workers: usize,
     dispatches: bool,
     resting: Vec<bool>,
     deaths: Vec<Deaths>,
-    /// Whether a worker repeats the epoch. Such a worker may need the dispatching process even if the main process has
-    /// all items.
     repeating: bool,
 }
 
 impl Replacing {
-    /// Creates the state for `workers` workers, and for a dispatching process if `dispatches` is true.
     pub fn new(workers: usize, dispatches: bool) -> Self {
         let children = workers + usize::from(dispatches);
         Self {
@@ -55,7 +47,6 @@ impl Replacing {
         }
     }
 
-    /// Records the beginning of an epoch, in which all children are needed.
     pub fn begin(&mut self) {
         self.resting.fill(false);
         self.repeating = false;
@@ -66,11 +57,8 @@ impl Replacing {
         self.resting[child]
     }
 
-    /// Returns the children that must be replaced, given the children in `dead` that have exited. For each worker,
-    /// `ended` contains whether the main process has all items of the worker.
-    ///
-    /// In a loader with a dispatching process, an exit replaces all children, unless the main process has all items and
-    /// no worker repeats the epoch.
+    /// Returns the children that must be replaced after the children in `dead` have exited. `ended` contains, for each
+    /// worker, whether the main process has all items of the worker.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),
@@ -83,9 +71,8 @@ impl Replacing {
         wanted
     }
 
-    /// Records the exit of process number `process` of a child, and counts the exits at the same item. The count
-    /// restarts when the child has computed another item. If `halted` is true, the count also restarts, because the
-    /// children were paused and no item has caused the exit.
+    /// Records an exit, and counts the exits at the same item. If `halted` is true, the count restarts, because the
+    /// children were paused, so no item has caused the exit.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];
@@ -103,8 +90,8 @@ impl Replacing {
         if child < self.workers { received[child] } else { received.iter().sum() }
     }
 
-    /// Returns whether the main process already has all items of a child. If so, the replacement of the child repeats
-    /// the epoch only to restore the state.
+    /// Returns whether the main process already has all items of a child, so that a replacement only restores the
+    /// state.
     pub fn repeats(&mut self, child: usize, ended: &[bool]) -> bool {
         let repeats = child < self.workers && ended[child];
         self.repeating |= repeats && self.dispatches;

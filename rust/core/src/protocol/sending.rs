@@ -3,25 +3,22 @@
 use super::grant::{Grant, Reader};
 use super::stream::Stream;
 
-/// Whether the writer of a link may send its next item.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Permit {
     /// The reader accepts the item now.
     Now,
-    /// The reader does not accept the item yet, because its window is full or because it is still in an earlier stream.
+    /// The reader does not accept the item yet, because its window is full or it still reads an earlier stream.
     Wait,
     /// The reader wants no more items of the stream, so the writer drops the item.
     Unwanted,
-    /// The reader already has the item from an earlier run of the stream, so the writer recomputes, counts and drops
-    /// the item.
+    /// The reader already has the item, so the writer recomputes and drops the item.
     Again,
 }
 
 /// Limits the number of bytes in large buffers that a writer may have in flight.
 ///
-/// The window only limits the number of items, and large items may need gigabytes. When the reader has to wait, the
-/// limit doubles. If the reader has taken fewer bytes than the limit since its last wait, the limit halves instead,
-/// because a higher limit would not help.
+/// The window only limits the number of items, and large items may need gigabytes. The limit doubles when the reader
+/// has to wait, and halves if a higher limit would not help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
@@ -35,7 +32,6 @@ impl Default for Ahead {
 }
 
 impl Ahead {
-    /// The lowest value of the limit, in bytes.
     pub const LEAST: u64 = 64 << 20;
     const MOST: u64 = 1 << 40;
 
@@ -43,13 +39,11 @@ impl Ahead {
         self.allowed
     }
 
-    /// Counts bytes in large buffers that the reader has taken.
     #[inline]
     pub fn take(&mut self, bytes: u64) {
         self.taken = self.taken.saturating_add(bytes);
     }
 
-    /// Adapts the limit when the reader has to wait for the writer, and returns whether the limit has changed.
     pub fn wait(&mut self) -> bool {
         let before = self.allowed;
         let taken = std::mem::take(&mut self.taken);
@@ -63,7 +57,7 @@ impl Ahead {
 pub struct Sending {
     stream: Stream,
     sent: u32,
-    /// The number of further items that the reader's grant allowed when the writer last read the grant.
+    /// The number of further items that the reader's latest grant allows.
     credit: u32,
     owed: u64,
 }
@@ -73,8 +67,7 @@ impl Sending {
         *self = Self { stream, sent: 0, credit: 0, owed: 0 };
     }
 
-    /// Makes the writer recompute and drop the next `items` items, because the reader has them from an earlier run of
-    /// the stream.
+    /// Makes the writer recompute and drop the next `items` items, which the reader already has.
     pub fn repeat(&mut self, items: u64) {
         self.owed = items;
     }
@@ -85,7 +78,6 @@ impl Sending {
         self.owed
     }
 
-    /// Counts an item that the writer has recomputed.
     pub fn made_again(&mut self) {
         self.owed = self.owed.saturating_sub(1);
     }
@@ -94,13 +86,12 @@ impl Sending {
         self.stream
     }
 
-    /// Returns whether the grant that `permit` last read allows another item.
     #[inline]
     pub fn has_credit(&self) -> bool {
         self.credit > 0
     }
 
-    /// Returns whether the reader accepts another item, given its grant word. Returns None if the word is damaged.
+    /// Returns whether the reader accepts another item, or None if the grant word is damaged.
     #[inline]
     pub fn permit(&mut self, word: u64) -> Option<Permit> {
         if self.owed > 0 {
@@ -119,14 +110,12 @@ impl Sending {
         })
     }
 
-    /// Returns the same result as `permit`, but `Wait` instead of `Now`, for a writer that has reached its byte limit
-    /// (see [`Ahead`]).
+    /// Returns the same result as `permit`, but `Wait` instead of `Now`, for a writer that has reached its byte limit.
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })
     }
 
-    /// Returns the position of the reader relative to this writer's stream, or None if the grant word is damaged.
     pub fn reader(&self, word: u64) -> Option<Reader> {
         Grant::read(word, self.stream)
     }

@@ -1,10 +1,9 @@
-//! Identifies the iteration to which a unit (message) belongs: an epoch, and a pass over the dispatched items in this
-//! epoch.
+//! Identifies the iteration to which a message belongs.
 
 use std::fmt;
 
-/// The number of an epoch, and the number of a pass in the epoch, counted from 1. A second pass occurs only if a pipe
-/// such as `cycle` iterates over the dispatched items several times.
+/// The number of an epoch, and the number of an iteration (pass) over the dispatched items in this epoch. A second pass
+/// occurs only with pipes such as `cycle`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stream(u64);
 
@@ -13,17 +12,14 @@ impl Stream {
         Self(((epoch as u64) << 32) | pass as u64)
     }
 
-    /// Returns the stream of the first pass in an epoch.
     pub const fn first(epoch: u32) -> Self {
         Self::new(epoch, 1)
     }
 
-    /// Decodes a stream from the epoch field in the header of a unit.
     pub const fn from_raw(raw: u64) -> Self {
         Self(raw)
     }
 
-    /// Encodes the stream for the epoch field in the header of a unit.
     pub const fn raw(self) -> u64 {
         self.0
     }
@@ -36,7 +32,6 @@ impl Stream {
         self.0 as u32
     }
 
-    /// Returns the stream of the next pass in the same epoch.
     pub const fn next_pass(self) -> Self {
         Self::new(self.epoch(), self.pass().wrapping_add(1))
     }

@@ -1,4 +1,4 @@
-//! Supports reading ahead with threads: a queue for the results of the threads, and the position of the consumer.
+//! Lets threads read ahead: a queue for their results, and the position of the consumer.
 
 pub mod ordered;
 pub mod place;

@@ -1,21 +1,18 @@
-//! Tracks the position of a consumer in a source that threads read ahead. The position consists of a snapshot of the
-//! source (the mark), and of the items that were delivered after the mark.
+//! Tracks the position of a consumer in a source that threads read ahead.
 //!
-//! Only items that the consumer has received affect the position. To resume, the source is restored from the mark, and
-//! items that the consumer has already received are dropped.
+//! The position consists of a saved state of the source (the mark), and of the items that the consumer has received
+//! after the mark. To resume, the source is restored from the mark, and the received items are dropped.
 //!
-//! Dropping a mark may run arbitrary Python code. Marks that are no longer needed are therefore stored in
-//! [`QueuePosition::spent`] until the lock is released.
+//! Dropping a mark may run arbitrary Python code, so unneeded marks are kept in [`QueuePosition::spent`] until the lock
+//! is released.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The number of an item, counted from the first mark.
 pub type Index = u64;
 
-/// The position of a consumer in a source.
 #[derive(Debug)]
 pub struct QueuePosition<M> {
-    /// The latest mark for which all earlier items have been delivered.
+    /// The latest state for which all earlier items have been delivered.
     pub mark: M,
     /// The number of consecutive items after the mark that have been delivered.
     pub steps: u64,
@@ -23,7 +20,6 @@ pub struct QueuePosition<M> {
     /// The numbers of items that were delivered although an item with a lower number was not.
     ahead: BTreeSet<Index>,
     marks: BTreeMap<Index, M>,
-    /// Marks that are no longer needed, which the caller must drop.
     pub spent: Vec<M>,
 }
 
@@ -40,19 +36,18 @@ impl<M> QueuePosition<M> {
         self.next + self.ahead.len() as u64
     }
 
-    /// Returns the numbers of items that were delivered before an item with a lower number. The numbers are counted
-    /// from the mark.
+    /// Returns the numbers of items that were delivered before an item with a lower number, counted from the mark.
     pub fn ahead(&self) -> impl Iterator<Item = Index> {
         let base = self.next - self.steps;
         self.ahead.iter().map(move |index| index - base)
     }
 
-    /// Returns all marks that the position stores, including the marks in `spent`.
     pub fn marks(&self) -> impl Iterator<Item = &M> {
         std::iter::once(&self.mark).chain(self.marks.values()).chain(&self.spent)
     }
 
-    /// Records that item `index` was delivered. `mark` is the snapshot of the source after this item, if one was taken.
+    /// Records that item `index` was delivered. `mark` is the state of the source after this item, if a state was
+    /// saved.
     pub fn note(&mut self, index: Index, mark: Option<M>) {
         if index != self.next {
             self.ahead.insert(index);
@@ -62,12 +57,12 @@ impl<M> QueuePosition<M> {
             return;
         }
         self.pass(mark);
-        if !self.ahead.is_empty() {
-            self.pass_ahead();
+        while self.ahead.remove(&self.next) {
+            let mark = self.marks.remove(&self.next);
+            self.pass(mark);
         }
     }
 
-    /// Records the snapshot of the source after item `index`, which was already delivered.
     pub fn note_late(&mut self, index: Index, mark: M) {
         if index >= self.next {
             self.marks.insert(index, mark);
@@ -87,13 +82,6 @@ impl<M> QueuePosition<M> {
         if let Some(mark) = mark {
             self.spent.push(std::mem::replace(&mut self.mark, mark));
             self.steps = 0;
-        }
-    }
-
-    fn pass_ahead(&mut self) {
-        while self.ahead.remove(&self.next) {
-            let mark = self.marks.remove(&self.next);
-            self.pass(mark);
         }
     }
 }

@@ -1,5 +1,4 @@
-//! The state machine of rank 0 (the hub), which collects the values of all ranks. The hub sends all ranks the minimum
-//! of the values, or a report about the ranks at fault.
+//! The state machine of rank 0 (the hub), which collects the values of all ranks, and sends all ranks the minimum.
 
 use std::time::Instant;
 
@@ -17,8 +16,7 @@ enum Seat {
     Dead,
 }
 
-/// The procedure after a rank has timed out: the hub waits for messages of the missing ranks, and then decides which
-/// ranks are at fault.
+/// After a timeout, the hub waits for messages of the missing ranks, and then decides which ranks are at fault.
 #[derive(Debug, Clone, Hash)]
 struct Trial {
     by: u32,
@@ -26,13 +24,12 @@ struct Trial {
     begun: Instant,
 }
 
-/// The state of rank 0. Messages are only accepted from connected ranks, so the caller of [`Hub::receive`] must check
-/// rank numbers that come from the network.
-#[derive(Debug, Clone, Hash)]
+/// The caller of [`Hub::receive`] must check rank numbers that come from the network.
+#[derive(Debug, Clone, Hash, Default)]
 pub struct Hub {
     operation: u64,
     values: Vec<Option<i64>>,
-    /// The state of the connection to each rank. The entry of rank 0 is not used, because rank 0 is the hub itself.
+    /// The entry of rank 0 is not used, because rank 0 is the hub.
     seats: Vec<Seat>,
     trial: Option<Trial>,
     last: Option<(u64, i64)>,
@@ -43,23 +40,15 @@ pub struct Hub {
 impl Hub {
     pub fn new(size: u32) -> Self {
         let size = size as usize;
-        Self {
-            operation: 0,
-            values: vec![None; size],
-            seats: vec![Seat::Empty; size],
-            trial: None,
-            last: None,
-            verdict: None,
-            outgoing: Vec::new(),
-        }
+        Self { values: vec![None; size], seats: vec![Seat::Empty; size], ..Self::default() }
     }
 
-    /// Returns whether the hub accepts a connection of the member `rank`. Members may connect only during operation 0.
+    /// Members may connect only during operation 0.
     pub fn expects(&self, rank: u32) -> bool {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// Records that a member has connected. The connection counts as the member's value for operation 0.
+    /// Records that a member has connected, which counts as the member's value for operation 0.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);
@@ -77,22 +66,18 @@ impl Hub {
         operation
     }
 
-    /// Returns the result of an operation, or None if the operation has not ended.
     pub fn answer(&self, operation: u64) -> Option<Answer> {
         Answer::to(operation, self.last, self.verdict.as_ref())
     }
 
-    /// Records that rank 0 has waited for an operation until its timeout.
     pub fn give_up(&mut self, operation: u64, now: Instant) {
         self.try_missing(0, operation, now);
     }
 
-    /// Abandons rank 0's current operation, which makes the operation fail for all ranks.
     pub fn leave(&mut self) {
         self.fail(Fault::Left, vec![0], 0);
     }
 
-    /// Informs all members that rank 0 leaves the group normally.
     pub fn part(&mut self) {
         self.tell_all(&Message::Bye);
     }
@@ -132,7 +117,6 @@ impl Hub {
         self.tell_all(&Message::Beat);
     }
 
-    /// Returns the messages that the caller must send, each with the rank that receives the message.
     pub fn outgoing(&mut self) -> Vec<(u32, Message)> {
         std::mem::take(&mut self.outgoing)
     }
@@ -175,8 +159,8 @@ impl Hub {
         }
     }
 
-    /// Ends the wait for missing ranks when each of them has sent a message since the timeout, or after the duration
-    /// `WATCH`. Must be called at least once per heartbeat interval while an operation runs.
+    /// Ends the wait for missing ranks after each of these ranks has sent a message, or after the duration `WATCH`.
+    /// Callers call this method at least once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

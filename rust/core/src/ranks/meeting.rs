@@ -1,9 +1,8 @@
 //! Connects the ranks of a job through sockets. A background thread reads and writes the sockets while callers wait for
 //! results.
 //!
-//! Before [`Meeting::serve`] starts the thread, callers read and write the sockets themselves. A program can therefore
-//! fork workers while it has a single thread. No caller holds the lock of the table while it waits, so the thread can
-//! send heartbeats even if the program is busy.
+//! Before the thread is started, callers read and write the sockets themselves, so that a program can fork while it has
+//! a single thread.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -23,13 +22,11 @@ use super::stream::RankStream;
 use super::{Answer, BEAT};
 use crate::process::signals::without_signals;
 
-/// The maximum duration of one call of [`Meeting::wait`].
 pub const LONGEST_SLICE: Duration = Duration::from_millis(100);
 
 const HELLO: Duration = Duration::from_secs(5);
 
-/// The maximum number of unidentified connections, in addition to one connection per rank. The number is limited,
-/// because each connection uses a descriptor.
+/// The number of unidentified connections is limited, because each connection uses a descriptor.
 const MOST_UNIDENTIFIED: usize = 16;
 
 #[derive(Debug)]
@@ -50,22 +47,20 @@ macro_rules! either {
 #[derive(Debug)]
 struct Door {
     listener: Arc<TcpListener>,
-    /// Connections whose rank is not known yet, with the time of acceptance, oldest first.
     callers: VecDeque<(RankStream, Instant)>,
     tokens: Tokens,
 }
 
 impl Door {
-    /// Accepts new connections. If there are too many unidentified connections, the oldest ones are closed, because
-    /// real ranks identify themselves immediately.
+    /// Accepts new connections. If there are too many unidentified connections, the oldest connections are closed,
+    /// because real ranks identify themselves immediately.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..MOST_UNIDENTIFIED {
             match self.listener.accept() {
                 Ok((socket, _)) => self.callers.extend(RankStream::new(socket).ok().map(|stream| (stream, now))),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // The likely cause of the error is the limit of descriptors, so the oldest unidentified connection is
-                // closed.
+                // The likely cause is the limit of descriptors, so the oldest unidentified connection is closed.
                 Err(_) => return drop(self.callers.pop_front()),
             }
             if self.callers.len() > most {
@@ -79,7 +74,6 @@ fn is_equal(one: Token, other: Token) -> bool {
     std::hint::black_box(one.iter().zip(other).fold(0, |differs, (a, b)| differs | (a ^ b))) == 0
 }
 
-/// The secrets with which a member and the hub prove their identity to each other.
 #[derive(Debug, Clone, Copy)]
 pub struct Tokens {
     pub hello: Token,
@@ -171,13 +165,13 @@ impl Table {
 struct Shared {
     table: Mutex<Table>,
     changed: Condvar,
-    /// A socket pair's end, to which a byte is written to wake up the thread.
+    /// A byte that is written to this socket wakes up the background thread.
     wake: UnixStream,
 }
 
 impl Shared {
-    /// Locks the table. The table is consistent even after a panic, because each event is processed completely under
-    /// the lock.
+    /// Locks the table, which is consistent even after a panic, because each event is processed completely under the
+    /// lock.
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -211,12 +205,11 @@ impl Shared {
     }
 }
 
-/// The connection of one rank to the other ranks of a job. Only the process that created the `Meeting` may use it.
+/// Only the process that created the object may use the object.
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// The wake-up socket that the thread will read, which is None after the thread has started, and the running
-    /// thread.
+    /// The wake-up socket until the thread starts, and the thread afterwards.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 
@@ -239,8 +232,7 @@ impl Meeting {
         Self::new(RankRole::Hub(hub), (0..size).map(|_| None).collect(), Some(door))
     }
 
-    /// Creates the `Meeting` of a rank above 0, given a socket that is connected to rank 0. The connection is operation
-    /// 0, which ends when all ranks are connected.
+    /// Creates the `Meeting` of a rank above 0, given a socket that is connected to rank 0.
     pub fn join(mut socket: TcpStream, rank: u32, tokens: Tokens, patience: Duration) -> std::io::Result<Self> {
         socket.set_nonblocking(false)?;
         socket.set_write_timeout(Some(patience))?;
@@ -257,7 +249,6 @@ impl Meeting {
         Self::new(RankRole::Member(Member::new(rank)), vec![Some(RankStream::new(socket)?)], None)
     }
 
-    /// Starts the background thread, unless it is already running.
     pub fn serve(&self) -> std::io::Result<()> {
         let mut thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(woken) = thread.0.take() else { return Ok(()) };
@@ -267,7 +258,6 @@ impl Meeting {
         Ok(())
     }
 
-    /// Submits this rank's value for the next operation, and returns the number of this operation.
     pub fn submit(&self, value: i64) -> u64 {
         let mut table = self.shared.lock();
         let operation = either!(&mut table.role, role => role.submit(value));
@@ -275,7 +265,7 @@ impl Meeting {
         operation
     }
 
-    /// Waits up to `slice` for the end of an operation, and returns the result. Returns None if it has not ended.
+    /// Waits up to `slice` for the result of an operation.
     pub fn wait(&self, operation: u64, slice: Duration) -> Option<Answer> {
         let slice = slice.min(LONGEST_SLICE);
         let answer = self.shared.lock().answer(operation);
@@ -299,7 +289,6 @@ impl Meeting {
         }
     }
 
-    /// Records that this rank has waited for an operation until its timeout.
     pub fn give_up(&self, operation: u64) {
         let mut table = self.shared.lock();
         let now = Instant::now();
@@ -316,7 +305,8 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Returns the descriptors of all sockets. A descriptor that a forked child inherits keeps its connection open.
+    /// Returns the descriptors of all sockets. A connection stays open as long as a forked child keeps an inherited
+    /// descriptor.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();
@@ -348,7 +338,6 @@ impl Drop for Meeting {
         self.wake();
         let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).1.take();
         if let Some(thread) = thread {
-            // The thread exits soon, because it only waits for its lock and for its sockets, which include `wake`.
             let _ = thread.join();
         }
     }

@@ -7,14 +7,11 @@ use super::{Answer, Fault, Verdict, WATCH};
 
 const HUB: u32 = 0;
 
-/// The state of a rank that is connected to the hub and has identified itself to the hub.
-#[derive(Debug, Clone, Hash)]
+#[derive(Debug, Clone, Hash, Default)]
 pub struct Member {
     rank: u32,
     operation: u64,
-    /// The time of the hub's last message, or None before the hub's first heartbeat.
     heard: Option<Instant>,
-    parted: bool,
     gave_up: Option<(u64, Instant)>,
     last: Option<(u64, i64)>,
     verdict: Option<Verdict>,
@@ -22,21 +19,10 @@ pub struct Member {
 }
 
 impl Member {
-    /// Creates the state of the member `rank`, which must not be 0.
     pub fn new(rank: u32) -> Self {
-        Self {
-            rank,
-            operation: 0,
-            heard: None,
-            parted: false,
-            gave_up: None,
-            last: None,
-            verdict: None,
-            outgoing: Vec::new(),
-        }
+        Self { rank, ..Self::default() }
     }
 
-    /// Submits this rank's value for the next operation, and returns the number of this operation.
     pub fn submit(&mut self, value: i64) -> u64 {
         if self.operation > 0 {
             self.outgoing.push(Message::Value { operation: self.operation, value });
@@ -44,7 +30,6 @@ impl Member {
         self.operation
     }
 
-    /// Returns the result of an operation, or None if the operation has not ended.
     pub fn answer(&self, operation: u64) -> Option<Answer> {
         Answer::to(operation, self.last, self.verdict.as_ref())
     }
@@ -57,7 +42,6 @@ impl Member {
         }
     }
 
-    /// Abandons this rank's current operation, which makes the operation fail for all ranks.
     pub fn leave(&mut self) {
         if self.verdict.is_none() {
             self.outgoing.push(Message::Left);
@@ -65,7 +49,6 @@ impl Member {
         }
     }
 
-    /// Informs the hub that this rank leaves the group normally.
     pub fn part(&mut self) {
         self.outgoing.push(Message::Bye);
     }
@@ -83,10 +66,7 @@ impl Member {
             Message::Failed(verdict) => {
                 self.verdict.get_or_insert(verdict);
             }
-            Message::Bye => {
-                self.parted = true;
-                self.fail(Fault::Parted);
-            }
+            Message::Bye => self.fail(Fault::Parted),
             _ => {}
         }
     }
@@ -96,11 +76,11 @@ impl Member {
         self.fail(Fault::Dead);
     }
 
-    /// Checks whether the hub has timed out. Must be called once per heartbeat interval while an operation runs.
+    /// Checks whether the hub has timed out. Must be called once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
-        // If the hub has sent a message since the timeout, the member also waits as long as the hub may wait for
-        // missing ranks.
+        // A hub that has sent a message since the timeout may itself wait for missing ranks, so the member waits
+        // longer.
         let heard = self.heard.is_some_and(|heard| heard > since);
         let patience = if heard { 2 * WATCH } else { WATCH };
         if now >= since + patience && self.verdict.is_none() {

@@ -13,31 +13,26 @@ pub enum Message {
     Welcome { token: Token },
     /// The value that a rank submits for an operation.
     Value { operation: u64, value: i64 },
-    /// The result of an operation that has succeeded.
-    Least {
-        operation: u64,
-        /// The minimum of the values of all ranks.
-        value: i64,
-    },
+    /// The minimum of the values of all ranks, which is the result of an operation.
+    Least { operation: u64, value: i64 },
     /// A heartbeat, which shows that the process of the sender is running.
     Beat,
-    /// A member informs the hub that the member has waited for an operation until its timeout.
+    /// A member has waited for an operation until its timeout.
     Late { operation: u64 },
-    /// A member informs the hub that the member abandons its current operation.
+    /// A member abandons its current operation.
     Left,
     /// The sender leaves the group normally.
     Bye,
-    /// The hub informs the members that the current operation and all later operations fail.
+    /// The current operation and all later operations fail.
     Failed(Verdict),
 }
 
-/// The received bytes are not a valid message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Damaged;
 
 const HEAD: usize = 3;
 
-/// The length of a [`Message::Hello`] in bytes. An unidentified connection cannot make the hub read more bytes.
+/// An unidentified connection cannot make the hub read more bytes than this.
 pub const HELLO_LEN: usize = HEAD + 16 + 4;
 
 /// The maximum length of a message without its head, in bytes. A failure report can therefore name about 16,000 ranks.
@@ -88,7 +83,6 @@ impl Message {
         into[start + 1..start + HEAD].copy_from_slice(&length.to_le_bytes());
     }
 
-    /// Removes the first message from a buffer and returns the message. Returns None if the message is incomplete.
     pub fn take(from: &mut Vec<u8>) -> Result<Option<Self>, Damaged> {
         let Some(head) = from.first_chunk::<HEAD>() else { return Ok(None) };
         let end = HEAD + usize::from(u16::from_le_bytes([head[1], head[2]]));

@@ -6,9 +6,9 @@
 //!   rank 3 ──┘ ◄──────────────────────────────  result, failed, bye, beat
 //! ```
 //!
-//! Rank 0 is the [`hub`]. All other ranks are [`member`]s, which are connected to the hub. In each operation, every
-//! rank submits a value and receives the minimum of all values. Only the hub sees all connections, so the hub decides
-//! whether an operation has failed. Members decide only if the hub is disconnected or silent.
+//! Rank 0 is the [`hub`], and all other ranks are [`member`]s. In each operation, every rank submits a value and
+//! receives the minimum of all values. Only the hub sees all connections, so the hub decides whether an operation has
+//! failed.
 //!
 //! Hub and members are state machines without input or output. The module [`meeting`] sends their messages.
 
@@ -20,10 +20,9 @@ mod stream;
 
 use std::time::Duration;
 
-/// The interval between two heartbeats of a rank.
 pub const BEAT: Duration = Duration::from_millis(250);
 
-/// A rank that sends no message for this duration (four heartbeat intervals) counts as silent.
+/// A rank that sends no message for this duration counts as silent.
 pub const WATCH: Duration = Duration::from_millis(1000);
 
 /// The reason why an operation has failed.
@@ -43,7 +42,6 @@ pub enum Fault {
     Left,
 }
 
-/// The report about a failed operation, which all ranks receive.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Verdict {
     pub fault: Fault,
@@ -55,7 +53,6 @@ pub struct Verdict {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Answer {
-    /// The minimum of the values of all ranks.
     Least(i64),
     /// This operation has failed, and all later operations will fail.
     Failed(Verdict),

@@ -39,7 +39,7 @@ impl RankStream {
     }
 
     /// Sends buffered bytes as far as possible. A failed write does not mark the connection as broken, because messages
-    /// that the other rank has sent earlier may still be readable.
+    /// from the other rank may still be readable.
     pub fn flush(&mut self) {
         while !self.goes.is_empty() {
             match (&*self.socket).write(&self.goes) {
@@ -51,7 +51,6 @@ impl RankStream {
         }
     }
 
-    /// Reads up to `most` bytes, but at most `PIECE`. Returns their number, or None if no bytes are available.
     fn fill(&mut self, most: usize) -> Option<usize> {
         let mut piece = [0; PIECE];
         loop {

@@ -1,4 +1,4 @@
-//! Manages boards: shared memory with a page of counters for each process of a loader.
+//! Manages boards: shared memory with counters of all processes of a loader.
 
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -10,25 +10,21 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use super::clock::nanoseconds;
 use super::flow::{FlowRef, WaitRef};
-use super::layout::{
-    BoardConfig, BoardHeader, Flow, MAGIC, MEMORY_PAGE, PageHeader, PipeRecord, VERSION, Wait, write_text,
-};
+use super::layout::{BoardConfig, BoardHeader, Flow, MAGIC, MEMORY_PAGE, PageHeader, PipeRecord, VERSION, write_text};
 use crate::error::{self, OpenError};
 use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The `generation` of a board that is only read. The value differs from the generation of every process.
+/// A value that differs from the generation of every process, for a board that is only read.
 const NO_PROCESS: u64 = u64::MAX;
 
-/// The maximum size in bytes of another loader's board. The size is limited, because reading allocates memory.
+/// The maximum size in bytes of another loader's board, because reading a board allocates memory.
 const LARGEST_READABLE: usize = 512 << 20;
 
-/// The role of the process to which a page belongs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Role {
-    /// No process uses the page.
     Nobody = 0,
     /// The main process, which owns the loader.
     Main = 1,
@@ -38,23 +34,22 @@ pub enum Role {
     Dispatcher = 3,
 }
 
-/// The counters of all processes of a loader, in shared memory. If user code forks, the child gets private memory of
-/// zeros instead of the board, so the counts of the child are not visible.
+/// The counters of all processes of a loader, in shared memory. If user code forks, the child gets zeros instead of the
+/// board.
 #[derive(Debug)]
 pub struct Board {
     pub region: Region,
     pub config: BoardConfig,
-    /// The descriptor of the memory, which only the creator of the board has. Other programs find the board in `/proc`
-    /// through this descriptor.
+    /// Other programs find the board in `/proc` through this descriptor, which only the creator of the board has.
     fd: Option<Descriptor>,
     generation: u64,
 }
 
 impl Board {
-    /// Creates a board. `full` determines whether the processes measure the time of each pipe.
+    /// `full` determines whether the processes measure the time of each pipe.
     pub fn create(config: BoardConfig, full: bool) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
-        let region = Region::create_named("torchdata-stats", config.total(), config.total())?;
+        let region = Region::create("torchdata-stats", config.total(), config.total())?;
         region.mapping.wipe_on_fork();
         let fd = Some(Descriptor::note(region.take_descriptor().expect("a new region has a descriptor")));
         let board = Self { region, config, fd, generation };
@@ -71,7 +66,6 @@ impl Board {
         Ok(Arc::new(board))
     }
 
-    /// Maps the board of the descriptor `fd`, which this process received from the process that created the board.
     pub fn attach(fd: OwnedFd) -> Result<Arc<Self>, OpenError> {
         let generation = fork::generation();
         let region = Region::attach(fd)?;
@@ -120,7 +114,6 @@ impl Board {
         Ok(Arc::new(board))
     }
 
-    /// Returns the descriptor of the board, or None if another process has created the board.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.fd.as_ref().and_then(Descriptor::get)
     }
@@ -130,12 +123,10 @@ impl Board {
         self.fd.iter().for_each(Descriptor::close);
     }
 
-    /// Returns whether the processes measure the time of each pipe.
     pub fn is_full(&self) -> bool {
         self.header().full.load(Relaxed) != 0
     }
 
-    /// Allows the processes to send snapshots of any size from now on.
     pub fn want_large_snapshots(&self) {
         self.header().wants_large.store(1, Relaxed);
     }
@@ -150,7 +141,6 @@ impl Board {
         pages.map(|page| page.header().oversized.load(Relaxed)).max().unwrap_or(0)
     }
 
-    /// Returns the id of the process that created the board, and the time of the creation in nanoseconds.
     pub fn made(&self) -> (u32, u64) {
         (self.header().main.load(Relaxed), self.header().made.load(Relaxed))
     }
@@ -166,13 +156,12 @@ impl Board {
         unsafe { &*self.region.as_mut_ptr().cast::<BoardHeader>() }
     }
 
-    /// Returns the page of the process `index`, or None if the board has no page with this index.
     pub fn page(self: &Arc<Self>, index: usize) -> Option<PageRef> {
         (index < self.config.pages as usize).then(|| PageRef { board: Arc::clone(self), index })
     }
 }
 
-/// A page of a board. Only the process to which the page belongs may write to the page.
+/// The part of a board that belongs to one process. Only this process may write to the page.
 #[derive(Debug, Clone)]
 pub struct PageRef {
     pub(super) board: Arc<Board>,
@@ -210,7 +199,7 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns the page to this process. If the process replaces another process, the counts of that process continue.
+    /// Assigns a page of counters to this process, which continues the counts of the process that it replaces.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();
@@ -239,45 +228,39 @@ impl PageRef {
         Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _) })
     }
 
-    /// Returns the counter of the waits in which the process waits for commands.
+    /// Returns the counter of the waits for commands.
     pub fn idle(&self) -> WaitRef {
         // SAFETY: the counter is in the memory of the board, which the `Arc` keeps mapped.
         unsafe { WaitRef::new(&self.header().idle, Arc::clone(&self.board) as _) }
     }
 
-    /// Records that the main process begins to wait for the first item of an epoch.
     pub fn begin_first(&self) {
         self.header().first.begin(nanoseconds());
     }
 
-    /// Records that the main process has received the first item of an epoch.
     pub fn end_first(&self) {
         self.header().first.end(nanoseconds());
     }
 
-    /// Records the link from which the main process expects the first item of an epoch.
     pub fn set_first_whom(&self, flow: Option<usize>) {
         self.header().first.whom.store(flow.map_or(0, |flow| flow as u32 + 1), Relaxed);
     }
 
-    fn span(&self) -> &Wait {
-        &self.header().span
-    }
-
-    /// Records that an epoch begins. The number of the epoch is `epoch`, or the next number if `epoch` is None.
+    /// The number of the epoch is `epoch`, or the next number if `epoch` is None.
     pub fn begin_span(&self, epoch: Option<u32>) {
-        self.span().end(nanoseconds());
+        let span = &self.header().span;
+        span.end(nanoseconds());
         let next = || self.header().epoch.load(Relaxed).wrapping_add(1);
         self.header().epoch.store(epoch.unwrap_or_else(next), Relaxed);
-        self.span().begin(nanoseconds());
+        span.begin(nanoseconds());
     }
 
     pub fn end_span(&self) {
-        self.span().end(nanoseconds());
+        self.header().span.end(nanoseconds());
     }
 
-    /// Announces how other programs request the stack of this process: they send `signal`, and this process writes its
-    /// stack to `descriptor`. If `signal` is 0, no program can request the stack.
+    /// Announces that this process writes its stack to `descriptor` when another program sends `signal`. If `signal` is
+    /// 0, no program can request the stack.
     pub fn set_stack(&self, signal: u32, descriptor: u32) {
         self.header().stack.store(descriptor, Relaxed);
         // SYNC(stack): pairs with the readers' load; a reader that sees the signal also sees the descriptor.
@@ -289,19 +272,16 @@ impl PageRef {
         count.store(count.load(Relaxed).wrapping_add(1), Relaxed);
     }
 
-    /// Records the size in bytes of a snapshot that was too large to be sent.
     pub fn set_oversized(&self, bytes: u64) {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds a measured call of the main process's last pipe. `nanoseconds` is the estimated duration of all calls that
-    /// the measured call represents.
+    /// `nanoseconds` is the estimated duration of all calls that a measured call represents.
     pub fn inside(&self, nanoseconds: u64) {
         super::layout::add(&self.header().inside, nanoseconds);
         super::layout::add(&self.header().inside_samples, 1);
     }
 
-    /// Records the number of pipes in the graph of this process.
     pub fn set_pipes(&self, all: usize) {
         let header = self.header();
         header.all_pipes.store(all as u32, Relaxed);
@@ -310,7 +290,7 @@ impl PageRef {
     }
 
     /// Initializes the record of pipe `index`, whose items are read by pipe `reader`. Returns None if the page has no
-    /// record with this index.
+    /// room for the record.
     pub fn pipe(
         &self,
         index: usize,
@@ -339,7 +319,6 @@ impl PageRef {
     }
 }
 
-/// A reference to the record of one pipe on a page.
 #[derive(Debug, Clone)]
 pub struct PipeRef {
     pub page: PageRef,
@@ -351,7 +330,7 @@ impl PipeRef {
         self.page.record_at(self.index).expect("checked when it was named")
     }
 
-    /// Returns the word that contains the running pipe of the process, and the value of the word for this pipe.
+    /// Returns the word that shows which pipe of the process is running, and the value of the word for this pipe.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

@@ -1,12 +1,7 @@
 //! Copies the counters of a process on another machine to the board of the main process.
 //!
-//! A process on another machine writes its counters to a board (shared memory) on that machine. The main process
-//! receives copies of the process's page, and stores them in its own board. If the process is replaced, the replacement
-//! continues the counters.
-//!
-//! The two machines have different clocks. The main process shifts the times in a received page by the difference
-//! between the clocks, so the times are late by the transfer time. The main process does not trust received pages: it
-//! compares lengths with the capacity, and readers of the board check all other values.
+//! The two machines have different clocks, so the main process shifts received times by the difference between the
+//! clocks. The main process does not trust received counters, and checks their lengths.
 
 use std::ops::Range;
 use std::sync::atomic::Ordering::{self, Relaxed};
@@ -28,8 +23,6 @@ struct Span {
     moment: Option<usize>,
 }
 
-/// Returns the ranges of words that the process itself writes, except for the words with which other programs request
-/// its stack.
 fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     let span = |at: usize, words: Range<usize>, guard: Option<usize>, moment: Option<usize>| {
         let first = at / WORD;
@@ -57,7 +50,7 @@ fn spans(flows_at: usize, pipes: usize, flows: usize) -> Vec<Span> {
     spans
 }
 
-/// Returns the time `moment` shifted by `by`. A time of 0 means "unset" and is not shifted.
+/// A time of 0 means "unset" and is not shifted.
 fn moved(moment: u64, by: u64) -> u64 {
     if moment == 0 { 0 } else { moment.wrapping_add(by).max(1) }
 }
@@ -68,7 +61,7 @@ impl PageRef {
         unsafe { &*self.at::<Sequence>(word * WORD) }
     }
 
-    /// Returns a copy of the page's counters, which [`take_in`](Self::take_in) can write to a page of another board.
+    /// Returns a copy of the counters, which [`take_in`](Self::take_in) can write to another board.
     pub fn carry_out(&self) -> Vec<u8> {
         // SYNC(pipes): pairs with PageRef::set_pipes.
         let pipes = self.header().pipes.load(Ordering::Acquire).min(self.board.config.pipes) as usize;
@@ -84,7 +77,7 @@ impl PageRef {
     }
 
     /// Replaces the counters of this page with a copy of another page. Returns an error if the lengths are
-    /// inconsistent, or if the copy has more pipes or flows (link ends) than this page can store.
+    /// inconsistent.
     pub fn take_in(&self, carried: &[u8]) -> Result<(), Corrupted> {
         let (carried, rest) = carried.as_chunks::<WORD>();
         let carried: Vec<u64> = carried.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();
@@ -126,7 +119,7 @@ impl PageRef {
         }
     }
 
-    /// Stores the counters and the system times of a process on another machine. Must be called in the main process.
+    /// Stores the counters and the system times of a process on another machine.
     pub fn hear(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
         self.take_in(carried)?;
         let header = self.header();
@@ -135,19 +128,19 @@ impl PageRef {
         Ok(())
     }
 
-    /// Sets the name of the machine on which a new process was started. Must be called in the main process.
+    /// Sets the name of the machine on which a new process was started.
     pub fn set_place(&self, place: &str) {
         write_text(&self.header().place, place);
         self.header().gone.store(0, Relaxed);
         self.header().heard.store(nanoseconds(), Relaxed);
     }
 
-    /// Records that a process on another machine has exited. Must be called in the main process.
+    /// Records that a process on another machine has exited.
     pub fn set_gone(&self) {
         self.header().gone.store(1, Relaxed);
     }
 
-    /// Counts bytes that were received from a process on another machine. Must be called in the main process.
+    /// Counts bytes that were received from a process on another machine.
     pub fn count_carried(&self, bytes: u64) {
         add(&self.header().carried, bytes);
     }

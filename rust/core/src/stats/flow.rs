@@ -9,17 +9,15 @@ use super::layout::{Flow, Wait};
 
 type Keeper = Arc<dyn std::any::Any + Send + Sync>;
 
-/// A reference to counters in shared memory, on a board or in the header of a link. `keeper` keeps the memory mapped.
+/// A reference to counters in shared memory. `keeper` keeps the memory mapped.
 #[derive(Debug)]
 pub struct Counter<C> {
     counters: NonNull<C>,
     keeper: Keeper,
 }
 
-/// A reference to the counters of one end of a link.
 pub type FlowRef = Counter<Flow>;
 
-/// A reference to a counter of waits, which does not borrow the owner's other fields during a wait.
 pub type WaitRef = Counter<Wait>;
 
 // SAFETY: all access to the counters is atomic, and a `Keeper` can be moved to and shared with other threads.
@@ -52,7 +50,6 @@ impl<C> Deref for Counter<C> {
 }
 
 impl WaitRef {
-    /// Returns the counter of the waits at one end of a link.
     pub fn of(flow: &FlowRef) -> Self {
         Self { counters: NonNull::from(&flow.wait), keeper: Arc::clone(&flow.keeper) }
     }

@@ -7,32 +7,29 @@
 //! …
 //! ```
 //!
-//! Zero is a valid value of every field. Only the process to which a page belongs writes to the page.
+//! Zero is a valid value of every field.
 
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
 
 pub(super) const MAGIC: u64 = u64::from_le_bytes(*b"tdrstats");
-/// The version of the layout. The number must be increased with every change of the layout.
+/// The version of the layout, which must be increased with every change of the layout.
 pub(super) const VERSION: u32 = 6;
 pub(super) const MEMORY_PAGE: usize = 4096;
 /// The number of bins in a histogram of durations. The first bin starts at 16 ns, and each doubling has four bins.
 pub(super) const STEPS: usize = 128;
 pub(super) const LABEL: usize = 128;
 pub(super) const LOCATION: usize = 192;
-/// The number of exception types that are counted separately. `PipeRecord::skipped` also counts other types.
+/// The number of exception types that are counted separately.
 pub(super) const KINDS: usize = 4;
 pub(super) const KIND: usize = 56;
-/// The maximum number of bytes of the name of another machine.
 pub(super) const PLACE: usize = 112;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BoardConfig {
-    /// The number of pages, which is the maximum number of processes.
     pub pages: u32,
     /// The maximum number of link ends that a process can count.
     pub flows: u32,
-    /// The maximum number of pipes that a process can count.
     pub pipes: u32,
 }
 
@@ -54,8 +51,7 @@ impl BoardConfig {
     }
 }
 
-/// The header of a board. The main process writes the header before it shares the board, and writes the version last.
-/// Later, the main process only changes `wants_large`.
+/// The header of a board. The main process writes the version last, and later only changes `wants_large`.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct BoardHeader {
@@ -67,7 +63,7 @@ pub(super) struct BoardHeader {
     pub full: AtomicU32,
     pub main: AtomicU32,
     pub made: AtomicU64,
-    /// Whether the processes may send snapshots of any size. The value becomes 1 when the user requests a state.
+    /// Whether snapshots of any size may be sent, which is true after the user has requested a state.
     pub wants_large: AtomicU32,
 }
 
@@ -90,7 +86,7 @@ impl Sequence {
         changed
     }
 
-    /// Reads the guarded data. The data is consistent unless the writer was killed during a change.
+    /// Reads the guarded data, which is consistent unless the writer was killed during a change.
     pub fn read<T>(&self, mut read: impl FnMut() -> T) -> T {
         for attempt in 0..1000 {
             // SYNC(sequence): pairs with the last store of `change`.
@@ -111,16 +107,14 @@ impl Sequence {
     }
 }
 
-/// Measures the waits of one kind: their number, their total duration, and the wait in progress.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Wait {
     sequence: Sequence,
-    /// The number of the link end (flow) from which the process awaits an item.
+    /// The number of the link end from which the process awaits an item.
     pub whom: AtomicU32,
-    /// The time at which the wait in progress began, in nanoseconds. The value is 0 if no wait is in progress.
+    /// The time at which the wait in progress began, in nanoseconds, or 0.
     pub since: AtomicU64,
-    /// The total duration of all completed waits in nanoseconds.
     pub total: AtomicU64,
     pub count: AtomicU64,
 }
@@ -133,7 +127,6 @@ impl Wait {
         });
     }
 
-    /// Records the end of the wait in progress. Has no effect if no wait is in progress.
     pub fn end(&self, now: u64) {
         let since = self.since.load(Relaxed);
         if since != 0 {
@@ -152,29 +145,24 @@ impl Wait {
     }
 }
 
-/// The counters of one end of a link.
 #[derive(Debug, Default)]
 #[repr(C, align(64))]
 pub struct Flow {
-    /// The number of items that this end has sent or received in all epochs.
     pub items: AtomicU64,
-    /// The number of bytes, in units and in their blocks, that were sent in all epochs.
+    /// The number of bytes that were sent in messages and in their blocks.
     pub bytes: AtomicU64,
     pub fragments: AtomicU64,
     /// How often the process of this end has woken up the process at the opposite end.
     pub wakes: AtomicU64,
-    /// The number of buffers that the process copied because it had leased too many other buffers.
     pub copies: AtomicU64,
-    /// The total size in bytes of the buffers that `copies` counts.
     pub copied: AtomicU64,
     /// The page number of the process at the opposite end of the link.
     pub peer: AtomicU32,
     /// The direction of the link: 0 (unused), 1 (this end sends) or 2 (this end receives).
     pub direction: AtomicU32,
     _pad: AtomicU64,
-    /// The waits of this end. A sender waits for space or for a grant, and a receiver waits for items.
+    /// A sender waits for space or for a grant, and a receiver waits for items.
     pub wait: Wait,
-    /// The number of bytes of the arena that are allocated.
     pub arena_used: AtomicU64,
     pub arena_peak: AtomicU64,
     pub arena_capacity: AtomicU64,
@@ -210,7 +198,6 @@ pub struct PipeRecord {
     /// The number of network requests that the pipe repeated after an error.
     pub retries: AtomicU32,
     pub(super) capacity: AtomicU64,
-    /// The number of calls whose duration was measured.
     pub samples: AtomicU64,
     /// The estimated total duration in nanoseconds of all calls, without the time that other pipes took.
     pub own: AtomicU64,
@@ -280,7 +267,7 @@ impl PipeRecord {
 #[repr(C, align(64))]
 pub(super) struct PageHeader {
     pub sequence: Sequence,
-    /// The role of the process, which is stored last. The value is 0 if no process uses the page.
+    /// The value is 0 if no process uses the page.
     pub role: AtomicU32,
     pub pid: AtomicU32,
     pub number: AtomicU32,
@@ -294,14 +281,13 @@ pub(super) struct PageHeader {
     /// The signal that makes the process write its stack to the descriptor `stack`, or 0 if no signal is set up.
     pub signal: AtomicU32,
     pub stack: AtomicU32,
-    /// `restarts` counts replacements of the process, and `snapshots` counts snapshots that the process has sent.
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
     /// The total duration in nanoseconds of the calls of the last pipe in the main process's graph.
     pub inside: AtomicU64,
     pub inside_samples: AtomicU64,
-    /// Whether a process on another machine has exited (1) or not (0). Only the main process writes `place` and the
-    /// fields from `gone` to `carried`.
+    /// Whether a process on another machine has exited (1) or not (0). Only the main process writes the fields from
+    /// `gone` to `carried`, and `place`.
     pub gone: AtomicU64,
     /// The time at which counters from another machine were last received, or 0 if none were received.
     pub heard: AtomicU64,
@@ -309,13 +295,12 @@ pub(super) struct PageHeader {
     pub ran: AtomicU64,
     /// How long the threads of the process have waited for a processor, in nanoseconds.
     pub stood: AtomicU64,
-    /// The time since the start of the process, in nanoseconds.
     pub lived: AtomicU64,
     pub carried: AtomicU64,
     pub idle: Wait,
     pub first: Wait,
-    /// The durations of epochs. In the main process, an epoch begins with its first item. In a child process, an epoch
-    /// begins when its command arrives.
+    /// In the main process, an epoch begins with its first item. In a child process, an epoch begins when its command
+    /// arrives.
     pub span: Wait,
     /// The size in bytes of the last snapshot that was too large to be sent, or 0 if all snapshots were sent.
     pub oversized: AtomicU64,

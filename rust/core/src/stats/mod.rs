@@ -1,8 +1,6 @@
 //! Counts items, bytes and waits in shared memory, so that other processes can read the counts at any time.
 //!
-//! A [`Board`] has a page for each process of a loader. Each process writes only to its own page, which is as fast as
-//! writing to private counters. Sequence numbers (seqlocks) guard counters that belong together. No code makes
-//! decisions based on the counts.
+//! Each process writes only to its own page of a [`Board`], which is as fast as writing to private counters.
 
 mod board;
 mod carry;

@@ -1,12 +1,9 @@
-//! Converts the counters on a page to values, which are named after the fields in `layout`.
-
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
 
 use super::board::{Board, PageRef, Role};
 use super::layout::{Flow, PipeRecord, STEPS, Wait, middle_of, read_text};
 
-/// The value of a counter, or a group of values.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Value {
     Nothing,
@@ -61,12 +58,11 @@ macro_rules! fields {
 }
 
 impl Board {
-    /// Returns the values of all pages that are in use and not damaged (see `damage`).
     pub fn read(self: &Arc<Self>) -> Vec<Value> {
         self.pages().filter_map(|page| page.read().ok().flatten()).collect()
     }
 
-    /// Describes the first damaged page. A damaged page contains values that this version of torchdata never writes.
+    /// Describes the first page with values that this version of torchdata never writes.
     pub fn damage(self: &Arc<Self>) -> Option<String> {
         self.pages().find_map(|page| page.counted_pipes().err())
     }

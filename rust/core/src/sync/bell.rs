@@ -1,36 +1,28 @@
 //! Implements doorbells: a process sleeps on its bell until another process rings the bell.
 //!
-//! A sleeping thread (1) reads the word, (2) increments the count of sleepers, (3) executes a fence, (4) checks for
-//! work, and (5) sleeps while the word is unchanged. A ringing thread (1) publishes its change, (2) executes a fence,
-//! (3) reads the count of sleepers, and (4) changes the word if the count is not 0.
+//! A sleeping thread increments the count of sleepers, executes a fence, and checks for work. A ringing thread
+//! publishes its change, executes a fence, and reads the count of sleepers.
 //!
 //! No wake-up is lost, because one of the two fences is executed first. If the sleeper's fence is first, the ringing
 //! thread sees the count. If the ringing thread's fence is first, the sleeper sees the change when it checks for work.
-//! If the word changes between the sleeper's check and its sleep, the sleep returns immediately.
-//!
-//! A ringing thread resets the count of sleepers, so further rings are cheap until another thread sleeps.
-//!
-//! If a faulty process overwrites the bell, a sleeper may wake up unnecessarily, or only after its timeout.
 
 use std::time::Duration;
 
 use crate::sync::primitive::{AtomicU32, AtomicU64, Ordering, fence};
 
-/// Makes threads sleep on a word in memory, and wakes up these threads.
 pub trait Parker {
     /// Sleeps while `word` equals `seen`, but no longer than `timeout`.
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration);
     fn unpark(&self, word: &AtomicU32);
 }
 
-/// The part of a doorbell that is in shared memory.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Bell {
     /// The number of rings that found a sleeping thread. The number may overflow.
     word: AtomicU32,
-    /// The lower half is the number of sleeping threads. The upper half is how often a ring has reset this number since
-    /// the bell was created.
+    /// The lower half is the number of sleeping threads. The upper half is the number of rings that have reset the
+    /// lower half.
     sleepers: AtomicU64,
 }
 
@@ -43,7 +35,6 @@ fn count(sleepers: u64) -> u64 {
 
 impl Bell {
     /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Returns the last result of `ready`.
-    /// The method does not call `ready` again after the result true.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
         // SYNC(claim): pairs with `ring`; a thread that reads the word after a ring is counted after the ring's reset.
         let seen = self.word.load(Ordering::Acquire);
@@ -58,7 +49,7 @@ impl Bell {
         is_ready || ready()
     }
 
-    /// Removes one thread from the count of sleepers, if the number of resets is still `claims`.
+    /// Removes one thread from the count of sleepers, unless a ring has reset the count in the meantime.
     fn leave(&self, claims: u64) {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while sleepers / CLAIM == claims && count(sleepers) > 0 {
@@ -70,7 +61,7 @@ impl Bell {
         }
     }
 
-    /// Returns whether any thread that sleeps, or is about to sleep, may have missed the caller's last change.
+    /// Returns whether a thread sleeps, or is about to sleep, and may have missed the caller's last change.
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         // SYNC(doorbell): pairs with the fence in `wait`.
@@ -102,7 +93,8 @@ impl Bell {
     }
 }
 
-/// A flag that a thread raises while it waits for an event that is frequent, but for which threads rarely wait.
+/// A flag that a thread raises while it waits for a frequent event. If the flag is not raised, the event causes no
+/// wake-up.
 ///
 /// The waiting thread raises the flag, executes a fence, and checks whether the event has occurred. The publishing
 /// thread stores the event, executes a fence, and reads the flag. Therefore, one thread sees the other's store.
@@ -111,7 +103,7 @@ impl Bell {
 pub struct Wanted(AtomicU32);
 
 impl Wanted {
-    /// Raises the flag. The waiting thread must call this method before it checks for the event.
+    /// The waiting thread must call this method before it checks for the event.
     pub fn raise(&self) {
         self.0.store(1, Ordering::Relaxed);
         // SYNC(wanted): pairs with the fence in `is_raised`.

@@ -1,17 +1,15 @@
 //! Implements the two cursors of a ring that has one producer and one consumer.
 //!
-//! A position is the number of slots since the creation of the ring, which does not overflow a `u64` for centuries. The
-//! producer and the consumer each keep their own cursor in private memory, and publish a copy in shared memory. Each
-//! also caches the cursor of the other side, and reads the shared copy only if the ring seems empty or full, which
-//! avoids cache misses.
+//! The producer and the consumer each keep their own cursor in private memory, and publish a copy in shared memory.
+//! Each end also caches the cursor of the other end, and reads the shared copy only if the ring seems empty or full,
+//! which avoids cache misses.
 //!
-//! A cursor in shared memory is sealed (see `seal`), so that a stray write does not look like a valid position.
+//! A cursor in shared memory contains check bits, so that a stray write does not look like a valid position.
 
 use crate::error::Corrupted;
 use crate::integrity::{open_after, seal};
 use crate::sync::primitive::{AtomicU64, Ordering};
 
-/// The word of a shared cursor in a new ring.
 pub const BIRTH: u64 = seal(0);
 
 /// The producer's own cursor, and its cached copy of the consumer's cursor.
@@ -81,7 +79,6 @@ impl ConsumerCursor {
         self.head
     }
 
-    /// Returns the number of published slots that the consumer can read.
     #[inline]
     pub fn available(&mut self, shared_tail: &AtomicU64) -> Result<u64, Corrupted> {
         if self.tail == self.head {
@@ -103,8 +100,7 @@ impl ConsumerCursor {
 
     /// Checks that the consumer's own cursor in shared memory is undamaged.
     ///
-    /// The consumer must call this method before each sleep, because the producer and `Link::pending` do not detect a
-    /// damaged cursor.
+    /// The consumer must call this method before each sleep, because the producer does not detect a damaged cursor.
     #[inline]
     pub fn check(&self, shared_head: &AtomicU64) -> Result<(), Corrupted> {
         if shared_head.load(Ordering::Relaxed) == seal(self.head) {

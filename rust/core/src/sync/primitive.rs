@@ -1,4 +1,4 @@
-//! Selects either the standard primitives or loom's primitives for the algorithms that loom checks.
+//! Selects either the standard primitives or loom's primitives.
 
 #[cfg(loom)]
 pub use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};

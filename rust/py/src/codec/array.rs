@@ -25,8 +25,7 @@ pub fn write_order(order: &Order, payload: &mut Vec<u8>) {
     payload.extend(order.iter().map(|&axis| axis as u8));
 }
 
-/// Reads the order of axes that `write_order` wrote. `take(n)` returns the next n bytes, which come from another
-/// process and are therefore checked.
+/// Reads the order of axes that `write_order` wrote. `take(n)` returns the next n bytes.
 pub fn read_order<'a>(dimensions: usize, mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Vec<usize>> {
     if take(1)?[0] == 0 {
         return Ok(Vec::new());
@@ -67,7 +66,7 @@ fn extents<'a>(array: &'a Bound<'_, PyAny>) -> (&'a [npy_intp], &'a [npy_intp]) 
     }
 }
 
-/// Returns the parts of an array that are sent, or None if the array cannot be sent as plain bytes and must be pickled.
+/// Returns the parts of an array that are sent, or None if the array must be pickled.
 pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     let fields = fields(array);
     let (dtype, item) = Dtype::of(array.py(), fields.descr)?;
@@ -87,8 +86,10 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     Some(ArrayParts { dtype, order, shape, data: fields.data.cast(), len, strided })
 }
 
-/// Returns the arena block (shared memory) of an array from `torchdata.empty`, if the array fills the block and no
-/// object outside the item can access the block. The caller ensures that only the item refers to the array.
+/// Returns the block of shared memory that an array from `torchdata.empty` fills, if no object outside the item can
+/// access the block.
+///
+/// The caller ensures that only the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
     // SAFETY: the GIL is held, and the loop only reads objects that `array` keeps alive. Array fields are read only
@@ -110,8 +111,9 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
     whole.then(|| Arc::clone(block))
 }
 
-/// Returns the arena block (shared memory) of an array from `torchdata.empty`, if the block consists of the `len` bytes
-/// at `data`. The caller ensures that only the item refers to the array and to the tensor over the array.
+/// Returns the block of shared memory under a tensor, if the block consists of the `len` bytes at `data`.
+///
+/// The caller ensures that only the item refers to the array and to the tensor over the array.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
     // SAFETY: the call only reads the reference count of an existing object. The array and the variable `base` hold one
@@ -123,8 +125,8 @@ pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Opt
     (block.as_mut_ptr().cast_const() == data && block.len() == len).then(|| Arc::clone(block))
 }
 
-/// Creates an array. `over` contains the address of the array's memory and the object that owns this memory. If `over`
-/// is None, NumPy allocates the memory.
+/// Creates an array. `over` contains the address of the array's memory and the owner of this memory. If `over` is None,
+/// NumPy allocates the memory.
 pub fn make<'py>(
     py: Python<'py>,
     dtype: Dtype,
@@ -165,7 +167,6 @@ pub fn data_of(array: &Bound<'_, PyAny>) -> *mut u8 {
     fields(array).data.cast()
 }
 
-/// Returns the dtype and the bytes of a NumPy scalar, or None if the scalar must be pickled.
 pub fn scalar_parts(scalar: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, Vec<u8>)>> {
     let py = scalar.py();
     let numpy = numpy(py)?;

@@ -1,4 +1,4 @@
-//! Decodes received items from bytes and buffers. The bytes are not trusted, so every length is checked before use.
+//! Decodes received items. The received bytes are not trusted, so every length is checked before use.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -19,8 +19,8 @@ use super::{Tag, malformed, numbers};
 use crate::buffers::LeasedBuffer;
 use crate::errors;
 
-/// Decodes an item. If `may_lease` is true, the item's arrays refer to the shared memory of `buffers`. If `may_lease`
-/// is false, the arrays are copies.
+/// Decodes an item. If `may_lease` is true, the item's arrays refer to the shared memory of `buffers` instead of
+/// copies.
 pub fn decode<'py>(
     py: Python<'py>,
     payload: &[u8],
@@ -32,7 +32,7 @@ pub fn decode<'py>(
     if decoder.rest.is_empty() { Ok(item) } else { Err(malformed()) }
 }
 
-/// The maximum nesting depth of a decoded item. Items of the encoder are less deep, unless their bytes are corrupted.
+/// The maximum nesting depth of a received item, which exceeds the depth of all encoded items.
 const DEEPEST: usize = 128;
 
 struct Decoder<'py, 'a> {

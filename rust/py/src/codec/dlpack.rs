@@ -1,7 +1,7 @@
 //! Exchanges tensors with torch through DLPack, the binary interface of array libraries (dmlc.github.io/dlpack).
 //!
-//! DLPack 1.2 defines the function table `__dlpack_c_exchange_api__`, which exports and creates tensors without
-//! capsules. Older releases of torch only have the functions of `torch.utils.dlpack`, which give equal results.
+//! DLPack 1.2 defines the function table `__dlpack_c_exchange_api__`, which needs no capsules. Older releases of torch
+//! only have the functions of `torch.utils.dlpack`, which give equal results.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -83,8 +83,8 @@ struct ExchangeApi {
 }
 
 const MAJOR: u32 = 1;
-/// Whether torch has failed to describe a tensor in this process, for example a sparse tensor. After the first failure,
-/// the layout of each tensor is checked before torch is called, because catching an exception takes a millisecond.
+/// Whether torch has failed to describe a tensor in this process, for example a sparse tensor. Later tensors are
+/// checked before torch is called, because catching an exception takes a millisecond.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 const UNUSED: &CStr = c"dltensor";
 
@@ -178,7 +178,6 @@ impl<'py> Exported<'py> {
         self.shape().iter().fold(self.size, |len, &count| len.saturating_mul(count as usize))
     }
 
-    /// Returns the number of bytes in memory from the start of the first element to the end of the last element.
     pub fn reach(&self) -> usize {
         let strides = self.extents(self.tensor.strides);
         reach(self.size, self.shape(), strides).unwrap_or(usize::MAX)
@@ -198,8 +197,8 @@ impl<'py> Exported<'py> {
         self.item.call_method0(intern!(self.item.py(), "stride"))?.extract()
     }
 
-    /// Returns whether the values of the tensor differ from its bytes in memory, because torch has conjugated or
-    /// negated the tensor lazily.
+    /// Returns whether the values of the tensor differ from its bytes, because torch has conjugated or negated the
+    /// tensor lazily.
     fn has_lazy_bits(&self) -> PyResult<bool> {
         let (py, element) = (self.item.py(), self.tensor.element);
         let is = |name: &Bound<'py, PyString>| self.item.call_method0(name)?.is_truthy();
@@ -307,8 +306,7 @@ impl<M> Home<M> {
     }
 }
 
-/// Creates a tensor in `memory`, which must contain all elements. `extents` contains the shape, followed by the
-/// strides, which are counted in elements.
+/// Creates a tensor in `memory`. `extents` contains the shape, followed by the strides, which are counted in elements.
 pub fn tensor_over<'py>(
     py: Python<'py>,
     element: ElementType,

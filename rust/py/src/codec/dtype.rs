@@ -47,7 +47,6 @@ fn size_of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<usize> {
 }
 
 impl Dtype {
-    /// Returns the dtype and the number of bytes of an element, or None if arrays of this dtype must be pickled.
     pub fn of(py: Python<'_>, descr: *const PyArray_Descr) -> Option<(Self, usize)> {
         // SAFETY: callers pass the descriptor of an existing array or scalar.
         let fields = unsafe { &(*descr).fields };
@@ -90,7 +89,7 @@ impl Dtype {
         }
     }
 
-    /// Reads a dtype. `take(n)` returns the next n bytes, which come from another process and are therefore checked.
+    /// Reads a dtype. `take(n)` returns the next n bytes.
     pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
         let number = take(1)?[0];
         let mut unit = None;

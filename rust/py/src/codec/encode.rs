@@ -20,16 +20,14 @@ use super::source::{OutBuffer, Source};
 use super::tensor::{self, Layout};
 use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 
-/// The maximum nesting depth of an encoded item. Deeper items are pickled, and pickle has its own limit.
 const DEEPEST: usize = 64;
 
-/// The minimum length of a string that is sent only once if it occurs several times in an item. Shorter strings, such
-/// as most dictionary keys, are sent each time, because copying them is as fast as looking them up.
+/// The minimum length of a string that is sent only once if the string occurs several times in an item. Copying a
+/// shorter string is as fast as a look-up.
 const LONG_STRING: ffi::Py_ssize_t = 64;
-/// The capacity to which the encoder's tables of objects shrink after an item that made them larger.
+/// The capacity to which the encoder's tables shrink after a large item.
 const MOST_REMEMBERED: usize = 1024;
 
-/// A range of memory: the address of its first byte, and the address after its last byte.
 type Span = (usize, usize);
 
 #[derive(Clone, Copy)]
@@ -40,8 +38,8 @@ struct Within<'a> {
 }
 
 impl Within<'_> {
-    /// Returns whether no code outside the item uses the object, because only its container and the encoder refer to
-    /// it.
+    /// Returns whether no code outside the item uses the object, because only the object's container and the encoder
+    /// refer to the object.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
         // SAFETY: the call only reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
@@ -68,19 +66,18 @@ impl From<PyErr> for Stop {
 pub struct Encoder {
     pub payload: Vec<u8>,
     pub buffers: Vec<OutBuffer>,
-    /// The addresses of containers and arrays with further references, which may therefore occur twice in the item.
+    /// The addresses of objects that may occur twice in the item.
     visited: FxHashSet<usize>,
-    /// The numbers of long strings and bytes objects that may occur again in the item, by the address of the object.
-    /// The stored reference keeps the address valid.
+    /// The numbers of long strings and bytes objects, by the address of the object. The stored reference keeps the
+    /// address valid.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     announced: u64,
     /// The memory ranges of the item's tensors: the end address of each range, by its start address.
     spans: BTreeMap<usize, usize>,
-    /// A member that must be pickled, and the offset in the payload where its pickle belongs. The member is pickled
-    /// after all other members, because the members may contain the same objects.
+    /// A member that must be pickled, and the offset in the payload where its pickle belongs.
     pickled_member: Option<(usize, Py<PyAny>)>,
-    /// Whether encoding an equal item could give different bytes. Pickles and references to strings depend on the
-    /// identity of objects, and the bytes of arrays depend on the memory order of their axes.
+    /// Whether encoding an equal item could give different bytes, for example because a pickle depends on the identity
+    /// of objects.
     pub opaque: bool,
 }
 
@@ -136,9 +133,9 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// If this string of `len` characters or bytes has already occurred in the item, writes its number instead of the
-    /// string, and returns true. Every new long string receives a number (`Tag::Kept`), because the encoding must not
-    /// depend on reference counts.
+    /// Writes a reference and returns true if this string has already occurred in the item.
+    ///
+    /// Every new long string receives a number (`Tag::Kept`), because the encoding must not depend on reference counts.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
@@ -191,8 +188,7 @@ impl Encoder {
         Ok(())
     }
 
-    /// Pickles the recorded member after the rest of the item has been encoded. An earlier pickle would be wasted if
-    /// the whole item must be pickled, and some objects expect to be pickled only once.
+    /// Pickles the recorded member last, because the pickle would be wasted if the whole item must be pickled.
     fn pickle_member(&mut self, py: Python<'_>) -> Result<(), Stop> {
         let Some((place, member)) = self.pickled_member.take() else { return Ok(()) };
         let behind = self.payload.split_off(place);
@@ -394,7 +390,7 @@ impl Encoder {
         Ok(self.dense(item, data, reach)?)
     }
 
-    /// Pickles an object, and returns the memory ranges of the tensors in the object. These ranges do not overlap.
+    /// Pickles an object, and returns the memory ranges of the tensors in the object.
     fn pickle(&mut self, item: &Bound<'_, PyAny>) -> PyResult<Vec<Span>> {
         self.opaque = true;
         let py = item.py();

@@ -22,10 +22,7 @@ pub struct Helpers {
     pub data_chunk: Py<PyType>,
 }
 
-/// Returns the functions and types, which the first call looks up.
-///
-/// FORK: the lookup takes no lock, and the first result is kept. The module `torchdata._engine.workers.child` has
-/// already imported the modules of these functions.
+/// FORK: the lookup takes no lock that a forked child could inherit, and the first result is kept.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();
     HELPERS.get_or_try_init(|| {
@@ -52,8 +49,7 @@ pub enum Kind {
     Other,
 }
 
-/// The kind of each known Python type, by the address of the type. Known types are never freed, so each address
-/// identifies one type.
+/// The kind of each known Python type, by the address of the type.
 ///
 /// FORK: threads lock this mutex only while they hold the GIL, and run no Python code meanwhile. Python forks with the
 /// GIL held, so a forked child never inherits the mutex in locked state.

@@ -6,10 +6,9 @@
 //! bulk    := 0 len bytes | 1 index                              (bytes, or the index of an out-of-band buffer)
 //! ```
 //!
-//! The encoder supports exact built-in types, ints of at most 64 bits, plain NumPy arrays and scalars, plain CPU
-//! tensors of torch, and the batch class of torchdata. Objects of all other types are pickled (protocol 5, with
-//! out-of-band buffers), if necessary by cloudpickle. A long string is sent once, and its later occurrences are sent as
-//! references. If an item contains any other object twice, the whole item is pickled to preserve the object's identity.
+//! Objects of unknown types are pickled (protocol 5, with out-of-band buffers), if necessary by cloudpickle. If an item
+//! contains an object twice, the whole item is pickled to preserve the object's identity, except that long strings are
+//! sent as references.
 
 mod array;
 mod decode;
@@ -36,10 +35,10 @@ pub fn malformed() -> PyErr {
     )
 }
 
-/// The minimum number of bytes of a buffer that is sent out of band, which means outside of the payload. For smaller
-/// buffers, copying twice is cheaper than a lease.
+/// The minimum number of bytes of a buffer that is sent outside of the payload. Copying a smaller buffer twice is
+/// cheaper than leasing its memory.
 pub const OUT_OF_BAND: usize = 8 << 10;
-/// The maximum number of out-of-band buffers per item. Further buffers are sent inline, which means in the payload.
+/// The maximum number of buffers outside of the payload. Further buffers are sent in the payload.
 pub const MOST_BUFFERS: usize = 512;
 
 /// The first byte of an encoded value. The comment of each tag lists what follows the tag.
@@ -53,9 +52,9 @@ pub enum Tag {
     Int,
     /// An f64 follows.
     Float,
-    /// A bulk of UTF-8 text follows.
+    /// UTF-8 text follows.
     Str,
-    /// A bulk of bytes follows.
+    /// Bytes follow.
     Bytes,
     /// The number of members and the members follow.
     Tuple,
@@ -63,14 +62,14 @@ pub enum Tag {
     /// The number of entries follows, and then each key with its value.
     Dict,
     DataChunk,
-    /// The dtype, the number of dimensions, the order of the axes, the shape, and a bulk of the elements follow.
+    /// The dtype, the number of dimensions, the order of the axes, the shape, and the elements follow.
     Array,
     /// The dtype, the length and the bytes of the scalar follow.
     Scalar,
     /// The element type, the number of dimensions, a flag for strides, the shape, the strides (only if the flag is
-    /// set), and a bulk of the elements follow.
+    /// set), and the elements follow.
     Tensor,
-    /// A bulk with the pickle, the number of the pickle's buffers, and a bulk for each buffer follow.
+    /// The pickle, the number of its buffers, and the buffers follow.
     Pickle,
     /// An object follows to which later parts of the item can refer by number. Such objects are numbered from zero.
     Kept,

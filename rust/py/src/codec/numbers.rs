@@ -1,10 +1,5 @@
 //! Encodes ints of at most 64 bits, and sequences of ints, floats or bools as one block.
 //!
-//! ```text
-//! block := Tag::Numbers container element len value* (container and element are tags, a value is written without a
-//! tag)
-//! ```
-//!
 //! A sequence becomes a block if it has at least two members, and if all members are floats, all are bools, or all are
 //! ints that fit into one type (i64 or u64). Decoding a block creates new number objects, because neither Python nor
 //! pickle reliably preserves the identity of numbers.
@@ -49,8 +44,7 @@ pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     }
 }
 
-/// Writes the members of a sequence as one block. Returns false and writes nothing if a block cannot contain the
-/// members.
+/// Writes the members of a sequence as one block, or returns false if a block cannot contain the members.
 ///
 /// # Safety
 /// The GIL is held. For each index below `len`, `member` returns a borrowed reference or NULL, and runs no Python code.

@@ -6,7 +6,6 @@ use pyo3::prelude::*;
 use torchdata_core::link::arena::Block;
 use torchdata_core::strided::Strided;
 
-/// The minimum number of bytes of a copy during which the GIL is released.
 pub const LONG_COPY: usize = 128 << 10;
 
 pub enum OutBuffer {
@@ -14,11 +13,11 @@ pub enum OutBuffer {
     Block(Arc<Block>),
 }
 
-/// The object that keeps the memory alive. If the owner is None, the caller keeps the memory alive until it is copied.
+/// If the owner is None, the caller keeps the memory alive until it is copied.
 type Owner<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 
 pub struct Source {
-    /// The address of the memory. The address is a number, because Rust does not send pointers to other threads.
+    /// The address is a number, because Rust does not send pointers to other threads.
     address: usize,
     len: usize,
     strided: Option<Box<Strided>>,

@@ -9,7 +9,7 @@ use super::malformed;
 pub struct Layout {
     /// The strides of the decoded tensor in elements, or None if the elements are contiguous.
     pub strides: Option<Vec<i64>>,
-    /// The layout of the elements in memory if there are gaps between elements. The sent copy has no gaps.
+    /// The layout of the elements in memory if there are gaps between elements.
     pub strided: Option<Strided>,
 }
 
@@ -27,8 +27,8 @@ impl Layout {
     }
 }
 
-/// Returns how to copy the elements without gaps, and the strides of the copy. The copy preserves the memory order of
-/// the dimensions, like `torch.clone`. Returns None if a dimension repeats its elements.
+/// Returns how to copy the elements without gaps, and the strides of the copy. Like `torch.clone`, the copy preserves
+/// the memory order of the dimensions. Returns None if a dimension repeats its elements.
 fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided, Vec<i64>)> {
     if shape.iter().zip(strides).any(|(&count, &stride)| stride == 0 && count > 1) {
         return None;
@@ -58,7 +58,6 @@ pub struct Description {
     pub len: usize,
 }
 
-/// Reads a tensor's description. `take(n)` returns the next n bytes, which another process sent and which are checked.
 pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Description> {
     let &[code, bits, dimensions, has_strides] = take(4)? else { return Err(malformed()) };
     let element = ElementType { code, bits, lanes: 1 };

@@ -17,11 +17,11 @@ const FIRST: u8 = 0x1f;
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
     decoder: Option<GzDecoder<GzipSource>>,
-    /// The source after the last member. The source is dropped with the GIL held. Without the GIL, PyO3 would take a
-    /// lock, which a forked child could inherit in locked state.
+    /// The source after the last member, which is dropped with the GIL held. Without the GIL, PyO3 would take a lock,
+    /// which a forked child could inherit in locked state.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
-    /// An error in the stream. The error is raised once the bytes before the error have been returned.
+    /// An error in the stream, which is raised once the bytes before the error have been returned.
     failed: Option<Error>,
 }
 
@@ -71,7 +71,6 @@ impl GzipReader {
         self.decoder.as_ref().is_some_and(|decoder| !decoder.get_ref().is_drained())
     }
 
-    /// Decompresses bytes into the buffer from index `begin` on. Returns their number, or 0 after the last gzip member.
     fn inflate(&mut self, begin: usize) -> Result<usize, Error> {
         while let Some(mut decoder) = self.decoder.take() {
             let count = decoder.read(&mut self.buffer[begin..]);

@@ -1,10 +1,7 @@
-//! Checks that a pickle contains only the instructions of plain data.
-
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use torchdata_core::formats::pickle;
 
-/// Raises ValueError if the bytes are not a pickle of plain data, or end within an instruction.
 #[pyfunction]
 #[pyo3(signature = (pickled, /))]
 pub fn check_plain_pickle(pickled: &[u8]) -> PyResult<()> {

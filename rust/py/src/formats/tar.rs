@@ -11,8 +11,7 @@ pub fn tar_file_header(block: &[u8]) -> Option<(&str, u64)> {
     tar::file_header(block)
 }
 
-/// Returns the number of records in the body of an extended header. Raises ValueError if the body is invalid, because
-/// `tarfile` could take more than linear time to read an invalid body.
+/// Returns the number of records in the body of an extended header, or raises ValueError if the body is invalid.
 #[pyfunction]
 #[pyo3(signature = (body, /))]
 pub fn tar_pax_records(body: &[u8]) -> PyResult<usize> {

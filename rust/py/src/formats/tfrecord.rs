@@ -1,5 +1,3 @@
-//! Reads examples from TFRecord files.
-
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
@@ -11,7 +9,7 @@ use torchdata_core::formats::tfrecord::{LONGEST, Records};
 
 use crate::codec::array_of;
 
-/// The number of bytes that are read at once. A piece of this size stays in the processor's cache until it is copied.
+/// The number of bytes that are read at once, which fit into the processor's cache.
 const PIECE: usize = 128 << 10;
 
 /// Iterates over the examples in a stream of TFRecords, as dictionaries.
@@ -25,10 +23,9 @@ pub struct TFRecordReader {
 
 #[pymethods]
 impl TFRecordReader {
-    /// `read(size)` returns the next bytes of the stream. If `wanted` is not None, only features with these names are
-    /// read. `convert(array)` converts each array, and `finish(example)` converts each dictionary. The reader starts at
-    /// byte `offset` of the file, where record number `record` begins. `unread` contains bytes after `offset` that have
-    /// already been read from the stream.
+    /// `read(size)` returns the next bytes of the stream. `convert(array)` converts each array, and `finish(example)`
+    /// converts each dictionary. Record number `record` begins at byte `offset` of the file. `unread` contains bytes
+    /// after `offset` that have already been read from the stream.
     #[new]
     #[pyo3(signature = (read, place, *, longest=LONGEST, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
     #[allow(clippy::too_many_arguments)]
@@ -120,7 +117,6 @@ impl TFRecordReader {
     }
 }
 
-/// Returns an error about a record. The method `explained` adds the position of the record in the file.
 fn fault(error: impl std::fmt::Display) -> PyErr {
     PyRuntimeError::new_err(error.to_string())
 }

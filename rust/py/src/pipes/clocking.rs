@@ -1,18 +1,13 @@
 //! Measures the time that pipes spend in a sample of their calls, so that measuring is cheap even for small items.
 //!
 //! An outermost call is a call of a pipe from outside of all pipes. About one of `interval` outermost calls is
-//! measured, together with its nested calls. The own time of a pipe excludes the time of the pipes from which it reads
-//! in the same thread.
-//!
-//! One outermost call may make many nested calls. The guard of a pipe's iterator (`guard.rs`) therefore reports a
-//! nested call to this module only while [`is_measuring`] is true, or to check whether its calls are still nested.
+//! measured, together with its nested calls. The own time of a pipe excludes the time of the pipes from which it reads.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
 
-/// The cost of measuring one call, in nanoseconds.
 const COST: u64 = 60;
 /// Measuring every pipe may cost 1/`PRICE` of the run time, and measuring only the loader 1/`PRICE_METERED`.
 pub const PRICE: u64 = 200;
@@ -22,11 +17,10 @@ pub const LONGEST_METERED: u64 = 1024;
 /// The duration in nanoseconds from which a call is recorded as slow, even if only a coarse clock has timed the call.
 pub const NOTICED: u64 = 12_000_000;
 
-/// The number of nested calls after which a guard checks whether its calls are still nested.
 pub const LOOK_AGAIN: u32 = 128;
 
-/// The number of measured outermost calls in progress in all threads. Race conditions are harmless, because a wrong
-/// number only slows down some calls or omits one measurement.
+/// The number of measured outermost calls in progress in all threads. Race conditions only slow down some calls or omit
+/// one measurement.
 static MEASURING: AtomicU32 = AtomicU32::new(0);
 
 pub fn is_measuring() -> bool {
@@ -74,14 +68,13 @@ pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
     if mean <= 1 { 1 } else { 1 + (bits >> 33) % (2 * mean - 1) }
 }
 
-/// Returns the average number of calls per measured call. If a call usually takes `usual` nanoseconds, measuring
-/// `calls` nested calls then costs at most 1/`price` of the time.
+/// Returns the average number of calls per measured call, so that measuring costs at most 1/`price` of the time.
 pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }
 
-/// Returns a random number of calls until the next measured call, on average `mean`. The first gaps are shorter and
-/// double with each measurement, so that short runs also contain measured calls.
+/// Returns a random number of calls until the next measured call, on average `mean`. The first gaps are shorter, so
+/// that short runs also contain measured calls.
 pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     let least = mean.min(most.get());
     most.set((2 * most.get()).min(LONGEST_METERED));

@@ -1,7 +1,6 @@
-//! Returns the items of a loader to the user, and counts them, in one thread at a time.
+//! Returns the items of a loader to the user, and counts the items, in one thread at a time.
 //!
-//! If another thread ends the epoch while an item is being read, that item is dropped. No Python code runs between
-//! counting and returning an item, so signal handlers always find the correct count.
+//! No Python code runs between counting and returning an item, so signal handlers always find the correct count.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering::Relaxed};
@@ -31,7 +30,6 @@ enum DeliveryStep<'py> {
     Item(Bound<'py, PyAny>),
     End,
     Error(PyErr),
-    /// Another thread or a signal handler ended the epoch during the read, so the item was dropped.
     Left,
 }
 
@@ -44,8 +42,7 @@ pub struct Delivery {
     begun: AtomicBool,
     /// The number of items that the user has received in this run of the loader.
     given: Arc<GilNumber>,
-    /// The progress of calls of the source, which a watching thread observes. Flags mark a paused or limited loader, a
-    /// missing watching thread, and an interrupted call.
+    /// Counts calls, so that a watching thread can detect a call that does not return.
     pulse: Arc<Pulse>,
     /// The key under which a stalled call is reported, and the maximum time for one item.
     watched: GilCell<Option<(u64, Duration)>>,
@@ -84,8 +81,7 @@ impl Delivery {
         }
     }
 
-    /// Drops an item whose epoch has ended. Errors of the read are also dropped, but exceptions such as
-    /// KeyboardInterrupt are raised.
+    /// Drops an item whose epoch has ended. Exceptions such as KeyboardInterrupt are still raised.
     #[cold]
     fn left<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
         match PyErr::take(py) {
@@ -206,8 +202,7 @@ impl Delivery {
         self.pulse.set_sign(CUT, cut);
     }
 
-    /// Reports an item that takes longer than `seconds`, by calling the function from `watch_with` with `key`. The
-    /// report is repeated whenever the elapsed time has doubled.
+    /// Reports an item that takes longer than `seconds`. The report is repeated whenever the elapsed time has doubled.
     fn watch(&self, py: Python<'_>, key: u64, seconds: f64) {
         let how = (key, duration(seconds));
         self.watched.with(py, |watched| *watched = Some(how));

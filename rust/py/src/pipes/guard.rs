@@ -1,5 +1,5 @@
-//! Implements the iterator guard, the iterator that `iter(pipe)` returns. The guard ensures that only the newest
-//! iterator of a pipe is valid, and counts items faster than a generator.
+//! Implements the iterator that `iter(pipe)` returns (the guard). The guard ensures that only the newest iterator of a
+//! pipe is valid, and counts items.
 //!
 //! Every item of every pipe passes through a guard. PyO3's wrapper around `__next__` would take longer than the guard
 //! itself, so the guard's type consists of C slots.
@@ -35,28 +35,24 @@ const CLEARED: u64 = u64::MAX;
 struct Guard {
     ob_base: ffi::PyObject,
     // The fields that each item needs come first, so that they share one cache line.
-    /// The number of this guard's iterator. The guard is valid while the token's current number equals this number.
+    /// The guard is valid while the token contains the same number.
     id: u64,
-    /// The token of the pipe. The guard owns a reference to the token in `token_object`.
     token: *const IterationToken,
-    /// The function that returns the next item from `argument`: the iterator's own function, or `next_timed` or
-    /// `next_metered`, whose argument is this guard. After the end of the data, the function is `no_more`.
+    /// The function that returns the next item from `argument`. The function is replaced after the end of the data.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
     /// The item counter of the pipe in shared memory, or null. The counter is valid as long as the token exists.
     counter: *const AtomicU64,
-    /// The guard owns references to the iterator, the pipe and the token. All three are NULL after clearing.
+    /// The guard owns references to the iterator, the pipe and the token, until the garbage collector clears the guard.
     iterator: *mut ffi::PyObject,
     pipe: *mut ffi::PyObject,
     token_object: *mut ffi::PyObject,
     inner: ffi::iternextfunc,
-    /// A word in shared memory that shows which pipe is running, or null if pipes are not measured. While the pipe of
-    /// this guard runs, the word contains `mark`.
+    /// A word in shared memory that shows which pipe is running, or null if pipes are not measured. `mark` is the value
+    /// of the word for this pipe.
     current: *const AtomicU32,
     mark: u32,
     nested: bool,
-    /// Decides which calls are measured. In `next_timed`, the countdown only decides when to check again for nested
-    /// calls.
     metering: Metering,
     /// Whether the iterator is the built-in `map`, whose function must not end the data by a StopIteration (PEP 479).
     sealed: bool,
@@ -72,8 +68,6 @@ struct Ranging {
     begin: Py<PyAny>,
 }
 
-/// Returns the guard's type.
-///
 /// FORK: the type is created while the extension is imported, so no thread ever waits for this cell.
 pub fn guard_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
@@ -110,8 +104,8 @@ fn make_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     unsafe { new_type(py, c"torchdata._native.IteratorGuard", size_of::<Guard>(), flags, &slots) }
 }
 
-/// Creates a guard for `iterator`, which the `__iter__` of `pipe` has returned. The token counts the iterators of the
-/// pipe, and `iterator_id` is the number of `iterator`.
+/// Creates a guard for `iterator`, which the `__iter__` of `pipe` has returned. `iterator_id` is the number of
+/// `iterator`.
 #[pyfunction]
 #[pyo3(signature = (pipe, iterator, token, iterator_id, ranges = None))]
 pub fn guard_iterator<'py>(
@@ -171,13 +165,12 @@ pub fn guard_iterator<'py>(
     }
 }
 
-/// Returns no item. This function replaces the iterator's own function after the end of the data, because some
-/// iterators of users start again if they are called after their end.
+/// Some user iterators start again if they are called after their end, so `no_more` replaces the function of the user
+/// iterator.
 unsafe extern "C" fn no_more(_: *mut ffi::PyObject) -> *mut ffi::PyObject {
     std::ptr::null_mut()
 }
 
-/// Returns the next item. The code for the common case cannot panic, because a panic would abort the process.
 unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the caller keeps the guard alive. `ask` and `no_item` check whether the guard has been cleared.
     unsafe {
@@ -245,7 +238,6 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
     }
 }
 
-/// Measures the time of one call of the iterator. This function cannot panic.
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator. The
@@ -267,7 +259,6 @@ unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     }
 }
 
-/// Returns the next item. During the call, the statistics show that this pipe is running.
 unsafe extern "C" fn next_timed(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: `next_item` passes its own guard to this function, and that guard is valid and not cleared. The token
     // keeps the word `current` valid until the guard is cleared.
@@ -460,7 +451,6 @@ fn outcome(
     explained(error, pipe, token.yielded(), iterator)
 }
 
-/// Adds information about the pipe to an exception. Returns Ok to skip the exception and continue.
 #[cold]
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<Outcome> {
     let py = pipe.py();
@@ -486,7 +476,7 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
         .unwrap_or_else(|_| "a pipe".to_owned())
 }
 
-/// Looks up an attribute. The iterator's attributes, such as a generator's `close`, are also attributes of the guard.
+/// The attributes of the iterator, such as a generator's `close`, are also attributes of the guard.
 unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the interpreter passes an existing guard and a str. If a call returns NULL, an exception is set.
     unsafe {

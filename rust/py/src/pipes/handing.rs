@@ -1,11 +1,8 @@
 //! Implements the base class of iterators, written in Python, that do not lose items to Ctrl-C.
 //!
 //! Python can handle a signal between taking an item from a queue and returning this item, which would lose the item.
-//! The method `_wait` therefore waits for an item without taking the item, so a signal handler may interrupt `_wait`.
-//! The method `_hand_over` takes the item. A Ctrl-C during `_hand_over` is recorded, and raised once the item has been
-//! returned.
-//!
-//! Threads read the iterator one at a time, and only the main thread handles signals.
+//! The method `_wait` therefore only waits for an item, and a signal handler may interrupt it. The method `_hand_over`
+//! takes the item, and a Ctrl-C meanwhile is raised once the item has been returned.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -18,8 +15,7 @@ use pyo3::sync::PyOnceLock;
 
 use crate::pipes::turn::SharedIterator;
 
-/// The base class of iterators that do not lose items to Ctrl-C. The method `_wait()` waits for an item, and raises
-/// StopIteration at the end. `_hand_over()` returns a tuple with the item, or None if `_wait()` must be called again.
+/// `_hand_over()` returns a tuple with the item, or None if `_wait()` must be called again.
 #[pyclass(extends = SharedIterator, subclass, frozen, module = "torchdata._native")]
 pub struct HandingIterator;
 

@@ -7,8 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 unsafe extern "C" {
-    /// CPython 3.12 added this function to the stable ABI. CPython 3.11 exports the function without declaring it. All
-    /// other C functions for calls create a tuple or read variable arguments for each item.
+    /// CPython 3.12 added this function to the stable ABI. CPython 3.11 exports the function without declaring it.
     fn PyObject_Vectorcall(
         callable: *mut ffi::PyObject,
         arguments: *const *mut ffi::PyObject,
@@ -58,31 +57,19 @@ pub fn next_of<'py>(iterator: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, 
 }
 
 /// Yields the items for which `predicate` returns true, like `filter(predicate, source)`.
-#[pyclass(frozen, module = "torchdata._native")]
+#[pyclass(frozen, new = "from_fields", module = "torchdata._native")]
 pub struct FilterIterator {
     source: Py<PyAny>,
     predicate: Py<PyAny>,
     plain: Vec<Py<PyType>>,
+    /// A function that is called for each dropped item whose type is not in `plain`.
     on_dropped: Py<PyAny>,
+    /// A function that converts a result of `predicate` that is not a bool.
     to_bool: Py<PyAny>,
 }
 
 #[pymethods]
 impl FilterIterator {
-    /// `on_dropped(item)` is called for each dropped item, unless the type of the item is in `plain`. `to_bool(result)`
-    /// converts a result of `predicate` that is not a bool.
-    #[new]
-    fn new(
-        source: &Bound<'_, PyAny>,
-        predicate: Py<PyAny>,
-        plain: Vec<Py<PyType>>,
-        on_dropped: Py<PyAny>,
-        to_bool: Py<PyAny>,
-    ) -> PyResult<Self> {
-        let source = source.try_iter()?.into_any().unbind();
-        Ok(Self { source, predicate, plain, on_dropped, to_bool })
-    }
-
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
         slf
     }
@@ -109,8 +96,7 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// Like the built-in `filter`, this class needs no `__clear__`. The references of an iterator never change, so each
-    /// reference cycle contains another object that is mutable, which Python clears.
+    /// Like the built-in `filter`, this class needs no `__clear__`, because the references of an iterator never change.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;
@@ -121,21 +107,17 @@ impl FilterIterator {
 }
 
 /// Yields `item_at(index)` for each index. In contrast to a generator, the iterator continues after an exception.
-#[pyclass(frozen, module = "torchdata._native")]
+#[pyclass(frozen, new = "from_fields", module = "torchdata._native")]
 pub struct IndexedIterator {
     item_at: Py<PyAny>,
     indices: Py<PyAny>,
+    /// A function with the arguments (error, index), which is called for each exception of `item_at`, except for
+    /// KeyboardInterrupt and the like.
     on_error: Py<PyAny>,
 }
 
 #[pymethods]
 impl IndexedIterator {
-    /// `on_error(error, index)` is called for each exception of `item_at`, except for KeyboardInterrupt and the like.
-    #[new]
-    fn new(item_at: Py<PyAny>, indices: &Bound<'_, PyAny>, on_error: Py<PyAny>) -> PyResult<Self> {
-        Ok(Self { item_at, indices: indices.try_iter()?.into_any().unbind(), on_error })
-    }
-
     fn __iter__(slf: PyRef<'_, Self>) -> PyRef<'_, Self> {
         slf
     }

@@ -1,7 +1,6 @@
 //! Measures the time that the user's program spends in `next` of a loader, in a sample of the calls.
 //!
-//! A measured call represents itself and the unmeasured calls since the previous measured call. [`Meter`] measures
-//! iterators that are not pipes.
+//! A measured call represents itself and the unmeasured calls since the previous measured call.
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering::Relaxed;
@@ -31,8 +30,8 @@ impl Metering {
         self.countdown == 0
     }
 
-    /// Records a measured call that began at `began`. Returns the estimated total time in nanoseconds of the measured
-    /// call and of the unmeasured calls that it represents.
+    /// Records a measured call, and returns the estimated total time in nanoseconds of the calls that the measured call
+    /// represents.
     pub fn note(&mut self, began: u64) -> u64 {
         let now = nanoseconds();
         let (took, passed) = (now - began, now - self.measured);
@@ -46,6 +45,7 @@ impl Metering {
     }
 }
 
+#[derive(Default)]
 pub struct Meter(GilCell<Option<CountedItems>>);
 
 struct CountedItems {
@@ -54,11 +54,7 @@ struct CountedItems {
 }
 
 impl Meter {
-    pub fn new() -> Self {
-        Self(GilCell::new(None))
-    }
-
-    /// Counts and measures items in the record of `pipe`. The next call of `around` begins an epoch in the statistics.
+    /// Counts and measures items in the record of `pipe`.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.0.with(py, |counted| *counted = Some(CountedItems { pipe, metering: Metering::new() }));
     }

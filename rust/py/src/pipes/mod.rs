@@ -1,5 +1,4 @@
-//! Iterates pipes. Tokens identify the valid iterator of a pipe, guards count items, `turn` makes threads read one at a
-//! time, and `clocking` and `metering` measure time.
+//! Iterates pipes, and measures their time.
 
 pub mod calling;
 pub mod clocking;

@@ -1,6 +1,4 @@
 //! Iterates over one of several shares of an indexable source. An iterator never reads the items of other shares.
-//!
-//! The source's iterator skips the items of other shares, and counts skipped items as yielded.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -23,8 +21,6 @@ pub struct ShareIterator {
 
 #[pymethods]
 impl ShareIterator {
-    /// `source` is the guard of a `SequenceIterator`. The iterator first skips `before` items and yields `left` items.
-    /// `left` and `run` are positive.
     #[new]
     fn new(source: &Bound<'_, PyAny>, before: usize, left: usize, between: usize, run: usize) -> PyResult<Self> {
         if !source.get_type().is(guard::guard_type(source.py())?) {

@@ -1,8 +1,5 @@
 //! Implements the token of a pipe, which records which iterator of the pipe is valid, and how many items this iterator
 //! has yielded.
-//!
-//! All threads that iterate a pipe share the pipe's token. Each iterator has a guard (`guard.rs`), which stores the
-//! iterator's number, and is valid while the token contains the same number.
 
 use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -33,13 +30,14 @@ impl BoardSlot {
 /// The state of a pipe's current iteration. A token is never pickled or copied, so the iteration of a copied pipe
 /// starts from the beginning.
 #[pyclass(frozen, module = "torchdata._native")]
+#[derive(Default)]
 #[repr(C)]
 pub struct IterationToken {
     current: AtomicU64,
     /// The number of items that the newest iterator has yielded or skipped, including items before a resumption.
     own: AtomicU64,
     place: AtomicPtr<BoardSlot>,
-    /// The record in the statistics that the next `begin` activates. This field changes only together with `place`.
+    /// The record in the statistics that the next `begin` activates.
     pending: GilCell<Option<Box<BoardSlot>>>,
     finished: AtomicBool,
     /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.
@@ -60,8 +58,8 @@ impl IterationToken {
         self.own.store(self.own.load(Relaxed) + items, Relaxed);
     }
 
-    /// Returns the pipe's record in the statistics. Callers must not keep the record while Python code runs, because
-    /// this code may bind the token to another record.
+    /// Returns the pipe's record in the statistics. Callers must not keep the result while Python code runs, because
+    /// Python code may bind the token to another record.
     pub fn place(&self) -> Option<&BoardSlot> {
         // SAFETY: the pointer is null, or points to a box that exists as long as the token.
         // SYNC(slot): pairs with the store in `activate`.
@@ -123,14 +121,7 @@ impl Drop for IterationToken {
 impl IterationToken {
     #[new]
     fn new() -> Self {
-        Self {
-            current: AtomicU64::new(0),
-            own: AtomicU64::new(0),
-            place: AtomicPtr::new(ptr::null_mut()),
-            pending: GilCell::new(None),
-            finished: AtomicBool::new(false),
-            armed: AtomicBool::new(false),
-        }
+        Self::default()
     }
 
     /// Begins an iteration. Returns the number of the iteration, and whether the iteration resumes from a loaded state.

@@ -1,7 +1,7 @@
 //! Makes threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! If a signal handler requests an item in a thread that is already reading, the thread would wait for itself forever.
-//! Such a request raises an error.
+//! If a signal handler requests an item in a thread that is already reading, the thread would wait for itself forever,
+//! so such a request raises an error.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -12,7 +12,6 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
 use torchdata_core::process::{fork, watching};
-use torchdata_core::stats::PipeRef;
 
 use crate::enter::{self, Slices};
 use crate::gil_cell::{GilCell, GilNumber};
@@ -22,10 +21,10 @@ use crate::seconds::duration;
 
 const ADDRESS: u32 = 48;
 
-/// Returns an id of this thread, which includes the number of forks. The thread's own id is not sufficient, because a
-/// thread of the parent process may have the same id.
+/// Returns an id of this thread, which includes the number of forks, because a thread of the parent process may have
+/// the same id.
 fn this_thread() -> u64 {
-    watching::this_thread() ^ (fork::current() << ADDRESS)
+    watching::this_thread() ^ (fork::generation() << ADDRESS)
 }
 
 fn is_inherited(thread: u64) -> bool {
@@ -41,8 +40,8 @@ struct Crowd {
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
     reader: GilNumber,
-    /// 1 if threads wait or `close` has been called, and 0 otherwise. If 0, a thread may read without accessing
-    /// `crowd`.
+    /// The value 1 means that threads wait or `close` has been called. If the value is 0, a thread may read without
+    /// accessing `crowd`.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,
@@ -74,7 +73,6 @@ impl Default for Turn {
 }
 
 impl Turn {
-    /// Waits until earlier requests have ended. This thread may then read until the returned guard is dropped.
     pub fn take<'a, 'py>(&'a self, py: Python<'py>) -> PyResult<TakenTurn<'a, 'py>> {
         let thread = this_thread();
         if self.is_crowded.load() != 0 || !self.reader.replace(0, thread) {
@@ -203,16 +201,12 @@ impl Turn {
 pub struct SharedIterator {
     pub(super) turn: Py<Turn>,
     next: OnceLock<Py<PyAny>>,
-    pub(super) meter: Meter,
+    pub meter: Meter,
 }
 
 impl SharedIterator {
     pub(super) fn new(py: Python<'_>) -> PyResult<Self> {
-        Ok(Self { turn: Py::new(py, Turn::default())?, next: OnceLock::new(), meter: Meter::new() })
-    }
-
-    pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
-        self.meter.count_into(py, pipe);
+        Ok(Self { turn: Py::new(py, Turn::default())?, next: OnceLock::new(), meter: Meter::default() })
     }
 }
 

@@ -6,8 +6,8 @@ use pyo3::prelude::*;
 use super::ReadAheadQueue;
 use crate::gil_cell::GilCell;
 
-/// A hold on a queue. No worker thread starts an item until all holds on the queue are released. A forked child does
-/// not release its copy of a hold, because the child may have inherited the queue's lock in locked state.
+/// A forked child does not release its copy of a hold, because the child may have inherited the queue's lock in locked
+/// state.
 #[pyclass(frozen, name = "ReadAheadHold", module = "torchdata._native")]
 pub struct ReadAheadHold {
     queue: GilCell<Option<Py<ReadAheadQueue>>>,

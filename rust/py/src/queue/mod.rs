@@ -1,9 +1,8 @@
 //! Provides the Python class for the queue between worker threads, which read ahead, and the consumer thread.
 //!
 //! The objects in the queue change only while the GIL is held, so the queue does not change during a garbage
-//! collection. One call both takes a result and records its position, so no signal is handled in between. A forked
-//! child may have inherited the queue's lock in locked state. In a forked child, methods that need the lock therefore
-//! raise an error, and the objects in the queue are never dropped.
+//! collection. A forked child may have inherited the queue's lock in locked state, so methods that need the lock raise
+//! an error in the child.
 
 mod hold;
 mod reading;
@@ -29,12 +28,10 @@ use crate::seconds::duration;
 
 struct Entry {
     content: Py<PyAny>,
-    /// The number of the item in the source, or None if the queue does not record positions.
     index: Option<Index>,
-    /// The state of the source after the item. If `index` is None, an object that the worker attaches to the item.
+    /// The state of the source after the item, or an object that a worker has attached to the item.
     mark: Option<Py<PyAny>>,
-    /// Whether worker threads cannot change the item. A hold on the queue does not wait for the processing of such an
-    /// item.
+    /// Whether worker threads cannot change the item.
     is_plain: bool,
     is_small: bool,
 }
@@ -54,8 +51,8 @@ type Queue = OrderedQueue<Entry>;
 
 type ClaimedItems = (Vec<Slot>, Vec<Py<PyAny>>);
 
-/// Waits until `sleep` returns true. `sleep` waits for at most one slice without the GIL. Signals are handled before
-/// the caller takes an item, because an exception from a signal handler would lose an item that has been taken.
+/// Waits until `sleep` returns true. Signals are handled before the caller takes an item, because an exception from a
+/// signal handler would lose an item that has been taken.
 fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyResult<()> {
     enter::wait(py, None, Slices::LONG, sleep, |_| Ok(false))?;
     py.check_signals()
@@ -65,7 +62,8 @@ fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyRes
 /// items, and the numbers of the items that were delivered out of order.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
-/// The number of a slot, its kind ("waiting", "running", "result" or "error"), its content, and its `mark`.
+/// The number of a slot, its kind ("waiting", "running", "result" or "error"), its content, and the saved state of the
+/// source.
 type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 
 #[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]
@@ -85,7 +83,7 @@ pub struct ReadAheadQueue {
 
 impl Drop for ReadAheadQueue {
     fn drop(&mut self) {
-        if self.generation == fork::current() {
+        if self.generation == fork::generation() {
             // SAFETY: the field is dropped only here, and `self` is not used afterwards.
             unsafe { ManuallyDrop::drop(&mut self.queue) }
         }
@@ -94,7 +92,7 @@ impl Drop for ReadAheadQueue {
 
 impl ReadAheadQueue {
     fn get(&self) -> PyResult<&Queue> {
-        if self.generation == fork::current() { Ok(&self.queue) } else { Err(self.is_the_parents()) }
+        if self.generation == fork::generation() { Ok(&self.queue) } else { Err(self.is_the_parents()) }
     }
 
     #[cold]
@@ -122,8 +120,8 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Changes the position. Source states that are no longer needed are dropped after the access to the cell, because
-    /// dropping may run Python code.
+    /// Changes the position. Unneeded source states are dropped after the access to the cell, because dropping may run
+    /// Python code.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
             place.as_mut().map(|place| {
@@ -132,6 +130,15 @@ impl ReadAheadQueue {
             })
         });
         drop(spent);
+    }
+
+    /// Releases the slot of an item that was already delivered before the loader resumed.
+    fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
+        self.get()?.skip(slot);
+        if let Some(mark) = mark {
+            self.note(py, |place| place.note_late(index, mark));
+        }
+        Ok(())
     }
 
     fn given(&self, py: Python<'_>, entry: Entry) -> Py<PyAny> {
@@ -255,16 +262,6 @@ impl ReadAheadQueue {
         Ok(())
     }
 
-    /// Releases the slot of an item that was already delivered before the loader resumed.
-    #[pyo3(signature = (slot, index, mark=None))]
-    fn skip(&self, py: Python<'_>, slot: Slot, index: Index, mark: Option<Py<PyAny>>) -> PyResult<()> {
-        self.get()?.skip(slot);
-        if let Some(mark) = mark {
-            self.note(py, |place| place.note_late(index, mark));
-        }
-        Ok(())
-    }
-
     #[pyo3(signature = (slot, item, mark=None))]
     fn put(&self, slot: Slot, item: Py<PyAny>, mark: Option<Py<PyAny>>) -> PyResult<()> {
         self.settle(Some(slot), Outcome::Item(Entry { mark, ..Entry::new(item) }))
@@ -300,7 +297,7 @@ impl ReadAheadQueue {
         self.settle(slot, Outcome::End(error.map(Entry::new)))
     }
 
-    /// Submits an item for the worker threads, which cannot change a plain item. A hold does not wait for plain items.
+    /// Submits an item for the worker threads. `is_plain` means that worker threads cannot change the item.
     fn submit(&self, item: Py<PyAny>, is_plain: bool) -> PyResult<()> {
         self.get().map(|queue| queue.submit(Entry { is_plain, ..Entry::new(item) }))
     }
@@ -313,7 +310,6 @@ impl ReadAheadQueue {
         self.settle(None, Outcome::Error(Entry::new(error)))
     }
 
-    /// Waits until `pop` can return or raise without waiting.
     fn wait(&self, py: Python<'_>) -> PyResult<()> {
         let queue = self.get()?;
         if queue.wait_filled(Duration::ZERO) { Ok(()) } else { wait_for(py, |slice| queue.wait_filled(slice)) }
@@ -445,9 +441,8 @@ impl ReadAheadQueue {
         self.get().map_or(0, Queue::len)
     }
 
-    /// Visits the objects in the queue. All passes of the garbage collector must find the same objects, so this method
-    /// waits for the lock, which threads hold only for a few instructions and without the GIL. In a forked child, the
-    /// lock may never be released, so nothing is visited.
+    /// Visits the objects in the queue. All traversals by the garbage collector must find the same objects, so this
+    /// method waits for the lock. In a forked child, the lock may never be released, so nothing is visited.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(queue) = self.get() else { return Ok(()) };
         queue.try_for_each(|_, view| view.content().visit(&visit))?;

@@ -1,4 +1,4 @@
-//! Takes numbered items, and from time to time the state, from a source for the threads that read ahead.
+//! Takes items, and from time to time the state, from a source for the threads that read ahead.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -25,12 +25,13 @@ pub struct SourceReader {
     unsaved: Py<PyAny>,
     /// The number of items between two saved states, or 0 if no states are saved.
     frequency: u64,
-    /// The first `dropped` items and the items in `ahead` are dropped, because an earlier run has delivered them.
+    /// The first `dropped` items and the items in `ahead` are dropped, because an earlier run of the program has
+    /// delivered them.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,
     ended: AtomicBool,
-    /// An exception that `state_of` raised after the previous item. The exception is raised in place of the next item.
+    /// An exception that `state_of` raised after the previous item, and that is raised in place of the next item.
     state_error: GilCell<Option<Py<PyAny>>>,
 }
 
@@ -90,8 +91,8 @@ impl SourceReader {
         Ok(Some((item, index, mark)))
     }
 
-    /// Moves items from the source to the queue. Returns None once the queue is closed. If the source fails, returns
-    /// the reserved slot and the error.
+    /// Moves items from the source to the queue until the queue is closed. If the source fails, returns the reserved
+    /// slot and the error.
     fn hand_over(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
         let queue = queue.get();
         let mut reserved = None;

@@ -4,11 +4,11 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-/// The number of consecutive small items after which the window grows by one item.
+/// The number of consecutive small items after which the queue reads one more item ahead.
 const GROWTH: u64 = 8;
 
-/// The number of items to read ahead. This number depends only on the delivered items, so an abandoned epoch always
-/// leaves the source at the same position.
+/// The number of items to read ahead depends only on delivered items, so an abandoned epoch always leaves the source at
+/// the same position.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     least: usize,

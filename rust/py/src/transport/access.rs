@@ -1,6 +1,6 @@
 //! Ensures that one thread at a time uses the [`Reader`], and only for the current epoch.
 //!
-//! Other threads and signal handlers set flags to stop or pause the reader. The reading thread checks these flags.
+//! Other threads and signal handlers set flags to stop or pause the reader.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -18,9 +18,9 @@ use crate::enter;
 use crate::gil_cell::{GilCell, GilNumber};
 
 pub struct Access {
-    /// The reader, or None while a thread holds the reader.
+    /// The reader, or None while a thread uses the reader.
     reader: GilCell<Option<Box<Reader>>>,
-    /// The id of the thread that holds the reader, or 0.
+    /// The id of the thread that uses the reader, or 0.
     holder: GilNumber,
     pub signs: Signs,
     /// Whether a stream of items begins with the first request instead of the epoch, as in a worker process that reads
@@ -30,7 +30,6 @@ pub struct Access {
     pub owner: OwningProcess,
 }
 
-/// Exclusive access of this thread to the reader. If the process forks during the access, the child has no reader.
 pub struct Held<'a, 'py> {
     access: &'a Access,
     py: Python<'py>,
@@ -61,7 +60,6 @@ impl DerefMut for Held<'_, '_> {
 pub struct Start {
     pub accounts: Vec<Account>,
     pub turn: Option<usize>,
-    /// The number of passes over the dispatched items.
     pub passed: u32,
 }
 
@@ -76,12 +74,13 @@ impl Access {
         }
     }
 
-    /// Returns the epoch and the pass of a new iterator. Pass 0 means that the iterator's first request begins a pass.
+    /// Returns the epoch and the pass number of a new iterator. The pass number is 0 if the iterator's first request
+    /// begins a pass.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
 
-    /// Returns exclusive access to the reader, or None if any thread, even the current thread, holds the reader.
+    /// Returns exclusive access to the reader, or None if any thread, even the current thread, uses the reader.
     #[inline]
     pub fn try_hold<'py>(&self, py: Python<'py>) -> Option<Held<'_, 'py>> {
         let reader = self.reader.with(py, Option::take)?;
@@ -112,7 +111,7 @@ impl Access {
         Ok(held.expect("a poll without a limit ends with a result"))
     }
 
-    /// Returns an error if this thread holds the reader, because the thread would wait for itself forever.
+    /// Returns an error if this thread uses the reader, because the thread would wait for itself forever.
     fn refuse_here(&self, why: &str) -> PyResult<()> {
         if self.holder.load() == this_thread() {
             return Err(PyRuntimeError::new_err(format!(
@@ -160,9 +159,9 @@ impl Access {
         self.signs.paused.store(paused, Relaxed);
         match self.try_hold(py) {
             Some(mut held) if self.owner.is_this() => held.apply_pause(&self.signs),
-            Some(_) => {} // in a forked child, the reader's peers belong to the parent
+            Some(_) => {} // in a forked child, the links belong to the parent
             None => {
-                self.signs.own.ring(); // the thread that holds the reader applies the pause
+                self.signs.own.ring(); // the thread that uses the reader applies the pause
             }
         }
     }
@@ -181,7 +180,8 @@ impl Access {
         reader.replace_dead(py, dead).map(|()| true)
     }
 
-    /// Returns the next item of an iterator. If `pass` is 0, this is the iterator's first request, which begins a pass.
+    /// Returns the next item of an iterator. If `pass` is 0, the request begins a new iteration over the dispatched
+    /// items.
     pub fn next<'py>(&self, py: Python<'py>, epoch: u32, pass: &AtomicU64) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.owner.check()?;
         let mut held = self.hold(py)?;
@@ -204,12 +204,12 @@ impl Access {
         next
     }
 
-    /// Ends a pass before all items have been read, because unread items of this worker would block other workers.
+    /// Ends an iteration before all items have been read, because unread items of this worker would block other
+    /// workers.
     pub fn leave(&self, py: Python<'_>, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;
         }
-        // If another thread holds the reader, that thread already reads a later pass, so this pass has ended.
         if let Some(mut held) = self.try_hold(py)
             && self.owner.is_this()
             && u64::from(held.stream.pass()) == pass

@@ -1,5 +1,4 @@
-//! Provides the Python class `Carrier`, which exchanges the units of links with another machine. A frame contains many
-//! units.
+//! Provides the Python class `Carrier`, which exchanges the messages of links with another machine.
 //!
 //! No thread waits for the GIL while it holds the carrier's lock.
 
@@ -49,8 +48,7 @@ impl PyCarrier {
         Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
     }
 
-    /// Returns the control words, or None if they have not changed, and a list of the head and large buffers of a
-    /// frame.
+    /// Returns the control words if any of them has changed, and a list of the head and the large buffers of a frame.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {
@@ -72,8 +70,8 @@ impl PyCarrier {
         Ok((words, parts))
     }
 
-    /// Writes the units of a frame into a link. Returns False if only some of the units fitted into the link. The
-    /// caller must then call this method again with the same frame.
+    /// Sends the messages of a frame. Returns False if the link is full. The caller must then call this method again
+    /// with the same frame.
     fn put(&self, py: Python<'_>, frame: Vec<PyBuffer<u8>>) -> PyResult<bool> {
         let mut parts = Vec::with_capacity(frame.len());
         for buffer in &frame {
@@ -93,17 +91,17 @@ impl PyCarrier {
         Ok(())
     }
 
-    /// Waits up to `seconds`, and then returns unused memory to the system. The wait also ends if a control word
-    /// changes or if `ring` is called. If `units` is true, pending units end the wait. If `lacks` is true, room for the
-    /// rest of the last frame ends the wait.
-    fn wait(&self, py: Python<'_>, seconds: f64, units: bool, lacks: bool) -> PyResult<()> {
+    /// Waits up to `seconds`, and then returns unused memory to the system. The wait ends early if a control word
+    /// changes or `ring` is called, if a message has arrived (only with `messages`), or if there is room for the rest of
+    /// a frame (only with `lacks`).
+    fn wait(&self, py: Python<'_>, seconds: f64, messages: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {
             if self.rung.swap(false, Relaxed) || began.elapsed() >= limit {
                 return true;
             }
             let mut carrier = self.held();
-            carrier.has_news(units) || lacks && carrier.has_room()
+            carrier.has_news(messages) || lacks && carrier.has_room()
         };
         wait_until(py, &self.own, None, ready, |_| Ok(()))?;
         py.detach(|| self.held().tidy(Instant::now())).map_err(errors::corrupted)

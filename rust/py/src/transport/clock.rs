@@ -15,8 +15,8 @@ struct Stall {
 
 struct Hang {
     next: Duration,
-    /// A callback with the arguments (peer, seconds, patience in seconds). The callback kills a process that hangs, or
-    /// returns false if no process hangs.
+    /// A callback with the arguments (peer, seconds, patience in seconds), which kills a process that hangs, or returns
+    /// false.
     on_hang: Py<PyAny>,
 }
 
@@ -38,7 +38,6 @@ impl Clock {
         Self { limit, name: name.to_owned(), began: None, stall: None, hang: None, tries: 0 }
     }
 
-    /// Calls `on_hang` regularly during waits, instead of raising a TimeoutError when the time limit expires.
     pub fn tell_hang_to(&mut self, on_hang: Py<PyAny>) {
         self.hang = Some(Hang { next: Duration::ZERO, on_hang });
         self.rearm();
@@ -56,7 +55,7 @@ impl Clock {
         }
     }
 
-    /// Ends a wait without an item. `tries` is kept, because a replacement process may send the same item.
+    /// The count of tries is kept, because a replacement process may send the same item.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;
@@ -77,7 +76,7 @@ impl Clock {
         }
     }
 
-    /// Checks how long the wait has lasted, and calls the callbacks. A wait for paused peers is not a stall.
+    /// Checks how long the wait has lasted, and calls the callbacks. A wait for a paused process is not reported.
     pub fn look(&mut self, py: Python<'_>, peer: Option<usize>, paused: bool) -> PyResult<()> {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         match &mut self.stall {
@@ -128,7 +127,6 @@ impl Clock {
         visit.call(self.hang.as_ref().map(|hang| &hang.on_hang))
     }
 
-    /// Removes and returns the callbacks, which the caller must drop.
     pub fn clear(&mut self) -> [Option<Py<PyAny>>; 2] {
         [self.stall.take().map(|stall| stall.on_stall), self.hang.take().map(|hang| hang.on_hang)]
     }

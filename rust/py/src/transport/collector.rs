@@ -1,7 +1,4 @@
-//! Provides the Python class that receives items from worker processes, or dispatched items in a worker process. The
-//! thread that requests an item also receives it.
-//!
-//! `access.rs` decides which thread may read, and `reader.rs` reads items.
+//! Provides the Python class that receives items from worker processes, or dispatched items in a worker process.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -30,12 +27,11 @@ use crate::gil_cell::GilCell;
 use crate::pipes::delivery::Delivery;
 use crate::seconds::duration;
 
-/// Reads the items of several links as one sequence, in one thread at a time. Any thread can stop or pause the
-/// collector, or start another epoch. After the start of an epoch, no more items of the previous epoch are taken.
+/// Reads the items of several links as one sequence, in one thread at a time. Any thread can stop or pause the reading,
+/// or start another epoch.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Collector {
     access: Access,
-    /// The positions and snapshots of the peers. Other threads always find these records consistent.
     books: Arc<GilCell<Books<Content>>>,
     pub(super) relay: Arc<Relay>,
 }
@@ -46,11 +42,9 @@ impl Collector {
     #[classattr]
     const REASON: &[u8] = REASON;
 
-    /// `peers` and `own` are the doorbell indices of the sending processes and of this process.
-    ///
-    /// The number of shards, which are also called peers, is `shards`. Shard i sends over link i modulo the number of
-    /// links. `on_error(peer, description)` is called for a failure and must raise an exception. If `on_demand` is
-    /// true, the first request of each iterator begins a pass of the sending process.
+    /// `peers` and `own` are the doorbell indices of the sending processes and of this process. Shard i sends over link
+    /// i modulo the number of links. `on_error(peer, description)` is called for a failure and must raise an exception.
+    /// If `on_demand` is true, the first request of each iterator begins a new iteration over the dispatched items.
     #[new]
     #[pyo3(signature = (
         links, board, own, peers, on_error, *, in_order = true, timeout = None, name = "worker process", on_demand = false,
@@ -88,21 +82,20 @@ impl Collector {
         Ok(Self { access: Access::new(reader, own, on_demand), books, relay })
     }
 
-    /// Watches processes. Each process is given by its id, or by a descriptor that becomes readable when the process
-    /// exits. After an exit, a waiting reader calls `on_exit(index)`, which must raise an exception.
+    /// Watches processes, given by an id or by a descriptor that becomes readable at the exit. After an exit, a waiting
+    /// reader calls `on_exit(index)`, which must raise an exception.
     fn watch(&self, py: Python<'_>, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py)?.watch.watch(processes, on_exit).map_err(errors::open)
     }
 
     /// Watches processes, and replaces processes that exit.
     ///
-    /// `on_death(dead, received, ended, paused)` receives the indices of exited processes, the number of items received
-    /// from each peer, whether the end of each peer was received, and whether all peers are paused. The callback
-    /// returns the indices of the processes to replace, after it has made sure that all of these processes have exited.
+    /// `on_death(dead, received, ended, paused)` receives the indices of exited processes, the number of items from
+    /// each shard, whether all items of each shard were received, and whether the senders are paused. The callback
+    /// returns the indices of the processes to replace.
     ///
-    /// `on_replace(dead, positions, ended)` then starts the replacements. `positions` contains the received items and
-    /// the newest snapshot of each peer, and the snapshot of the dispatching process. For each replacement, the
-    /// callback returns the index, the new link or None, and the id or descriptor of the new process.
+    /// `on_replace(dead, positions, ended)` then starts the replacements. For each replacement, the callback returns
+    /// the index, the new link or None, and the id or descriptor of the new process.
     ///
     /// If a callback raises an exception, nothing changes, and the next read calls the callbacks again.
     fn watch_and_replace(
@@ -130,9 +123,8 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.on_note = Some(on_note))
     }
 
-    /// Counts and measures items on a page of the statistics board. Link i uses the set of counters `first` + i, and
-    /// `peers` contains the page number of each peer. In the main process, `IteratorGuard` measures the first wait of
-    /// an epoch.
+    /// Counts and measures items on a page of the statistics board. The counters of link i have the index `first` + i,
+    /// and `peers` contains the page number of each sending process.
     fn count_into(
         &self,
         py: Python<'_>,
@@ -143,7 +135,8 @@ impl Collector {
         main: bool,
     ) -> PyResult<()> {
         let mut held = self.access.hold(py)?;
-        let flows = held.meters.count_into(board.get(), page, first, peers, main)?;
+        let flows = board.get().flows(page, first, &peers, false)?;
+        held.meters.count_into(&flows, main.then(|| board.get().page(page)).transpose()?);
         held.peers.links.iter_mut().zip(flows).for_each(|(link, flow)| link.count_into(flow));
         Ok(())
     }
@@ -153,19 +146,18 @@ impl Collector {
         Ok(())
     }
 
-    /// Calls `on_stall(peer, seconds)` after a wait of `seconds`, and again whenever the duration has doubled.
     fn tell_stall(&self, py: Python<'_>, seconds: f64, on_stall: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py).map(|mut held| held.clock.tell_stall_to(duration(seconds), on_stall))
     }
 
     /// Calls `on_hang(peer, seconds, patience)` regularly during waits. The callback kills a process that takes longer
-    /// than `patience`, and returns whether it has killed a process. Each kill doubles `patience` for the awaited item.
+    /// than `patience`, and returns whether it has killed a process.
     fn tell_hang(&self, py: Python<'_>, on_hang: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py).map(|mut held| held.clock.tell_hang_to(on_hang))
     }
 
-    /// Makes every wait raise `exception` once the main process has sent a command over the `control` link that starts
-    /// another epoch or stops this worker process. Waits are reported over the link `output` and the doorbell `main`.
+    /// Makes every wait raise `exception` once the main process has sent a command that starts another epoch or stops
+    /// this worker process.
     fn set_interrupt(
         &self,
         py: Python<'_>,
@@ -180,10 +172,10 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.interrupt = Some(interrupt))
     }
 
-    /// Starts an epoch. Must be called before the command that starts the epoch is sent to the peers. A thread that
-    /// still reads an earlier epoch stops.
+    /// Starts an epoch. Must be called before the command that starts the epoch is sent. A thread that still reads an
+    /// earlier epoch stops.
     ///
-    /// To resume, `starts`, `turn` (the peer of the next item) and `passed` (the number of passes over the dispatched
+    /// To resume, `starts`, `turn` (the shard of the next item) and `passed` (the number of passes over the dispatched
     /// items) describe the position.
     #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     fn start_epoch(
@@ -204,10 +196,11 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.progress.given = given)
     }
 
-    /// Returns the positions of all peers after `delivered` items, or the current positions if `delivered` is None.
-    /// Returns None if the log does not contain this position. A position consists of each peer's items and snapshot,
-    /// the next peer, and the snapshot of the dispatching process. Python code must not count the delivered items,
-    /// because a signal handler could run between a delivery and the count.
+    /// Returns the position after `delivered` items, or the current position if `delivered` is None. Returns None if
+    /// the position is no longer known.
+    ///
+    /// A position consists of the items and the snapshot of each shard, the shard of the next item, and the snapshot of
+    /// the dispatching process.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn positions(
@@ -223,13 +216,13 @@ impl Collector {
         })
     }
 
-    /// Waits for the first unit of the epoch from each peer, which is usually a snapshot.
+    /// Waits for the first message of the epoch from each shard, which is usually a snapshot.
     fn await_snapshots(&self, py: Python<'_>, dealt: bool) -> PyResult<()> {
         self.access.hold(py)?.await_snapshots(py, &self.access.signs, dealt)
     }
 
-    /// Waits in a worker process for the first snapshot of the dispatching process in this epoch, which the worker
-    /// relays to the main process. A command ends the wait early.
+    /// Waits in a worker process for the first snapshot of the dispatching process in this epoch. A command ends the
+    /// wait early.
     fn await_relayed(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.hold(py)?.await_relayed(py, Stream::first(epoch))
     }
@@ -239,28 +232,26 @@ impl Collector {
     }
 
     fn keep(&self, py: Python<'_>, snapshots: Vec<Option<Kept>>, dealt: Option<KeptDealt>) {
-        let superfluous: Vec<Content> = self.books.with(py, |books| {
-            let mut superfluous = Vec::new();
-            for (peer, one) in snapshots.into_iter().enumerate() {
-                superfluous.extend(one.map(|one| books.keep(peer, unkept(one), None)).unwrap_or_default());
-            }
-            superfluous.extend(dealt.map(|one| books.keep_dealt(unkept_dealt(one))).unwrap_or_default());
-            superfluous
+        let superfluous = self.books.with(py, |books| {
+            let snapshots = snapshots.into_iter().enumerate();
+            let kept = snapshots.flat_map(|(peer, one)| one.map(|one| books.keep(peer, unkept(one), None)));
+            let superfluous: Vec<_> = kept.collect();
+            (superfluous, dealt.map(|one| books.keep_dealt(unkept_dealt(one))))
         });
         drop(superfluous);
     }
 
-    /// Returns the pass over the dispatched items, and (items, checksum) that this worker has read in this pass.
+    /// Returns the number of the current iteration (pass) over the dispatched items, and (items, checksum) that this
+    /// worker has read in the pass.
     fn share(&self, py: Python<'_>) -> (u64, Entry) {
         (self.access.signs.pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
 
-    /// Ends this epoch, even if some of its items were not read. The peers send no further items of the epoch.
     fn finish_epoch(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.finish_epoch(py, epoch)
     }
 
-    /// Pauses all peers. Any thread may call this method at any time, also during a read.
+    /// Pauses all senders. Any thread may call this method at any time, also during a read.
     fn pause(&self, py: Python<'_>) {
         self.access.set_paused(py, true);
     }
@@ -269,15 +260,15 @@ impl Collector {
         self.access.set_paused(py, false);
     }
 
-    /// Ends the epoch in this process. No more items are returned, and the peers stop computing items. Any thread or
-    /// signal handler may call this method at any time, also during a read.
+    /// Ends the epoch in this process, so that no more items are returned. Any thread or signal handler may call this
+    /// method at any time, also during a read.
     fn stop(&self, py: Python<'_>) {
         self.access.stop(py);
     }
 
-    /// Receives items early, while the caller waits until all child processes have executed a command. A peer could
-    /// otherwise wait forever for the dispatching process, which may wait for other peers. The caller repeats the call,
-    /// with `done` set to true in the last call.
+    /// Receives items early while the caller waits until all child processes have executed a command. Without this
+    /// method, a child could wait forever for the dispatching process. The caller repeats the call, with `done` set to
+    /// true in the last call.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold(py) else { return Ok(()) }; // the reading thread receives these items
         if done {
@@ -288,11 +279,6 @@ impl Collector {
         peers.help_starving(py, collecting)
     }
 
-    fn taken(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
-        Ok(self.access.hold(py)?.peers.links.iter().map(Consumer::taken).collect())
-    }
-
-    /// Returns, for each link, the number of bytes of shared memory that received items still use.
     fn leased(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         Ok(self.access.hold(py)?.peers.links.iter().map(Consumer::leased).collect())
     }
@@ -301,14 +287,11 @@ impl Collector {
         self.access.hold(py).map(|held| held.peers.links[0].acknowledge(count))
     }
 
-    /// Returns an iterator over the items of this epoch. The iterator ends when a later epoch starts.
     fn __iter__(slf: Bound<'_, Self>) -> PyResult<ItemStream> {
         let (epoch, pass) = slf.get().access.epoch();
         Ok(ItemStream { collector: slf.unbind(), epoch, pass: AtomicU64::new(pass) })
     }
 
-    /// Waits up to `seconds` for a message from `peer`. `peer` must not send items, because such items would be
-    /// dropped.
     #[pyo3(signature = (peer, seconds = None))]
     fn receive<'py>(&self, py: Python<'py>, peer: usize, seconds: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
         self.access.owner.check()?;
@@ -329,9 +312,8 @@ impl Collector {
         self.access.hold(py)?.receive_results(py, peer, last, seconds.map(duration))
     }
 
-    /// Visits the references of the reader. While a thread reads, the thread's reference keeps this object alive, so
-    /// nothing is visited. A thread takes the reader only with the GIL held, so all passes of the garbage collector
-    /// visit the same references.
+    /// While a thread reads, the thread's reference keeps this object alive, so nothing is visited. A thread takes the
+    /// reader only with the GIL held, so all traversals by the garbage collector visit the same references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // SAFETY: the garbage collector holds the GIL during this call, but provides no interpreter token.
         let py = unsafe { Python::assume_attached() };

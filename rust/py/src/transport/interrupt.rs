@@ -1,4 +1,4 @@
-//! Lets commands of the main process interrupt the waits of a worker's reader, and reports the waits to that process.
+//! Lets commands of the main process interrupt the waits of a worker process.
 
 use pyo3::prelude::*;
 use torchdata_core::link::Link;
@@ -6,7 +6,6 @@ use torchdata_core::process::board::BellRef;
 
 pub struct Interrupt {
     pub control: Link,
-    /// The exception that is raised when the main process starts another epoch or stops the worker process.
     pub exception: Py<PyAny>,
     /// The link over which the worker process sends items to the main process, and the doorbell of the main process.
     pub output: (Link, BellRef),

@@ -1,16 +1,16 @@
-//! Defines the kinds of units (messages) that links transport.
+//! Defines the kinds of messages that links transport.
 
 pub const ITEM: u16 = 0;
 pub const END: u16 = 1;
 pub const ERROR: u16 = 2;
 pub const MESSAGE: u16 = 3;
-/// A flag for a unit whose payload is too long for the ring. The last buffer of the unit contains the payload.
+/// A flag for a message whose payload is too long for the ring. The last buffer of the message contains the payload.
 pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
-/// A snapshot of the sender's graph, which is valid after all items that were sent before the snapshot.
+/// A snapshot of the sender's state, which is valid after all items that were sent before the snapshot.
 pub const STATE: u16 = 4;
-/// A snapshot of the dispatching process, which a worker process relays to the main process.
+/// A snapshot of the dispatching process, which a worker process sends on to the main process.
 pub const RELAYED: u16 = 5;
-/// The result of a function call. The number of the call follows the result (see `result_tail`).
+/// The result of a function call. The number of the call follows the result.
 pub const RESULT: u16 = 6;
 /// A note for the main process, which is delivered in order with the items of a worker process.
 pub const NOTE: u16 = 7;

@@ -6,7 +6,8 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::{BellBoard, BellRef};
-use torchdata_core::process::region::{self, Region};
+use torchdata_core::process::inherited;
+use torchdata_core::process::region::Region;
 
 use super::stats::PyStatsBoard;
 use crate::descriptors::take_fd;
@@ -31,7 +32,7 @@ impl PyLink {
         Link::create(config).map(Self).map_err(errors::open)
     }
 
-    /// Maps a link that another process has created. This function takes ownership of the descriptor.
+    /// Maps a link that another process has created, and closes the descriptor `fd`.
     #[staticmethod]
     fn attach(fd: i32) -> PyResult<Self> {
         Link::attach(take_fd(fd)?).map(Self).map_err(errors::open)
@@ -90,5 +91,5 @@ pub fn drop_inherited(
     let mut own: Vec<&Region> = links.iter().map(|link| link.get().0.region()).collect();
     own.push(&bells.get().0.region);
     own.extend(stats.map(|board| &board.get().0.region));
-    region::drop_inherited(&own);
+    inherited::drop_all_but(&own);
 }

@@ -1,9 +1,6 @@
 //! Measures how long a reader waits.
 
-use pyo3::prelude::*;
 use torchdata_core::stats::{FlowRef, PageRef, WaitRef};
-
-use super::stats::PyStatsBoard;
 
 #[derive(Default)]
 pub struct Meters {
@@ -15,25 +12,16 @@ pub struct Meters {
 }
 
 impl Meters {
-    pub fn count_into(
-        &mut self,
-        board: &PyStatsBoard,
-        page: usize,
-        first: usize,
-        peers: Vec<u32>,
-        main: bool,
-    ) -> PyResult<Vec<FlowRef>> {
-        let flows = board.flows(page, first, &peers, false)?;
+    pub fn count_into(&mut self, flows: &[FlowRef], page: Option<PageRef>) {
         self.waits = flows.iter().map(WaitRef::of).collect();
-        self.page = if main { Some(board.page(page)?) } else { None };
-        Ok(flows)
+        self.page = page;
     }
 
     pub fn begin(&mut self) {
         self.first = self.page.is_some();
     }
 
-    /// Returns the counter of a wait, or None for the main process's first wait in an epoch, which `IteratorGuard`
+    /// Returns the counter of a wait, or None for the main process's first wait in an epoch, which the pipe's iterator
     /// measures.
     pub fn wait(&self, link: Option<usize>) -> Option<&WaitRef> {
         if !self.first {

@@ -1,8 +1,8 @@
 //! Sends and receives items between processes.
 //!
 //! The main process reads items from worker processes. A loader may also have one dispatching process, which
-//! distributes the items of a shared pipe to the workers. A unit is a message in the ring of a link, such as an item or
-//! a snapshot (a saved state of the sender). A pass is one iteration over the dispatched items within an epoch.
+//! distributes the items of a shared pipe to the workers. A pass is one iteration over the dispatched items within an
+//! epoch.
 
 mod access;
 pub mod carrier;

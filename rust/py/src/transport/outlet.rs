@@ -1,7 +1,7 @@
-//! Holds the state of the thread that sends units (messages) in a child process: the links, the unit that is being
-//! sent, and the conditions that end a wait.
+//! Holds the state of the thread that sends messages in a child process.
 //!
-//! If a command interrupts the sending of a unit, the next call sends the rest of the unit, so that no item is lost.
+//! If a command interrupts the sending of a message, the next call sends the rest of the message, so that no item is
+//! lost.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,8 +29,8 @@ pub(super) fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// Returns whether a command interrupts this process. While items of the epoch `held` are recomputed, only a command
-/// that starts a later epoch or stops the process interrupts (see `Outlet::held`).
+/// Returns whether a command interrupts this process. While items of the epoch `held` are recomputed, only a stop or a
+/// later epoch interrupts this process.
 pub(super) fn is_interrupted(control: &Option<Link>, held: Option<u32>) -> bool {
     let obeys = |link: &Link| held.is_none_or(|epoch| link.is_superseded(epoch).unwrap_or(true));
     control.as_ref().is_some_and(|link| link.pending() && obeys(link))
@@ -38,8 +38,8 @@ pub(super) fn is_interrupted(control: &Option<Link>, held: Option<u32>) -> bool 
 
 pub(super) struct Outlet {
     pub owner: OwningProcess,
-    /// The producers, which write into the links. A worker process has one producer for all of its shards. The
-    /// dispatching process has one producer for each worker.
+    /// A worker process has one producer for all of its shards. The dispatching process has one producer for each
+    /// worker.
     pub producers: Vec<Producer>,
     /// The arenas of the producers. `tidy` frees memory in the arenas while a wait borrows the producers.
     arenas: Vec<Arc<Arena>>,
@@ -57,9 +57,11 @@ pub(super) struct Outlet {
     pub encoder: Encoder,
     pub more_comes: bool,
     pub departing: Option<Departing>,
-    /// Whether all items of the pass were computed, so that only the ends of the targets must still be sent.
+    /// Whether all items were computed, so that only the end markers must still be sent.
     pub ending: bool,
     pub deadline: Option<Instant>,
+    /// A callback without arguments, which may raise an exception to abandon the sending of a message.
+    pub tick: Option<Py<PyAny>>,
     pub taker: Option<(Py<PyAny>, Cadence)>,
     pub noter: Option<Py<PyAny>>,
     /// The latest snapshot of the dispatching process, which a worker process sends to the main process.
@@ -68,18 +70,18 @@ pub(super) struct Outlet {
     pub expected: Vec<Option<u64>>,
     pub next_link: usize,
     pub meters: Vec<WaitRef>,
-    /// Measures the wait until the reader requests the next pass.
+    /// Measures the wait until the reader requests another iteration (pass) over the items.
     pub idle: Option<WaitRef>,
     pub page: Option<PageRef>,
 }
 
-/// A unit that could not be sent at once. Commands may be executed while the unit waits for free space.
+/// A message that could not be sent at once. Commands may be executed while the message waits for free space.
 pub(super) struct Departing {
-    /// The index of the unit's target: a shard in a worker process, or a worker in the dispatching process.
+    /// The index of a shard in a worker process, or of a worker in the dispatching process.
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
-    /// The buffers of the unit that were already stored, followed by the payload if the payload is long.
+    /// The buffers of the message that were already stored, followed by the payload if the payload is long.
     pub parts: Vec<Part>,
     pub streamed: usize,
 }
@@ -109,7 +111,7 @@ pub(super) fn tidy(py: Python<'_>, arenas: &[Arc<Arena>]) -> PyResult<bool> {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sent {
-    /// The unit was sent, or the unit was dropped because its reader does not want the unit.
+    /// The message was sent, or the message was dropped because its reader does not want the message.
     Done,
     Interrupted,
 }
@@ -141,6 +143,7 @@ impl Outlet {
             departing: None,
             ending: false,
             deadline: None,
+            tick: None,
             taker: None,
             noter: None,
             relay: None,
@@ -163,16 +166,16 @@ impl Outlet {
         turned(&mut self.producers, self.has_shards, target)
     }
 
-    /// Returns a shard that must recompute items. This shard runs before all other shards, because the main process
-    /// waits for items that follow the recomputed items.
+    /// Returns a shard that must recompute items. This shard runs first, because the main process waits for items that
+    /// follow the recomputed items.
     #[inline]
     pub fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
         if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }
 
-    /// Returns the current epoch if items are being recomputed. Function calls are then postponed, because the main
-    /// process had already received the recomputed items before it sent a function call.
+    /// Returns the current epoch if items are being recomputed. Function calls are postponed until all items are
+    /// recomputed, because the main process received these items before it sent the function calls.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
@@ -236,7 +239,6 @@ impl Outlet {
         self.dealing.turn.end(target);
     }
 
-    /// Records that a shard's iterator has ended. The next `settle` sends the shard's last note and end.
     pub fn close_shard(&mut self, py: Python<'_>, shard: usize) -> PyResult<()> {
         self.check_all_came_again(shard)?;
         self.closing = Some(shard);
@@ -296,7 +298,7 @@ impl Outlet {
         Ok(self.go_on(py)? == Sent::Done)
     }
 
-    /// Encodes an object as the next unit. `go_on` sends the unit, and the bytes in `behind` follow the object.
+    /// Encodes an object as the next message, which `go_on` sends. The bytes in `behind` follow the object.
     pub fn depart(&mut self, target: usize, kind: u16, object: &Bound<'_, PyAny>, behind: &[u8]) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);
         encoder.encode(object, self.producer(target).arena())?;
@@ -315,13 +317,13 @@ impl Outlet {
 
     #[inline]
     pub fn go_on(&mut self, py: Python<'_>) -> PyResult<Sent> {
-        if self.departing.is_none() { Ok(Sent::Done) } else { self.go_on_with(py, None) }
+        if self.departing.is_none() { Ok(Sent::Done) } else { self.send_rest(py) }
     }
 
-    /// Sends the rest of the unit, or abandons the unit if a signal handler or `tick` raises, or the deadline expires.
-    pub fn go_on_with(&mut self, py: Python<'_>, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
+    /// Sends the rest of the message, or abandons the message after an exception or the deadline.
+    fn send_rest(&mut self, py: Python<'_>) -> PyResult<Sent> {
         let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
-        let sent = self.send(py, &mut departing, tick)?;
+        let sent = self.send(py, &mut departing)?;
         if sent == Sent::Interrupted {
             self.departing = Some(departing);
         } else {
@@ -334,17 +336,17 @@ impl Outlet {
         Ok(sent)
     }
 
-    fn send(&mut self, py: Python<'_>, departing: &mut Departing, tick: Option<&Bound<'_, PyAny>>) -> PyResult<Sent> {
+    fn send(&mut self, py: Python<'_>, departing: &mut Departing) -> PyResult<Sent> {
         let Departing { target, kind, encoder, parts, streamed } = departing;
         let inline = encoder.payload.len() <= self.producer(*target).max_inline();
         while parts.len() < encoder.buffers.len() + usize::from(!inline) {
             let placed = match encoder.buffers.get_mut(parts.len()) {
                 Some(OutBuffer::Block(block)) => Placed::At(Part::Block(Arc::clone(block))),
-                Some(OutBuffer::Memory(source)) => self.put_in_memory(py, *target, source, streamed, tick)?,
+                Some(OutBuffer::Memory(source)) => self.put_in_memory(py, *target, source, streamed)?,
                 None => {
                     let payload = &encoder.payload;
                     let mut payload = Source::dense(payload.as_ptr(), payload.len(), None);
-                    self.put_in_memory(py, *target, &mut payload, streamed, tick)?
+                    self.put_in_memory(py, *target, &mut payload, streamed)?
                 }
             };
             match placed {
@@ -358,7 +360,7 @@ impl Outlet {
             false => (*kind | kind::PAYLOAD_IN_BUFFER, &[][..]),
         };
         let soon = self.more_comes;
-        self.push_with(py, *target, parts.len(), payload.len(), tick, |producer| match kind & kind::WHAT {
+        self.push_with(py, *target, parts.len(), payload.len(), |producer| match kind & kind::WHAT {
             kind::ITEM => producer.push_item(kind, parts, payload),
             _ if soon => producer.push_soon(kind, parts, payload),
             _ => producer.push(kind, parts, payload),
@@ -372,11 +374,10 @@ impl Outlet {
         target: usize,
         source: &mut Source,
         streamed: &mut usize,
-        tick: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Placed> {
         let len = source.len();
         if *streamed == 0
-            && let Some(placed) = self.put_in_arena(py, target, source, tick)?
+            && let Some(placed) = self.put_in_arena(py, target, source)?
         {
             return Ok(placed);
         }
@@ -387,7 +388,7 @@ impl Outlet {
             // SAFETY: the owner of the source keeps the `len` bytes at `from` alive.
             let bytes = unsafe { std::slice::from_raw_parts(from.add(*streamed), piece) };
             let before = *streamed;
-            let sent = self.push_with(py, target, 0, piece, tick, |producer| {
+            let sent = self.push_with(py, target, 0, piece, |producer| {
                 let pushed = producer.push_fragment(bytes)?;
                 if pushed == Push::Done {
                     *streamed += piece;
@@ -402,14 +403,8 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Copies a buffer of a unit into the arena. Returns None if no memory becomes free by waiting.
-    fn put_in_arena(
-        &mut self,
-        py: Python<'_>,
-        target: usize,
-        source: &Source,
-        tick: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Option<Placed>> {
+    /// Copies a buffer of a message into the arena. Returns None if no memory becomes free by waiting.
+    fn put_in_arena(&mut self, py: Python<'_>, target: usize, source: &Source) -> PyResult<Option<Placed>> {
         loop {
             let producer = self.producer(target);
             if let Some(block) = producer.allocate(source.len()).map_err(errors::corrupted)? {
@@ -421,22 +416,21 @@ impl Outlet {
                 return Ok(None);
             }
             // An error ends the wait, and the next call of the producer reports the error.
-            let sent = self.wait_for_room(py, target, tick, |producer| producer.worth_allocating().unwrap_or(true))?;
+            let sent = self.wait_for_room(py, target, |producer| producer.worth_allocating().unwrap_or(true))?;
             if let Some(sent) = sent {
                 return Ok(Some(Placed::Nowhere(sent)));
             }
         }
     }
 
-    /// Pushes a unit into the ring, and waits for space if the ring is full. If the reader no longer wants the unit,
-    /// the unit is dropped, and the result is `Sent::Done`.
+    /// Pushes a message into the ring, and waits for space if the ring is full. If the reader no longer wants the
+    /// message, the message is dropped.
     fn push_with(
         &mut self,
         py: Python<'_>,
         target: usize,
         blocks: usize,
         payload: usize,
-        tick: Option<&Bound<'_, PyAny>>,
         mut push: impl FnMut(&mut Producer) -> Result<Push, Corrupted>,
     ) -> PyResult<Sent> {
         loop {
@@ -444,37 +438,36 @@ impl Outlet {
                 return Ok(Sent::Done);
             }
             let room = |producer: &mut Producer| producer.writable(blocks, payload).unwrap_or(true);
-            if let Some(sent) = self.wait_for_room(py, target, tick, room)? {
+            if let Some(sent) = self.wait_for_room(py, target, room)? {
                 return Ok(sent);
             }
         }
     }
 
-    /// Waits until there is space, and then returns None. If the sending must end, returns its result.
+    /// Waits until there is space, and returns None. If the message can no longer be sent, returns the reason.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,
         target: usize,
-        tick: Option<&Bound<'_, PyAny>>,
         mut room: impl FnMut(&mut Producer) -> bool + Send,
     ) -> PyResult<Option<Sent>> {
         let held = self.held();
-        let Self { producers, has_shards, own, control, deadline, meters, .. } = self;
+        let Self { producers, has_shards, own, control, deadline, tick, meters, .. } = self;
         let producer = turned(producers, *has_shards, target);
         producer.flush();
         let unwanted =
             |producer: &mut Producer| matches!(producer.reader(), Ok(Reader::Left | Reader::Ahead | Reader::Done));
         let ready = || room(producer) || is_interrupted(control, held) || unwanted(producer);
-        wait_until(py, own, meters.get(if *has_shards { 0 } else { target }), ready, |_| {
+        wait_until(py, own, meters.get(if *has_shards { 0 } else { target }), ready, |py| {
             if is_over(*deadline) {
                 return Err(PyTimeoutError::new_err("the peer does not read"));
             }
-            tick.map_or(Ok(()), |tick| tick.call0().map(drop))
+            tick.as_ref().map_or(Ok(()), |tick| tick.call0(py).map(drop))
         })?;
         if is_interrupted(control, held) {
             return Ok(Some(Sent::Interrupted));
         }
-        // If the reader wants no more items, the waiting unit is dropped.
+        // If the reader wants no more items, the waiting message is dropped.
         let gone = unwanted(producer) && !room(producer);
         Ok(gone.then(|| {
             producer.give_up();
@@ -486,6 +479,6 @@ impl Outlet {
 
 enum Placed {
     At(Part),
-    /// The buffer was not stored, because a command is pending or because the reader does not want the unit.
+    /// The buffer was not stored, because a command is pending or because the reader does not want the message.
     Nowhere(Sent),
 }

@@ -1,7 +1,4 @@
 //! Ensures that an end of a link is used only by the process that created this end, and not by a forked child.
-//!
-//! A child that user code has forked from a worker process exits when the user's function returns, because only the
-//! worker process may send units.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;

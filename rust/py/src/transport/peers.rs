@@ -1,15 +1,13 @@
-//! The peers, which send units (messages) to a reader, and the units that the reader has received early.
+//! The shards (peers) that send messages to a reader, and messages that the reader has received before their turn.
 //!
-//! A peer is a shard of a sending process. With n links, peer p sends over link p mod n, as shard p / n of this link.
-//! The reader receives a unit early in three cases: the unit precedes the awaited unit in the same ring, another peer
-//! waits for the dispatching process, or the sending process has exited.
+//! With n links, peer p sends over link p mod n, as shard p / n of this link.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
 
 use pyo3::prelude::*;
 use torchdata_core::error::Corrupted;
-use torchdata_core::link::consumer::{Buffer, Consumer, Unit};
+use torchdata_core::link::consumer::{Buffer, Consumer, Message};
 use torchdata_core::protocol::{Account, Collecting, Next, Stream};
 use torchdata_core::stats::add;
 
@@ -19,36 +17,36 @@ use crate::errors;
 
 #[derive(Default)]
 pub struct Taken {
-    pub unit: Unit,
-    /// Whether the unit was counted as received. The count permits the sending process to compute another item.
+    pub message: Message,
+    /// Whether the message was counted as received, which permits the sending process to compute another item.
     pub counted: bool,
 }
 
 impl Taken {
     fn weight(&self) -> u64 {
-        self.unit.buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + self.unit.payload.len() as u64
+        self.message.buffers.iter().map(|buffer| buffer.len() as u64).sum::<u64>() + self.message.payload.len() as u64
     }
 
     fn kind(&self) -> u16 {
-        self.unit.kind & kind::WHAT
+        self.message.kind & kind::WHAT
     }
 }
 
-/// Returns whether a unit has arrived. For a corrupted ring, the result is true, because the attempt to take a unit
-/// then reports the corruption.
+/// Returns whether a message has arrived. For a corrupted ring, the result is true, because the attempt to take a
+/// message then reports the corruption.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether items may refer to shared memory. If false, their buffers are copied.
+/// Returns whether items may refer to shared memory. If the result is false, the buffers of the items are copied.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
 
-fn count_copies(consumer: &Consumer, unit: &Unit) {
+fn count_copies(consumer: &Consumer, message: &Message) {
     let flow = consumer.flow();
-    let leased = unit.buffers.iter().filter(|buffer| matches!(buffer, Buffer::Leased(_)));
+    let leased = message.buffers.iter().filter(|buffer| matches!(buffer, Buffer::Leased(_)));
     add(&flow.copies, leased.clone().count() as u64);
     add(&flow.copied, leased.map(Buffer::len).sum::<usize>() as u64);
 }
@@ -57,22 +55,22 @@ pub struct Surplus {
     bytes: u64,
     most: u64,
     said: bool,
-    /// A callback with the arguments (next peer, peer that sent early, bytes of units received early).
+    /// A callback with the arguments (next peer, peer that sent early, bytes of messages received early).
     pub on_surplus: Option<Py<PyAny>>,
 }
 
 pub struct Peers {
     pub links: Vec<Consumer>,
-    /// For each peer, the units that were received early, and units that could not be decoded yet.
+    /// For each peer, the messages that were received early, and messages that could not be decoded yet.
     taken_in: Vec<VecDeque<Taken>>,
     window: u64,
     pub paused: bool,
     /// The link whose items wake up this process, or None if the items of all links wake up this process.
     awaited: Option<usize>,
-    /// Whether a peer has waited for the dispatching process in this epoch. Items of all links then wake up this
-    /// process, because the dispatching process may wait for other peers.
+    /// Whether a peer has waited for the dispatching process in this epoch. In such an epoch, items of all links wake
+    /// up this process.
     has_starved: bool,
-    /// The unit that was taken last. Its memory is reused for the next unit.
+    /// The message that was taken last, whose memory is reused for the next message.
     pub current: Taken,
     pub surplus: Surplus,
 }
@@ -108,9 +106,9 @@ impl Peers {
     }
 
     #[inline]
-    fn peer_of(&self, link: usize, unit: &Unit) -> PyResult<usize> {
-        let peer = link + usize::from(unit.shard) * self.links.len();
-        if peer < self.len() { Ok(peer) } else { Err(errors::corrupted(Corrupted("a unit has an unknown shard"))) }
+    fn peer_of(&self, link: usize, message: &Message) -> PyResult<usize> {
+        let peer = link + usize::from(message.shard) * self.links.len();
+        if peer < self.len() { Ok(peer) } else { Err(errors::corrupted(Corrupted("a message has an unknown shard"))) }
     }
 
     #[inline]
@@ -134,7 +132,7 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. If `looked_into`, the stream has already begun with a window of 0, to receive its first
+    /// Begins a stream. `looked_into` means that the stream has already begun with a window of 0, to receive its first
     /// snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
@@ -156,7 +154,7 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.set_window(window));
     }
 
-    /// Decides whether the reader delivers an item, receives a unit early, or waits.
+    /// Decides whether the reader delivers an item, receives a message early, or waits.
     pub fn next(&mut self, collecting: &mut Collecting) -> Next {
         loop {
             let all = RefCell::new(&mut *self);
@@ -173,11 +171,11 @@ impl Peers {
                 return next;
             }
             self.has_starved = true;
-            self.await_all(); // checks again, because a unit may have arrived in the meantime
+            self.await_all(); // checks again, because a message may have arrived in the meantime
         }
     }
 
-    /// Makes only the items of this peer's link wake up this process, unless `has_starved` requires all links.
+    /// Makes only the items of this peer's link wake up this process.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {
@@ -201,8 +199,8 @@ impl Peers {
         collecting.next(|peer| self.is_ready(peer), |_| false, |_| false)
     }
 
-    /// Takes the next unit of a peer, and returns whether the peer has a unit. If the next unit in the ring belongs to
-    /// another peer, the unit is stored until that peer's turn.
+    /// Takes the next message of a peer, and returns whether the peer has a message. If the next message in the ring
+    /// belongs to another peer, the message is stored until that peer's turn.
     #[inline]
     pub fn take(&mut self, peer: usize) -> PyResult<bool> {
         if let Some(taken) = self.taken_in[peer].pop_front() {
@@ -212,13 +210,13 @@ impl Peers {
         }
         self.current.counted = false;
         let link = self.link_of(peer);
-        if !self.links[link].take(&mut self.current.unit).map_err(errors::take)? {
+        if !self.links[link].take(&mut self.current.message).map_err(errors::take)? {
             return Ok(false);
         }
-        let whose = self.peer_of(link, &self.current.unit)?;
+        let whose = self.peer_of(link, &self.current.message)?;
         if whose != peer {
-            let unit = std::mem::take(&mut self.current.unit);
-            self.keep_for_later(whose, unit);
+            let message = std::mem::take(&mut self.current.message);
+            self.keep_for_later(whose, message);
         }
         Ok(whose == peer)
     }
@@ -226,7 +224,7 @@ impl Peers {
     pub fn snapshots_taken_in(&mut self, peer: usize) -> VecDeque<Taken> {
         let all = std::mem::take(&mut self.taken_in[peer]);
         let (snapshots, others): (VecDeque<_>, _) =
-            all.into_iter().partition(|taken| snapshots::is_snapshot(taken.unit.kind));
+            all.into_iter().partition(|taken| snapshots::is_snapshot(taken.message.kind));
         self.taken_in[peer] = others;
         let bytes: u64 = snapshots.iter().map(Taken::weight).sum();
         self.surplus.bytes = self.surplus.bytes.saturating_sub(bytes);
@@ -247,38 +245,38 @@ impl Peers {
     #[inline]
     pub fn delivered(&mut self, peer: usize, leased: bool) {
         let link = self.link_of(peer);
-        if !leased && !self.current.unit.buffers.is_empty() {
-            count_copies(&self.links[link], &self.current.unit);
+        if !leased && !self.current.message.buffers.is_empty() {
+            count_copies(&self.links[link], &self.current.message);
         }
         if !self.current.counted {
             self.links[link].item_taken();
         }
-        self.current.unit.buffers.clear();
+        self.current.message.buffers.clear();
     }
 
     pub fn take_in(&mut self, py: Python<'_>, peer: usize, turn: Option<usize>) -> PyResult<()> {
         let link = self.link_of(peer);
         let consumer = &mut self.links[link];
         let may_lease = may_lease(consumer);
-        let mut unit = Unit::default();
-        if !consumer.take(&mut unit).map_err(errors::take)? {
+        let mut message = Message::default();
+        if !consumer.take(&mut message).map_err(errors::take)? {
             return Ok(());
         }
         if !may_lease {
-            // The unit may be kept for a long time, so its buffers are copied to free the sending process's memory.
-            count_copies(consumer, &unit);
-            let buffers = std::mem::take(&mut unit.buffers);
-            unit.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
+            // The message may be kept for a long time, so its buffers are copied to free the sending process's memory.
+            count_copies(consumer, &message);
+            let buffers = std::mem::take(&mut message.buffers);
+            message.buffers = py.detach(|| buffers.into_iter().map(Buffer::into_owned).collect());
         }
-        let peer = self.peer_of(link, &unit)?;
-        self.keep_for_later(peer, unit);
+        let peer = self.peer_of(link, &message)?;
+        self.keep_for_later(peer, message);
         self.tell_surplus(py, peer, turn)
     }
 
-    /// Stores a unit that was received early. An item is counted as received immediately.
+    /// Stores a message that was received before its turn.
     #[cold]
-    fn keep_for_later(&mut self, peer: usize, unit: Unit) {
-        let taken = Taken { unit, counted: true };
+    fn keep_for_later(&mut self, peer: usize, message: Message) {
+        let taken = Taken { message, counted: true };
         if taken.kind() == kind::ITEM {
             self.consumer(peer).item_taken_in();
         }
@@ -316,22 +314,22 @@ impl Peers {
         Ok(())
     }
 
-    /// Receives all units in a link whose producer (the sending process) has exited.
+    /// Receives all messages in a link whose sending process has exited.
     pub fn drain(&mut self, link: usize) -> PyResult<()> {
         loop {
             // The sending process has exited, so the leases on its memory need not be returned.
-            let mut unit = Unit::default();
-            if !self.links[link].take(&mut unit).map_err(errors::take)? {
+            let mut message = Message::default();
+            if !self.links[link].take(&mut message).map_err(errors::take)? {
                 return Ok(());
             }
-            let peer = self.peer_of(link, &unit)?;
-            self.keep_for_later(peer, unit);
+            let peer = self.peer_of(link, &message)?;
+            self.keep_for_later(peer, message);
         }
     }
 
     pub fn received(&self, peer: usize, mut delivered: Account) -> Account {
         let items = self.taken_in[peer].iter().filter(|taken| taken.kind() == kind::ITEM);
-        items.for_each(|taken| delivered.count(taken.unit.digest));
+        items.for_each(|taken| delivered.count(taken.message.digest));
         delivered
     }
 

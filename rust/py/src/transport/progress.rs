@@ -1,9 +1,9 @@
-//! Records how many items were received from each peer, and the snapshots that belong to these positions.
+//! Records how many items were received from each shard, and the snapshots that belong to these positions.
 
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use torchdata_core::link::consumer::Unit;
+use torchdata_core::link::consumer::Message;
 use torchdata_core::protocol::{Account, Books};
 
 use super::kinds as kind;
@@ -11,9 +11,7 @@ use super::snapshots::{Content, Opened, Relay};
 use crate::gil_cell::{GilCell, GilNumber};
 
 pub struct StreamProgress {
-    /// The records of deliveries. Other threads always find these records consistent.
     pub books: Arc<GilCell<Books<Content>>>,
-    /// The latest snapshot of the dispatching process, which a worker process sends to the main process.
     pub relay: Arc<Relay>,
     pub given: Given,
     pub starts: Vec<Account>,
@@ -34,7 +32,7 @@ impl StreamProgress {
         drop(self.books.with(py, |books| books.begin(&starts)));
     }
 
-    /// Begins a stream in `books` before the peers begin the stream, because threads may request positions at any time.
+    /// The beginning is recorded before the peers begin the stream, because threads may request positions at any time.
     pub fn begin_early(&mut self, py: Python<'_>, starts: Vec<Account>) {
         drop(self.books.with(py, |books| books.begin(&starts)));
         self.starts = starts;
@@ -45,15 +43,15 @@ impl StreamProgress {
         self.books.with(py, |books| books.deliver(peer, digest, |total| self.given.lag(total)));
     }
 
-    /// Returns whether a peer has sent a snapshot. If `dealt` is true, peer 0 must also have relayed the first snapshot
+    /// Returns whether a shard has sent a snapshot. If `dealt` is true, shard 0 must also have sent the first snapshot
     /// of the dispatching process.
     pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dealt: bool) -> bool {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dealt || peer > 0 || books.has_dealt()))
     }
 
-    pub fn keep(&self, py: Python<'_>, peer: usize, unit: &Unit) -> PyResult<()> {
-        let opened = Opened::read(unit)?;
-        let of_dispatcher = unit.kind & kind::WHAT == kind::RELAYED;
+    pub fn keep(&self, py: Python<'_>, peer: usize, message: &Message) -> PyResult<()> {
+        let opened = Opened::read(message)?;
+        let of_dispatcher = message.kind & kind::WHAT == kind::RELAYED;
         let (dealt, snapshot) =
             if of_dispatcher { (Some(opened.dealt(py)?), None) } else { (None, opened.snapshot(py)?) };
         let superfluous = self.books.with(py, |books| {

@@ -1,7 +1,4 @@
-//! Reads items. The reader selects the peer of the next item, does other work until this item arrives, and decodes
-//! units.
-//!
-//! `torchdata_core::protocol::Collecting` decides what the reader does next.
+//! Reads items from several links, and does other work while no item arrives.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -9,7 +6,7 @@ use std::time::{Duration, Instant};
 use pyo3::exceptions::{PyRuntimeError, PyTimeoutError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
-use torchdata_core::link::consumer::{Buffer, Unit};
+use torchdata_core::link::consumer::{Buffer, Message};
 use torchdata_core::process::board::BellRef;
 use torchdata_core::protocol::{Collecting, Next, Stream};
 
@@ -64,7 +61,7 @@ pub struct Reader {
     /// A stream that was begun before an item was requested, in order to receive only the stream's first snapshot.
     looked_into: Option<Stream>,
     own: BellRef,
-    /// A callback with the arguments (peer, description), which must raise the exception that a peer has reported.
+    /// A callback with the arguments (peer, description), which must raise the exception that a worker has reported.
     on_error: Py<PyAny>,
     pub on_note: Option<Py<PyAny>>,
 }
@@ -115,14 +112,14 @@ impl Reader {
                     if self.peers.take(peer)? {
                         self.clock.stop();
                         self.meters.first = false;
-                        if self.peers.current.unit.kind & kind::WHAT == kind::ITEM {
+                        if self.peers.current.message.kind & kind::WHAT == kind::ITEM {
                             self.clock.came();
                             return self.deliver(py, peer).map(Some);
                         }
                         if !self.handle(py, peer)? {
                             return Ok(None);
                         }
-                    } // other units are fragments, or remain from an earlier epoch
+                    } // other messages are fragments, or remain from an earlier epoch
                 }
                 Next::Over => return Ok(None),
                 Next::Fail if self.watch.replacing.is_some() => self.replace_dead(py, Vec::new())?,
@@ -138,41 +135,41 @@ impl Reader {
         ))
     }
 
-    /// Handles a unit that is not an item. Returns whether more items may follow.
+    /// Handles a message that is not an item. Returns whether more items may follow.
     #[cold]
     fn handle(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
-        match self.peers.current.unit.kind & kind::WHAT {
+        match self.peers.current.message.kind & kind::WHAT {
             kind::END => {
                 self.collecting.turn.end(peer);
                 self.progress.books.with(py, |books| books.end(peer));
             }
             kind::ERROR => {
-                let description = decode(py, &self.peers.current.unit, self.peers.may_lease(peer));
-                // The unit is put back before the callback, so that the next call raises this error again even if a
+                let description = decode(py, &self.peers.current.message, self.peers.may_lease(peer));
+                // The message is put back before the callback, so that the next call raises this error again even if a
                 // signal handler raises an exception now.
                 self.peers.put_back(peer);
                 self.on_error.call1(py, (peer, description?))?;
                 return Ok(false); // reached only if `on_error` does not raise an exception
             }
             kind::NOTE => {
-                let note = decode(py, &self.peers.current.unit, self.peers.may_lease(peer))?;
+                let note = decode(py, &self.peers.current.message, self.peers.may_lease(peer))?;
                 if let Some(on_note) = &self.on_note {
                     on_note.call1(py, (peer, note))?;
                 }
             }
-            unit_kind if snapshots::is_snapshot(unit_kind) => self.keep(py, peer)?,
+            message_kind if snapshots::is_snapshot(message_kind) => self.keep(py, peer)?,
             _ => {} // an answer for which no code waits any more
         }
         Ok(true)
     }
 
-    /// Decodes and returns the item in the current unit. If decoding fails, for example because a signal handler raises
-    /// an exception, the next call decodes the same unit.
+    /// Decodes and returns the item in the current message. If decoding fails, for example because of Ctrl-C, the next
+    /// call decodes the same message.
     #[inline]
     fn deliver<'py>(&mut self, py: Python<'py>, peer: usize) -> PyResult<Bound<'py, PyAny>> {
         let may_lease = self.peers.may_lease(peer);
-        let unit = &self.peers.current.unit;
-        let item = match decode(py, unit, may_lease) {
+        let message = &self.peers.current.message;
+        let item = match decode(py, message, may_lease) {
             Ok(item) => item,
             Err(error) => {
                 self.peers.put_back(peer);
@@ -180,32 +177,32 @@ impl Reader {
             }
         };
         self.collecting.turn.advance();
-        self.progress.deliver(py, peer, unit.digest);
+        self.progress.deliver(py, peer, message.digest);
         self.peers.delivered(peer, may_lease);
         Ok(item)
     }
 
     fn keep(&mut self, py: Python<'_>, peer: usize) -> PyResult<()> {
-        self.keep_unit(py, peer, &self.peers.current.unit)?;
-        self.peers.current.unit.buffers.clear();
+        self.keep_message(py, peer, &self.peers.current.message)?;
+        self.peers.current.message.buffers.clear();
         Ok(())
     }
 
-    pub fn keep_unit(&self, py: Python<'_>, peer: usize, unit: &Unit) -> PyResult<()> {
+    pub fn keep_message(&self, py: Python<'_>, peer: usize, message: &Message) -> PyResult<()> {
         if self.interrupt.is_none() {
-            return self.progress.keep(py, peer, unit);
+            return self.progress.keep(py, peer, message);
         }
-        self.progress.relay.put(Relayed::of(unit)?);
+        self.progress.relay.put(Relayed::of(message)?);
         Ok(())
     }
 
     pub fn keep_taken_in(&mut self, py: Python<'_>, peer: usize) -> PyResult<()> {
-        self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_unit(py, peer, &taken.unit))
+        self.peers.snapshots_taken_in(peer).iter().try_for_each(|taken| self.keep_message(py, peer, &taken.message))
     }
 
     fn take_snapshot(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         let taken = self.peers.take(peer)?;
-        if taken && snapshots::is_snapshot(self.peers.current.unit.kind) {
+        if taken && snapshots::is_snapshot(self.peers.current.message.kind) {
             self.keep(py, peer)?;
         } else if taken {
             self.peers.put_back(peer);
@@ -213,8 +210,7 @@ impl Reader {
         Ok(taken)
     }
 
-    /// Waits in a worker process for the first snapshot of the dispatching process, without requesting an item. If a
-    /// unit of another kind arrives first, that unit is kept for the next read.
+    /// Waits in a worker process for the first snapshot of the dispatching process, without requesting an item.
     pub fn await_relayed(&mut self, py: Python<'_>, stream: Stream) -> PyResult<()> {
         self.looked_into = Some(stream);
         self.peers.links[0].begin(stream, 0);
@@ -233,10 +229,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for the first unit of each peer in this epoch, and stores the unit if it is a snapshot. If `dealt` is
-    /// true, also waits for the snapshot of the dispatching process, which peer 0 relays. A peer sends its snapshot
-    /// before its first item, so this wait takes no longer than the wait for an item. If the wait ends early, the next
-    /// read reports the reason.
+    /// Waits for the first message of each shard in this epoch, and stores the message if it is a snapshot. If `dealt`
+    /// is true, also waits for the snapshot of the dispatching process.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
@@ -252,7 +246,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for a peer's first unit. Returns false if the epoch ends, the timeout expires or a process exits.
+    /// Waits for a shard's first message. Returns false if the epoch ends, the timeout expires or a process exits.
     fn await_first(
         &mut self,
         py: Python<'_>,
@@ -301,8 +295,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for an item or another event, and returns the next step of the reader. Returns None if a process has
-    /// exited.
+    /// Waits for an item or another event, and returns the next step of the reader, or None if a process has exited.
     fn sleep(&mut self, py: Python<'_>, signs: &Signs, epoch: u32, turn: Option<usize>) -> PyResult<Option<Next>> {
         let Self { peers, collecting, clock, meters, watch, interrupt, own, .. } = self;
         clock.start();
@@ -339,19 +332,18 @@ impl Reader {
         py.check_signals().map(|()| Some(next))
     }
 
-    /// Waits for a unit of a peer, at most until `limit` after `started`. Returns whether a unit was received.
-    fn await_unit(
+    fn await_message(
         &mut self,
         py: Python<'_>,
         peer: usize,
         (started, limit): (Instant, Option<Duration>),
-        unit: &mut Unit,
+        message: &mut Message,
     ) -> PyResult<bool> {
         let is_over = || limit.is_some_and(|limit| started.elapsed() >= limit);
         let Self { peers, own, meters, .. } = self;
         let consumer = peers.consumer(peer);
         loop {
-            if consumer.take(unit).map_err(errors::take)? {
+            if consumer.take(message).map_err(errors::take)? {
                 return Ok(true);
             }
             if is_over() {
@@ -368,10 +360,10 @@ impl Reader {
         peer: usize,
         limit: Option<Duration>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let (mut unit, until) = (Unit::default(), (Instant::now(), limit));
-        while self.await_unit(py, peer, until, &mut unit)? {
-            if unit.kind & kind::WHAT == kind::MESSAGE {
-                return decode(py, &unit, true).map(Some);
+        let (mut message, until) = (Message::default(), (Instant::now(), limit));
+        while self.await_message(py, peer, until, &mut message)? {
+            if message.kind & kind::WHAT == kind::MESSAGE {
+                return decode(py, &message, true).map(Some);
             }
         }
         Ok(None)
@@ -384,14 +376,14 @@ impl Reader {
         last: u64,
         limit: Option<Duration>,
     ) -> PyResult<Row<'py>> {
-        let mut unit = Unit::default();
+        let mut message = Message::default();
         let (mut results, mut seconds) = (Vec::new(), 0.0);
-        let mut there = self.await_unit(py, peer, (Instant::now(), limit), &mut unit)?;
+        let mut there = self.await_message(py, peer, (Instant::now(), limit), &mut message)?;
         while there {
             let last = last + results.len() as u64;
-            let came = match unit.kind & kind::WHAT {
-                kind::RESULT => decode_result(py, &unit, last),
-                kind::MESSAGE => decode(py, &unit, true).map(Came::Message),
+            let came = match message.kind & kind::WHAT {
+                kind::RESULT => decode_result(py, &message, last),
+                kind::MESSAGE => decode(py, &message, true).map(Came::Message),
                 _ => Ok(Came::Late),
             };
             match came {
@@ -403,7 +395,7 @@ impl Reader {
                 Ok(Came::Message(message)) => return Ok((results, seconds, Some(message))),
                 Err(error) => return Ok((results, seconds, Some(error.into_value(py).into_bound(py).into_any()))),
             }
-            there = self.peers.consumer(peer).take(&mut unit).map_err(errors::take)?;
+            there = self.peers.consumer(peer).take(&mut message).map_err(errors::take)?;
         }
         Ok((results, seconds, None))
     }
@@ -417,8 +409,8 @@ impl Reader {
         visit.call(self.interrupt.as_ref().map(|interrupt| &interrupt.exception))
     }
 
-    /// Removes and returns the callbacks. The caller must drop the callbacks after the reader is released, because
-    /// dropping may run arbitrary code.
+    /// Removes and returns the callbacks, which must be dropped after the reader is released, because dropping may run
+    /// arbitrary code.
     pub fn clear(&mut self) -> impl Sized + use<> {
         let (on_exit, replacing) = self.watch.clear();
         (
@@ -442,8 +434,8 @@ enum Came<'py> {
     Late,
 }
 
-fn decode_result<'py>(py: Python<'py>, unit: &Unit, last: u64) -> PyResult<Came<'py>> {
-    with_payload(py, unit, |payload, buffers| {
+fn decode_result<'py>(py: Python<'py>, message: &Message, last: u64) -> PyResult<Came<'py>> {
+    with_payload(py, message, |payload, buffers| {
         let (object, number, spent) = kind::split_result(payload).ok_or_else(codec::malformed)?;
         if number <= last {
             return Ok(Came::Late);
@@ -453,21 +445,26 @@ fn decode_result<'py>(py: Python<'py>, unit: &Unit, last: u64) -> PyResult<Came<
 }
 
 #[inline]
-fn decode<'py>(py: Python<'py>, unit: &Unit, may_lease: bool) -> PyResult<Bound<'py, PyAny>> {
-    with_payload(py, unit, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
+fn decode<'py>(py: Python<'py>, message: &Message, may_lease: bool) -> PyResult<Bound<'py, PyAny>> {
+    with_payload(py, message, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
 }
 
-/// Calls `look` with the payload and buffers of a unit. A long payload is copied first, so that no sender changes it.
+/// Calls `look` with the payload and buffers of a message. A long payload is copied first, so that no sender changes
+/// it.
 #[inline]
-fn with_payload<R>(py: Python<'_>, unit: &Unit, look: impl FnOnce(&[u8], &[Buffer]) -> PyResult<R>) -> PyResult<R> {
-    match unit.buffers.split_last() {
-        Some((long, buffers)) if unit.kind & kind::PAYLOAD_IN_BUFFER != 0 => match long {
+fn with_payload<R>(
+    py: Python<'_>,
+    message: &Message,
+    look: impl FnOnce(&[u8], &[Buffer]) -> PyResult<R>,
+) -> PyResult<R> {
+    match message.buffers.split_last() {
+        Some((long, buffers)) if message.kind & kind::PAYLOAD_IN_BUFFER != 0 => match long {
             Buffer::Owned(payload) => look(payload, buffers),
             Buffer::Leased(lease) => {
                 let payload = py.detach(|| lease.private_copy()).map_err(errors::memory)?;
                 look(&payload, buffers)
             }
         },
-        _ => look(&unit.payload, &unit.buffers),
+        _ => look(&message.payload, &message.buffers),
     }
 }

@@ -1,7 +1,7 @@
 //! Sends snapshots, and checks the items that a child process recomputes to resume an epoch.
 //!
-//! A process resumes an epoch from a snapshot. The process recomputes and drops the items that the reader received
-//! after this snapshot. A rolling checksum verifies that the recomputed items equal the original items.
+//! A process resumes an epoch from a snapshot, and recomputes the items that the reader received after this snapshot. A
+//! rolling checksum verifies that the recomputed items equal the original items.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -47,7 +47,6 @@ impl Outlet {
         Ok(())
     }
 
-    /// Calls `taker`, and returns the head and the content of a snapshot.
     fn take(&self, py: Python<'_>, shard: usize) -> PyResult<Option<(Vec<u8>, Py<PyBytes>)>> {
         let Some((taker, _)) = &self.taker else { return Ok(None) };
         let made: Option<Made> = taker.call1(py, (shard,))?.extract(py)?;
@@ -65,7 +64,6 @@ impl Outlet {
         self.send_content(py, shard, kind::STATE, &head, content.bind(py))
     }
 
-    /// Sends a snapshot if there is space in the link. A worker process sends a snapshot of each shard.
     #[cold]
     pub fn snapshot(&mut self, py: Python<'_>) -> PyResult<()> {
         let began = Instant::now();
@@ -87,7 +85,6 @@ impl Outlet {
             for step in 0..count {
                 let target = if self.has_shards { shard } else { (first + step) % count };
                 let producer = self.producer(target);
-                // A reader that wants no more items would drop the snapshot.
                 if !matches!(producer.reader(), Ok(Reader::Here(_) | Reader::Behind)) {
                     continue;
                 }
@@ -101,8 +98,7 @@ impl Outlet {
         Ok(())
     }
 
-    /// Counts a recomputed item without sending the item. After the last recomputed item, the checksum must be as
-    /// expected.
+    /// Counts a recomputed item without sending the item, and verifies the checksum after the last recomputed item.
     #[cold]
     pub fn make_again(&mut self, py: Python<'_>, target: usize, item: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut encoder = std::mem::take(&mut self.encoder);

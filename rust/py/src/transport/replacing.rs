@@ -1,7 +1,7 @@
 //! Replaces processes that exit during an epoch.
 //!
-//! The main process first receives all complete units of the exited process. The replacement process resumes from the
-//! latest snapshot of the exited process, and uses a new link. Received items keep the old link mapped.
+//! The main process first receives all complete messages of the exited process. The replacement resumes from the latest
+//! snapshot of the exited process, and uses a new link.
 
 use pyo3::prelude::*;
 use torchdata_core::protocol::Account;
@@ -45,7 +45,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Receives all units of exited processes, except for the dispatching process, which sends no units to this reader.
+    /// Receives all messages of exited processes, except for the dispatching process, which sends nothing to this
+    /// reader.
     fn drain(&mut self, py: Python<'_>, dead: &[usize]) -> PyResult<()> {
         let links = self.peers.links.len();
         dead.iter().filter(|&&link| link < links).try_for_each(|&link| self.peers.drain(link))?;

@@ -1,8 +1,7 @@
-//! Provides the Python class that runs the pipe of a worker process, or distributes the items of the dispatching
-//! process.
+//! Provides the Python class that sends the items of a worker process or of the dispatching process.
 //!
 //! The method `pump` loops over the pipe's iterator, so that sending an item creates no Python frame of this package.
-//! Commands are executed between two items, or while a unit (message) waits for space.
+//! Commands are executed between two items, or while a message waits for space.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -22,7 +21,7 @@ use super::collector::Collector;
 use super::kinds as kind;
 use super::links::{PyBellBoard, PyLink, bell};
 use super::outlet::{Outlet, Sent, is_interrupted, is_over, tidy};
-use super::snapshots::{Entry, account, entry};
+use super::snapshots::{Entry, account};
 use super::stats::PyStatsBoard;
 use super::waiting::wait_until;
 use crate::buffers::ArenaBuffer;
@@ -36,7 +35,7 @@ fn deadline(seconds: Option<f64>) -> Option<Instant> {
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
 
-/// Sends units over links. Only one thread sends, but any thread of the process may allocate arena memory.
+/// Sends messages over links. Only one thread sends, but any thread of the process may allocate arena memory.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Sender {
     outlet: Mutex<Outlet>,
@@ -61,7 +60,7 @@ impl Sender {
 #[pymethods]
 impl Sender {
     /// `peers` and `own` are the doorbell indices of the receiving processes and of this process. A pending message in
-    /// the `control` link interrupts `pump` and every wait. If there is only one link, it carries `shards` shards.
+    /// the `control` link interrupts `pump` and every wait.
     #[new]
     #[pyo3(signature = (links, board, own, peers, control = None, shards = 1))]
     fn new(
@@ -87,8 +86,8 @@ impl Sender {
         Ok(Self { outlet: Mutex::new(outlet), arenas, link: AtomicUsize::new(0) })
     }
 
-    /// Counts units on a page of the statistics board. Link i uses the set of counters `first` + i, and `peers`
-    /// contains the page number of each peer.
+    /// Counts messages on a page of the statistics board. The counters of link i have the index `first` + i, and
+    /// `peers` contains the page number of each receiving process.
     fn count_into(&self, board: &Bound<'_, PyStatsBoard>, page: usize, first: usize, peers: Vec<u32>) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         let flows = board.get().flows(page, first, &peers, true)?;
@@ -99,11 +98,10 @@ impl Sender {
         Ok(())
     }
 
-    /// Starts an epoch, whose items are counted from zero. If a unit of an earlier epoch was only sent in part, the
-    /// rest of the unit is dropped.
+    /// Starts an epoch, and drops the rest of a message of an earlier epoch.
     ///
-    /// To resume, `starts` describes the position of each shard or reader: (items, checksum) before this position, the
-    /// number of items to recompute, and the checksum after these items. `turn` is the first shard or reader.
+    /// To resume, `starts` contains, for each shard or reader, (items, checksum) before the position, the number of
+    /// items to recompute, and the checksum after these items. `turn` is the first shard or reader.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -131,17 +129,17 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes `pump` call `taker(shard)` for each shard from time to time, between two items. The pause between two
-    /// calls is `factor` times the duration of a call, but at least `seconds`.
+    /// Makes `pump` call `taker(shard)` from time to time, between two items. The pause is `factor` times the duration
+    /// of a call, but at least `seconds`.
     ///
-    /// `taker` returns None or a snapshot: the pass over the dispatched items, (number, checksum) of these items, and
-    /// the content as bytes. `taker` must not send units.
+    /// `taker` returns None or a snapshot: the number of the iteration (pass) over the dispatched items, (number,
+    /// checksum) of these items, and the content as bytes.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
         self.outlet().map(|mut outlet| outlet.taker = Some((taker, Cadence::new(duration(seconds), factor))))
     }
 
     /// Makes `pump` call `noter(shard)` after each snapshot, and at the end of each shard. `noter` returns None or a
-    /// note, which the reading process passes to its callback `on_note`. `noter` must not send units.
+    /// note, which the reading process passes to its callback `on_note`.
     fn take_notes(&self, noter: Py<PyAny>) -> PyResult<()> {
         self.outlet().map(|mut outlet| outlet.noter = Some(noter))
     }
@@ -165,16 +163,11 @@ impl Sender {
         self.outlet()?.send_relayed(py)
     }
 
-    /// Returns (items, checksum) for each shard or reader. The numbers include items of earlier runs.
-    fn accounts(&self) -> PyResult<Vec<Entry>> {
-        Ok(self.outlet()?.producers.iter().flat_map(Producer::accounts).map(entry).collect())
-    }
-
-    /// Sends the items that the readers request, until `iterator` ends or fails, or a command is pending. If `iterator`
-    /// is a tuple of the iterators of several shards, items are requested from these iterators in turn.
+    /// Sends the items that the readers request. A tuple contains the iterators of several shards, which are used in
+    /// turn.
     ///
-    /// Returns False if a command is pending. The caller must then execute the command and call this method again.
-    /// Returns True once all requested items of this pass have been sent.
+    /// Returns True once all requested items have been sent. Returns False if a command is pending. The caller must
+    /// then execute the command and call this method again.
     #[pyo3(signature = (iterator, turns = None))]
     fn pump(
         &self,
@@ -202,7 +195,8 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The iterator runs while `outlet` is locked. No other thread sends, and `allocate` does not need `outlet`.
+            // The lock of `outlet` is held meanwhile, because no other thread sends, and `allocate` does not need the
+            // lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {
@@ -245,12 +239,12 @@ impl Sender {
         Ok(outlet.send_ends(py)? == Sent::Done)
     }
 
-    /// Waits until a reader requests the next pass. Returns False if a command is pending.
+    /// Waits until a reader requests another iteration (pass) over the items. Returns False if a command is pending.
     fn next_pass(&self, py: Python<'_>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // If the reader's request is damaged, the next pass begins, and its first item reports the error.
+            // A damaged request counts as a request for the next iteration, whose first item reports the damage.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), |_| Ok(()))?;
@@ -264,12 +258,11 @@ impl Sender {
     }
 
     /// Sends a failure to all readers. The failure replaces the end, so that incomplete data does not look complete.
-    /// Returns False if a command is pending. The caller must then execute the command and call this method again.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         outlet.ending = true;
         loop {
-            // The rest of a unit that was sent in part is sent first, because readers must receive complete items.
+            // The rest of a message that was sent in part is sent first, because readers must receive complete items.
             if outlet.go_on(py)? == Sent::Interrupted {
                 return Ok(false);
             }
@@ -279,9 +272,10 @@ impl Sender {
         }
     }
 
-    /// Sends a message. Raises TimeoutError if the peer does not read the message within `seconds`. If `order` is
-    /// given, the peer ends its current epoch: `order` is the number of the next epoch, or a larger number for a stop.
-    /// `tick` is called several times per second, and may raise an exception to abandon the message.
+    /// Sends a message. Raises TimeoutError if the other process does not read the message within `seconds`.
+    ///
+    /// If `order` is given, the other process ends its current epoch. `tick` is called several times per second, and
+    /// may raise an exception to abandon the message.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
         &self,
@@ -289,21 +283,21 @@ impl Sender {
         message: &Bound<'_, PyAny>,
         seconds: Option<f64>,
         order: Option<u64>,
-        tick: Option<&Bound<'_, PyAny>>,
+        tick: Option<Py<PyAny>>,
     ) -> PyResult<()> {
         let mut outlet = self.outlet()?;
         if let Some(order) = order {
             outlet.producers[0].order(order);
         }
-        outlet.deadline = deadline(seconds);
         outlet.depart(0, kind::MESSAGE, message, &[])?;
-        let sent = outlet.go_on_with(py, tick);
-        outlet.deadline = None;
+        (outlet.deadline, outlet.tick) = (deadline(seconds), tick);
+        let sent = outlet.go_on(py);
+        (outlet.deadline, outlet.tick) = (None, None);
         sent.map(drop)
     }
 
     /// Sends the result of a function call. `spent` is the number of seconds since work on the batch of the call began.
-    /// If `more_comes` is true, the peer may be woken up later.
+    /// If `more_comes` is true, the other process may be woken up later.
     fn send_result(
         &self,
         py: Python<'_>,
@@ -322,8 +316,8 @@ impl Sender {
         Ok(())
     }
 
-    /// Waits until the peer has acknowledged `count` messages. Returns False if the peer has not done so after
-    /// `seconds`. `tick` is called several times per second, and may raise an exception to end the wait.
+    /// Waits until `count` messages were acknowledged, or returns False after `seconds`. `tick` is called several times
+    /// per second, and may raise an exception to end the wait.
     fn wait_acknowledged(&self, py: Python<'_>, count: u64, seconds: f64, tick: &Bound<'_, PyAny>) -> PyResult<bool> {
         let deadline = deadline(Some(seconds));
         let outlet = self.outlet()?;
@@ -333,11 +327,11 @@ impl Sender {
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// Returns the pass and the number of its items. The number includes items that were sent before this process
-    /// resumed, items that no reader wanted, and the item that is being sent.
+    /// Returns the number of the current iteration (pass), and the number of items that were computed in the pass,
+    /// whether or not these items were sent.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
-        let waits = outlet.departing.as_ref().is_some_and(|unit| unit.kind & kind::WHAT == kind::ITEM);
+        let waits = outlet.departing.as_ref().is_some_and(|message| message.kind & kind::WHAT == kind::ITEM);
         let made: u64 = outlet.producers.iter().flat_map(Producer::accounts).map(|account| account.items).sum();
         Ok((outlet.producers[0].stream().pass(), made + u64::from(waits)))
     }
@@ -362,14 +356,11 @@ impl Sender {
         codec::empty_over(buffer, dtype, shape).map(Some)
     }
 
-    /// Returns unused arena memory to the system. Only idle senders need this method, because sending also frees
-    /// memory.
     fn tidy(&self, py: Python<'_>) -> PyResult<bool> {
         tidy(py, &self.arenas)
     }
 
-    /// While a sending thread holds the lock, nothing is visited, because the thread's reference keeps this object
-    /// alive.
+    /// While a sending thread holds the lock, the thread's reference keeps this object alive, so nothing is visited.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(outlet) = self.outlet.try_lock() else { return Ok(()) };
         visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))?;

@@ -1,8 +1,7 @@
-//! Defines how a process sends snapshots of its graph over a link, and how the reader stores these snapshots. No
-//! request precedes a snapshot, which is sent between two items.
+//! Defines how a process sends snapshots of its state over a link, and how the reader stores these snapshots.
 //!
-//! A snapshot is dropped if the link has no room for it, because waiting would delay items. A snapshot consists of the
-//! following little-endian words, followed by the content, which is inline or in a block:
+//! A snapshot is dropped if the link has no room for it, because waiting would delay items. A snapshot consists of
+//! little-endian words and the content:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -16,7 +15,7 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use torchdata_core::error::Corrupted;
-use torchdata_core::link::consumer::{Buffer, Unit};
+use torchdata_core::link::consumer::{Buffer, Message};
 use torchdata_core::link::lease::Lease;
 use torchdata_core::link::producer::{Part, Producer};
 use torchdata_core::protocol::{Account, Books, Dealt, PeerPosition, Share, Snapshot};
@@ -43,13 +42,13 @@ pub struct Relayed {
 }
 
 impl Relayed {
-    pub fn of(unit: &Unit) -> PyResult<Self> {
-        let content = match unit.buffers.first() {
+    pub fn of(message: &Message) -> PyResult<Self> {
+        let content = match message.buffers.first() {
             Some(Buffer::Owned(bytes)) => bytes.to_vec(),
             Some(Buffer::Leased(lease)) => lease.private_copy().map_err(errors::memory)?,
             None => Vec::new(),
         };
-        Ok(Self { payload: unit.payload.clone(), content })
+        Ok(Self { payload: message.payload.clone(), content })
     }
 }
 
@@ -70,7 +69,7 @@ impl Relay {
     }
 }
 
-/// The maximum length of inline content. Longer content is sent in a block, because the ring is meant for items.
+/// Longer content is sent in a block, because the ring is meant for items.
 const LONGEST_INLINE: usize = 4 << 10;
 
 pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> Result<bool, Corrupted> {
@@ -104,12 +103,12 @@ pub struct Opened<'a> {
 }
 
 impl<'a> Opened<'a> {
-    pub fn read(unit: &'a Unit) -> PyResult<Self> {
-        Self::parse(unit).ok_or_else(|| errors::corrupted(Corrupted("a snapshot has an invalid format")))
+    pub fn read(message: &'a Message) -> PyResult<Self> {
+        Self::parse(message).ok_or_else(|| errors::corrupted(Corrupted("a snapshot has an invalid format")))
     }
 
-    fn parse(unit: &'a Unit) -> Option<Self> {
-        let raw = unit.payload.as_slice();
+    fn parse(message: &'a Message) -> Option<Self> {
+        let raw = message.payload.as_slice();
         let (words, _) = raw.as_chunks::<8>();
         let word = |index: usize| words.get(index).map(|&bytes| u64::from_le_bytes(bytes));
         let links = usize::try_from(word(4)?).ok().filter(|&links| links <= raw.len() / 16)?;
@@ -124,11 +123,11 @@ impl<'a> Opened<'a> {
             },
             accounts,
             inline: raw.get(8 * (5 + 2 * links)..)?,
-            block: unit.buffers.first(),
+            block: message.buffers.first(),
         })
     }
 
-    /// Returns the content as `bytes`. The content is copied only once, because a reader may be waiting for an item.
+    /// The content is copied only once, because a reader may be waiting for an item.
     fn content(&self, py: Python<'_>) -> PyResult<Content> {
         match self.block {
             None => Ok(PyBytes::new(py, self.inline).unbind()),
@@ -164,13 +163,12 @@ fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
 }
 
 #[inline]
-pub fn is_snapshot(unit_kind: u16) -> bool {
-    matches!(unit_kind & kind::WHAT, kind::STATE | kind::RELAYED)
+pub fn is_snapshot(message_kind: u16) -> bool {
+    matches!(message_kind & kind::WHAT, kind::STATE | kind::RELAYED)
 }
 
 pub type Entry = (u64, u64);
-/// (items, checksum) of a peer before the snapshot, the pass and (items, checksum) of the dispatched items, the
-/// content.
+/// (items, checksum) before the snapshot, the pass and (items, checksum) of the dispatched items, the content.
 pub type Kept = (Entry, u32, Entry, Content);
 /// The pass, the (items, checksum) that were dispatched to each worker, and the content of the snapshot.
 pub type KeptDealt = (u32, Vec<Entry>, Content);

@@ -52,7 +52,7 @@ type Pipe<'py> = (Bound<'py, IterationToken>, String, String, Option<usize>, u32
 
 #[pymethods]
 impl PyStatsBoard {
-    /// Creates a board for `pages` processes. Each process has counters for `flows` ends of links and `pipes` pipes.
+    /// Each of `pages` processes has counters for `flows` ends of links and for `pipes` pipes.
     #[new]
     fn new(pages: u32, flows: u32, pipes: u32, full: bool) -> PyResult<Self> {
         Board::create(BoardConfig { pages, flows, pipes }, full).map(Self).map_err(errors::open)
@@ -68,7 +68,6 @@ impl PyStatsBoard {
         Board::observe(&path).map(Self).map_err(errors::open)
     }
 
-    /// Returns the descriptor of the board's shared memory, or -1 if the descriptor is closed.
     fn fileno(&self) -> i32 {
         self.0.fd().map_or(-1, |fd| fd.as_raw_fd())
     }
@@ -78,7 +77,7 @@ impl PyStatsBoard {
         self.0.close();
     }
 
-    /// Returns a board to which this process may write. The result is this object, or a new mapping in a forked child.
+    /// Returns a board to which this process may write, which is a new mapping in a forked child.
     fn here(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
         let board = slf.get();
         match board.0.fd() {
@@ -95,7 +94,6 @@ impl PyStatsBoard {
         self.0.is_full()
     }
 
-    /// Allows the processes of the loader to send snapshots of any size.
     fn want_large_snapshots(&self) {
         if self.0.is_of_this_process() {
             self.0.want_large_snapshots();
@@ -152,10 +150,9 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts and measures the items of an iterator that is not a pipe, from the next epoch on. The counters are in the
-    /// record of `pipe` on the main process's page.
+    /// Counts and measures the items of an iterator that is not a pipe, from the next epoch on.
     fn count_items(&self, iterator: &Bound<'_, SharedIterator>, page: usize, pipe: usize) -> PyResult<()> {
-        iterator.get().count_into(iterator.py(), self.pipe(page, pipe)?);
+        iterator.get().meter.count_into(iterator.py(), self.pipe(page, pipe)?);
         Ok(())
     }
 

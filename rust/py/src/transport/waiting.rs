@@ -10,19 +10,19 @@ use torchdata_core::stats::{WaitRef, nanoseconds};
 
 use crate::enter::{self, Slices};
 
-/// The number of checks before a thread first yields or sleeps. This number is small, because a spinning thread can
-/// prevent the awaited thread from running.
+/// The number of checks before a thread first yields or sleeps, which is small because a spinning thread can prevent
+/// the awaited thread from running.
 const SPINS: u32 = 40;
-/// The interval between two checks whether other processes still run. The checks are needed because a process that
-/// exits does not ring the bell. A check consists of two system calls, so the checks use less than 1 % of a core.
+/// The interval between two checks whether other processes still run, because a process that exits does not ring the
+/// bell. The checks use less than 1 % of a core.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 static TURNS: Turns = Turns::new();
 
 /// Waits until `ready` returns true. `ready` is called many times without the GIL, but not after it has returned true.
 ///
-/// `meter` counts the wait, unless `ready` returns true in the first few checks. After each slice, Python's signals are
-/// handled and `tick` is called. An error in a signal handler or in `tick` ends the wait.
+/// After each slice, Python's signals are handled and `tick` is called. An error in a signal handler or in `tick` ends
+/// the wait.
 pub fn wait_until(
     py: Python<'_>,
     bell: &BellRef,
@@ -33,8 +33,8 @@ pub fn wait_until(
     wait_among(py, bell, meter, None, ready, || (), tick).map(drop)
 }
 
-/// Waits like `wait_until`. The wait also ends, and returns false, once `any_exited` returns true. `any_exited` is
-/// called every few milliseconds without the GIL, and after each slice. `asleep` is called before the first sleep.
+/// Waits like `wait_until`, but returns false once `any_exited` returns true. The callback `asleep` is called before
+/// the first sleep.
 pub fn wait_among(
     py: Python<'_>,
     bell: &BellRef,
@@ -79,8 +79,8 @@ pub fn wait_among(
     Ok(!has_exited)
 }
 
-/// Sleeps for one slice, and returns whether `ready` has returned true. If the bell rings but `ready` returns false,
-/// for example after an item of another worker, this thread does not take the GIL.
+/// Sleeps for one slice, and returns whether `ready` has returned true. The thread takes the GIL only after `ready` has
+/// returned true or the slice has ended.
 fn sleep(
     bell: &BellRef,
     slice: Duration,

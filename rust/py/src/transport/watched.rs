@@ -38,8 +38,7 @@ pub struct Replacing {
     pub on_replace: Py<PyAny>,
 }
 
-/// The processes that a reader watches. The list is empty in a worker process, which exits with the main process. The
-/// main process reports the exits of all other processes.
+/// The processes that a reader watches. The list is empty in a worker process, which exits with the main process.
 #[derive(Default)]
 pub struct DeathWatch {
     pub processes: Vec<(usize, WatchedProcess)>,
@@ -111,7 +110,6 @@ impl DeathWatch {
         visit.call(self.replacing.as_ref().map(|replacing| &replacing.on_replace))
     }
 
-    /// Removes and returns the callbacks, which the caller must drop.
     pub fn clear(&mut self) -> (Option<Py<PyAny>>, Option<Replacing>) {
         (self.on_exit.take(), self.replacing.take())
     }

@@ -68,7 +68,7 @@ class Filter(IterDataPipe[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         predicate = on_columns(self.filter_fn, self.input_col)
-        return FilterIterator(self.datapipe, predicate, _PLAIN, close_dropped, _to_bool)
+        return FilterIterator(iter(self.datapipe), predicate, _PLAIN, close_dropped, _to_bool)
 
     def __len__(self) -> int:
         raise no_length(self, "Only .set_length(n) after a Filter says how many items it keeps")

@@ -3,28 +3,24 @@
 /// The number of a slot. Slots are numbered in the order in which they are reserved.
 pub type Slot = u64;
 
-/// The result of a worker's request to use the source.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reserve {
     /// The worker must compute one item for the slot, and then call [`put`](OrderedQueue::put) or
     /// [`skip`](OrderedQueue::skip).
     Granted(Slot),
-    /// The worker got no slot before the timeout, because the queue was full or on hold, or another worker used the
-    /// source.
     TimedOut,
     /// No more items are needed, because the queue is closed or the source has ended.
     Closed,
 }
 
-/// The result that a worker stores in its slot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome<T> {
     Item(T),
-    /// An error instead of an item. The consumer may still receive the results of later slots.
+    /// An error instead of an item, after which the consumer may still receive the results of later slots.
     Error(T),
     /// An error after which workers compute no items until the consumer has received the error.
     Break(T),
-    /// The end of the results. The content is the exception with which the source ended, or None.
+    /// The end of the results, with the exception (if any) that ended the source.
     End(Option<T>),
 }
 
@@ -52,25 +48,20 @@ impl<T> Outcome<T> {
     }
 }
 
-/// The result of the consumer's request for the next outcome.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pop<T> {
     Item(T),
-    /// An error of a worker or of the source, which the consumer receives in the order of the items.
+    /// An error of a worker or of the source, in the order of the items.
     Error(T),
     Ended,
-    /// The queue was closed before the results ended.
     Closed,
-    /// No outcome became available before the timeout.
     TimedOut,
 }
 
-/// The content of one slot, which [`OrderedQueue::try_for_each`] shows to a thread that inspects the queue.
+/// The content of one slot, as shown to a thread that inspects the queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum View<'a, T> {
-    /// A submitted item that no worker has claimed yet.
     Waiting(&'a T),
-    /// A submitted item that a worker is processing.
     Running(&'a T),
     Item(&'a T),
     Error(&'a T),

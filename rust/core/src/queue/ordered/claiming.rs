@@ -1,30 +1,22 @@
 //! Lets one thread submit items to the queue, which worker threads claim and process.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::OrderedQueue;
 use super::answers::{Outcome, Slot};
-use super::state::{Phase, sleep, time_left};
+use super::state::{Phase, State};
 
 impl<T> OrderedQueue<T> {
-    /// Waits up to `timeout` until [`claim_some`](Self::claim_some) may have a result. Returns false after the timeout.
-    /// The method claims no items, because the caller has released the GIL and must not move references to Python
-    /// objects.
+    /// Waits up to `timeout` until an item can be claimed, and returns false after the timeout.
+    ///
+    /// The method claims no items, because a thread without the GIL must not move references to Python objects.
     pub fn wait_claimable(&self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        let mut state = self.lock();
-        while !state.is_claimed() && !state.may_claim() {
-            let Some(left) = time_left(deadline) else { return false };
-            state.claiming.count += 1;
-            state = sleep(&self.work, state, left);
-            state.claiming.count -= 1;
-            state.claiming.waking = false;
-        }
-        true
+        let ready = |state: &State<T>| state.is_claimed() || state.may_claim();
+        self.wait(timeout, &self.work, |state| &mut state.claiming, ready)
     }
 
-    /// Releases the source, and submits `item` in the slot, so that another worker can claim the item. Returns the next
-    /// slot if one is free. Must be called by the worker that uses the source.
+    /// Submits `item` for other workers, and releases the source. Returns the next slot if the queue has a free slot.
+    /// Must be called by the worker that uses the source.
     pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
         let mut state = self.lock();
         let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
@@ -38,12 +30,11 @@ impl<T> OrderedQueue<T> {
 
     /// Claims submitted items in order. Returns empty lists if no item is available now, or None after the last item.
     ///
-    /// A call claims up to one of `sharers` equal parts of the waiting items, but up to `least` items if the part is
-    /// smaller, and never more than `most` items. An item for which `joins` returns false is claimed alone.
+    /// A call claims one of `sharers` equal parts of the waiting items, limited to the range from `least` to `most`. An
+    /// item for which `joins` returns false is claimed alone.
     ///
-    /// `take` copies or removes the part of an item that the worker needs. The rest of the item stays in the slot.
-    /// `take` also returns whether the worker may change the item. In this case, `wait_still` waits until the worker
-    /// calls [`put`](Self::put). `joins` and `take` are called under the lock, and must not call the queue.
+    /// `take` copies or removes the part of an item that the worker needs, and returns whether the worker may change
+    /// the item. `joins` and `take` run under the lock, and must not call the queue.
     pub fn claim_some<X>(
         &self,
         (least, most): (usize, usize),
@@ -85,9 +76,10 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores an outcome for each claimed item. `complete` creates the outcome from the rest of the item in the slot
-    /// and the worker's part. `complete` is called under the lock, and must not call the queue. Returns the parts whose
-    /// slots were drained, which the caller must drop.
+    /// Stores an outcome for each claimed item. `complete` combines the rest of an item in the queue with the worker's
+    /// part of the item.
+    ///
+    /// Returns the parts whose slots no longer exist, which the caller must drop.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -106,8 +98,9 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Returns claimed items to the queue, where workers claim these items before all others. `restore` puts the
-    /// worker's part back into the item. Returns the parts whose slots were drained, which the caller must drop.
+    /// Returns claimed items to the queue, before all other items. `restore` puts the worker's part back into the item.
+    ///
+    /// Returns the parts whose slots no longer exist, which the caller must drop.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();

@@ -1,13 +1,10 @@
-//! Prevents workers from starting items while a thread inspects the queue.
-
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::OrderedQueue;
-use super::state::{sleep, time_left};
 
 impl<T> OrderedQueue<T> {
     /// Prevents workers from starting items until each call of `hold` was followed by a call of `release`. Workers may
-    /// still complete items that they started before (see [`wait_still`](Self::wait_still)).
+    /// still complete items that they started before.
     pub fn hold(&self) {
         self.lock().holds += 1;
     }
@@ -19,15 +16,9 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Waits until no worker uses the source, and no worker processes an item that it may change. Returns false after
-    /// the timeout. Must be called while the queue is on hold or closed.
+    /// Waits until no worker uses the source or changes an item, and returns false after the timeout. Must be called
+    /// while the queue is on hold or closed.
     pub fn wait_still(&self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        let mut state = self.lock();
-        while state.busy > 0 {
-            let Some(left) = time_left(deadline) else { return false };
-            state = sleep(&self.still, state, left);
-        }
-        true
+        self.wait(timeout, &self.still, |state| &mut state.inspecting, |state| state.busy == 0)
     }
 }

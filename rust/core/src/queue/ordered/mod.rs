@@ -1,15 +1,13 @@
 //! The bounded queue between worker threads that read ahead and the thread that consumes their results.
 //!
 //! A worker reserves a slot *before* it computes an item, so that the queue always has space for the result. The worker
-//! either takes an item from the source, which only one worker at a time may use ([`OrderedQueue::try_reserve`]), or
-//! claims an item that the consumer has submitted ([`OrderedQueue::claim_some`]).
+//! either takes an item from the source ([`OrderedQueue::try_reserve`]), or claims an item that the consumer has
+//! submitted ([`OrderedQueue::claim_some`]).
 //!
 //! Crossbeam's channels are not used, because they cannot reserve a slot before its item exists, change their capacity,
 //! or list the buffered items for snapshots and for Python's garbage collector.
 //!
-//! One lock protects all state. A thread holds the lock for a few instructions only, and never while contents are
-//! dropped. Wake-ups are system calls, so the queue only wakes up sleeping threads, and each worker wakes up the next
-//! worker.
+//! Wake-ups are system calls, so the queue wakes up only one worker at a time, which wakes up the next worker.
 
 mod answers;
 mod claiming;
@@ -20,7 +18,7 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 pub use answers::{Outcome, Pop, Reserve, Slot, View};
-use state::{Pending, Phase, State, sleep, time_left};
+use state::{Idle, Pending, Phase, State};
 
 use crate::sync::primitive::{Condvar, Mutex, MutexGuard};
 
@@ -36,14 +34,14 @@ pub struct OrderedQueue<T> {
 }
 
 impl<T> OrderedQueue<T> {
-    /// Creates an empty queue with `capacity` slots, or with one slot if `capacity` is 0. If `in_order` is false, the
-    /// consumer receives results as they become ready, but the end and an error of the source always last.
+    /// If `in_order` is false, the consumer receives results as they become ready, but the end and an error of the
+    /// source always last.
     pub fn new(capacity: usize, in_order: bool) -> Self {
         let [room, work, still, filled] = std::array::from_fn(|_| Condvar::new());
         Self { in_order, state: Mutex::new(State::new(capacity)), room, work, still, filled }
     }
 
-    /// Locks the state. The state is consistent even after a panic, because code under the lock only makes plain
+    /// Locks the state, which is consistent even after a panic, because code under the lock only makes plain
     /// assignments.
     fn lock(&self) -> MutexGuard<'_, State<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -53,24 +51,21 @@ impl<T> OrderedQueue<T> {
         self.lock().capacity
     }
 
-    /// Sets the maximum number of slots. The value 0 is treated as 1.
     pub fn set_capacity(&self, capacity: usize) {
         let mut state = self.lock();
         state.capacity = capacity.max(1);
         self.tell(state);
     }
 
-    /// Returns whether the consumer is waiting for a result.
     pub fn is_awaited(&self) -> bool {
         let state = self.lock();
-        state.hungry > 0 && !state.fed
+        state.consuming.count > 0 && !state.consuming.waking
     }
 
     pub fn len(&self) -> usize {
         self.lock().len()
     }
 
-    /// Returns whether a worker has stored the end of the results in the queue.
     pub fn is_finished(&self) -> bool {
         self.lock().finished
     }
@@ -83,15 +78,35 @@ impl<T> OrderedQueue<T> {
         self.lock().holds > 0
     }
 
+    /// Waits up to `timeout` until `ready` returns true, and returns false after the timeout.
+    fn wait(
+        &self,
+        timeout: Duration,
+        condition: &Condvar,
+        idle: impl Fn(&mut State<T>) -> &mut Idle,
+        ready: impl Fn(&State<T>) -> bool,
+    ) -> bool {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.lock();
+        while !ready(&state) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            idle(&mut state).count += 1;
+            (state, _) = condition.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner);
+            idle(&mut state).count -= 1;
+            idle(&mut state).waking = false;
+        }
+        true
+    }
+
     fn tell(&self, mut state: MutexGuard<'_, State<T>>) {
         let over = state.is_over();
-        let room = over || state.may_reserve();
-        let room = state.reserving.wake(room);
-        let work = over || state.may_claim();
-        let work = state.claiming.wake(work);
-        let filled = state.hungry > 0 && !state.fed && !state.ready.is_empty();
-        state.fed |= filled;
-        let still = state.busy == 0 && (state.holds > 0 || state.closed);
+        let (has_room, has_work) = (over || state.may_reserve(), over || state.may_claim());
+        let (is_filled, is_still) = (!state.ready.is_empty(), state.busy == 0);
+        let (room, work) = (state.reserving.wake(has_room), state.claiming.wake(has_work));
+        let (filled, still) = (state.consuming.wake(is_filled), state.inspecting.wake(is_still));
         drop(state);
         if room {
             self.room.notify_one();
@@ -117,20 +132,12 @@ impl<T> OrderedQueue<T> {
         state.try_reserve().map_or(Reserve::TimedOut, Reserve::Granted)
     }
 
-    /// Waits up to `timeout` until [`try_reserve`](Self::try_reserve) may have a result. Returns false after the
-    /// timeout. The method does not reserve the source, because other workers would then wait while this worker waits
-    /// for the GIL.
+    /// Waits up to `timeout` until the source can be reserved, and returns false after the timeout.
+    ///
+    /// The method reserves nothing, because other workers would then wait while this worker waits for the GIL.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        let mut state = self.lock();
-        while !state.is_over() && !state.may_reserve() {
-            let Some(left) = time_left(deadline) else { return false };
-            state.reserving.count += 1;
-            state = sleep(&self.room, state, left);
-            state.reserving.count -= 1;
-            state.reserving.waking = false;
-        }
-        true
+        let ready = |state: &State<T>| state.is_over() || state.may_reserve();
+        self.wait(timeout, &self.room, |state| &mut state.reserving, ready)
     }
 
     /// Appends an outcome after all other outcomes, even if the queue is full.
@@ -141,9 +148,8 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Stores the outcome of a slot, and releases the source if the slot's worker uses it. The outcome is stored even
-    /// if the queue is closed, so that no item of the source is lost. If the slot contains a submitted item, returns
-    /// the queue's copy of this item, which the caller must drop.
+    /// Stores the outcome of a slot, even if the queue is closed, so that no item of the source is lost. Returns the
+    /// queue's copy of a submitted item, which the caller must drop.
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -151,8 +157,7 @@ impl<T> OrderedQueue<T> {
         copy
     }
 
-    /// Stores an outcome like `put`, and reserves the next slot if one is free. The reservation avoids waking up
-    /// another worker.
+    /// Stores an outcome like `put`, and reserves the next slot, which avoids waking up another worker.
     pub fn put_and_reserve(&self, slot: Slot, outcome: Outcome<T>) -> (Option<T>, Option<Slot>) {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -184,8 +189,7 @@ impl<T> OrderedQueue<T> {
         state.pending.remove(at).map_or(Phase::Making, |one| one.phase)
     }
 
-    /// Records that the worker of a slot no longer uses the source, so that `wait_still` no longer waits for the
-    /// worker. The slot stays reserved until the worker stores an outcome.
+    /// Records that a worker no longer uses the source. The worker's slot stays reserved.
     pub fn leave_source(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
@@ -205,7 +209,6 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Returns the next outcome if the outcome is ready.
     pub fn try_pop(&self) -> Pop<T> {
         let mut state = self.lock();
         if state.ended {
@@ -231,24 +234,16 @@ impl<T> OrderedQueue<T> {
         popped
     }
 
-    /// Waits up to `timeout` until [`try_pop`](Self::try_pop) can return an outcome. Returns false after the timeout.
-    /// The method removes no outcome, because the caller has released the GIL and must not move references to Python
-    /// objects.
+    /// Waits up to `timeout` until an outcome is ready, and returns false after the timeout.
+    ///
+    /// The method removes no outcome, because a thread without the GIL must not move references to Python objects.
     pub fn wait_filled(&self, timeout: Duration) -> bool {
-        let deadline = Instant::now() + timeout;
-        let mut state = self.lock();
-        while state.ready.is_empty() && !state.ended && !state.closed {
-            let Some(left) = time_left(deadline) else { return false };
-            state.hungry += 1;
-            state = sleep(&self.filled, state, left);
-            state.hungry -= 1;
-            state.fed = false;
-        }
-        true
+        let ready = |state: &State<T>| !state.ready.is_empty() || state.ended || state.closed;
+        self.wait(timeout, &self.filled, |state| &mut state.consuming, ready)
     }
 
-    /// Closes the queue, so that the consumer gets no more results and workers get no more slots. Buffered outcomes
-    /// stay in the queue until they are drained, so that [`try_for_each`](Self::try_for_each) can show them.
+    /// Ends the delivery of results and the reservation of slots. Buffered outcomes stay in the queue until they are
+    /// drained.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -259,8 +254,6 @@ impl<T> OrderedQueue<T> {
         self.still.notify_all();
     }
 
-    /// Removes and returns all outcomes, all submitted items, and the queue's copies of items that workers are
-    /// processing.
     pub fn drain(&self) -> Vec<T> {
         let mut state = self.lock();
         state.waiting.clear();
@@ -284,8 +277,8 @@ impl<T> OrderedQueue<T> {
         ready.into_iter().filter_map(|(_, outcome)| outcome.into_content()).chain(rest).collect()
     }
 
-    /// Passes all buffered outcomes and items to `look` in order, until `look` returns an error. `look` is called under
-    /// the lock, so it must not call the queue or run arbitrary code.
+    /// Passes all buffered outcomes and items to `look` in order, until `look` returns an error. `look` runs under the
+    /// lock, so it must not call the queue or run arbitrary code.
     pub fn try_for_each<X>(&self, mut look: impl FnMut(Slot, View<'_, T>) -> Result<(), X>) -> Result<(), X> {
         let state = self.lock();
         for (slot, outcome) in &state.ready {
@@ -304,7 +297,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Replaces the content of a slot, unless a worker is processing the slot. Returns the replaced content, or
-    /// `content` if it was not stored. The caller must drop the result.
+    /// `content` if no replacement was possible. The caller must drop the result.
     pub fn exchange(&self, slot: Slot, mut content: T) -> T {
         let mut state = self.lock();
         let pending = state.find(slot).and_then(|at| match &mut state.pending[at].phase {

@@ -1,11 +1,8 @@
-//! Defines the state that the queue's lock protects, and functions with which threads wait for changes of this state.
+//! The state that the queue's lock protects.
 
 use std::collections::VecDeque;
-use std::sync::PoisonError;
-use std::time::{Duration, Instant};
 
 use super::answers::{Outcome, Slot};
-use crate::sync::primitive::{Condvar, MutexGuard};
 
 #[derive(Debug)]
 pub(super) enum Phase<T> {
@@ -20,7 +17,7 @@ pub(super) enum Phase<T> {
 pub(super) struct Pending<T> {
     pub number: Slot,
     pub phase: Phase<T>,
-    /// Whether `wait_still` must wait for the worker that processes this slot.
+    /// Whether a thread that inspects the queue must wait for the worker of this slot.
     pub busy: bool,
 }
 
@@ -44,12 +41,10 @@ pub(super) struct State<T> {
     pub ready: VecDeque<(Slot, Outcome<T>)>,
     /// The slots without an outcome, and the slots that must wait for earlier slots, in ascending order.
     pub pending: VecDeque<Pending<T>>,
-    /// The slots of submitted items that no worker has claimed yet.
     pub waiting: VecDeque<Slot>,
     pub next: Slot,
     pub holds: usize,
-    /// The number of workers for which `wait_still` waits: the worker that uses the source, and workers that may change
-    /// items.
+    /// The number of workers that use the source or may change items.
     pub busy: usize,
     pub source_taken: bool,
     pub closed: bool,
@@ -57,13 +52,10 @@ pub(super) struct State<T> {
     pub finished: bool,
     pub broken: bool,
     pub ended: bool,
-    /// `reserving` counts workers that wait for a slot, and `claiming` counts workers that wait for a submitted item.
     pub reserving: Idle,
     pub claiming: Idle,
-    /// `hungry` is the number of threads that wait for an outcome, which exceeds 1 only if the user iterates in several
-    /// threads. `fed` is true if these threads were woken up but have not run yet.
-    pub hungry: usize,
-    pub fed: bool,
+    pub consuming: Idle,
+    pub inspecting: Idle,
     pub capacity: usize,
 }
 
@@ -83,8 +75,8 @@ impl<T> State<T> {
             ended: false,
             reserving: Idle::default(),
             claiming: Idle::default(),
-            hungry: 0,
-            fed: false,
+            consuming: Idle::default(),
+            inspecting: Idle::default(),
             capacity: capacity.max(1),
         }
     }
@@ -148,7 +140,6 @@ impl<T> State<T> {
         }
     }
 
-    /// Records that `wait_still` no longer has to wait for the worker of the slot at index `at`.
     pub fn settle(&mut self, at: usize) {
         if std::mem::take(&mut self.pending[at].busy) {
             self.busy -= 1;
@@ -165,14 +156,4 @@ impl<T> State<T> {
             }
         }
     }
-}
-
-/// Returns the time until the deadline, or None after the deadline. A deadline is `Instant::now() + timeout`, which
-/// panics for timeouts of centuries, so callers must split long waits.
-pub(super) fn time_left(deadline: Instant) -> Option<Duration> {
-    deadline.checked_duration_since(Instant::now()).filter(|left| !left.is_zero())
-}
-
-pub(super) fn sleep<'a, S>(on: &Condvar, state: MutexGuard<'a, S>, timeout: Duration) -> MutexGuard<'a, S> {
-    on.wait_timeout(state, timeout).unwrap_or_else(PoisonError::into_inner).0
 }
