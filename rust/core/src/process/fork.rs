@@ -1,6 +1,6 @@
 //! Detects whether the current process was forked, at the cost of one relaxed load.
 //!
-//! Only the parent may return shared memory blocks, of which a forked child inherits copies.
+//! A forked child inherits references to shared memory blocks, but only the parent may return these blocks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
@@ -19,7 +19,7 @@ extern "C" fn in_child() {
 #[inline]
 pub fn generation() -> u64 {
     if !HOOKED.load(Relaxed) {
-        // The hook is registered before the flag is set, so that later forks change every returned number.
+        // The hook is registered before this function returns a number, so that each later fork changes the number.
         // SAFETY: `in_child` only changes atomics and maps memory, and neither locks nor allocates memory.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         HOOKED.store(failed == 0, Relaxed);

@@ -105,7 +105,7 @@ impl Dtype {
         let number = c_int::from(self.number);
         let numpy = numpy(py)?;
         // SAFETY: `self.number` is the number of a built-in dtype. A descriptor with a unit is a new object with the
-        // layout of dtypes of times, and no other code has read this object yet.
+        // layout of dtypes of times, and no other code uses this object yet.
         let descr = unsafe {
             let descr = numpy.dtype(py, number, self.unit.is_some())?;
             if let Some(unit) = self.unit {

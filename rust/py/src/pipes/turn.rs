@@ -190,7 +190,7 @@ impl Turn {
         enter::poll(py, Some(duration(seconds)), is_free).map(drop)
     }
 
-    /// Waits, for at most `seconds` if given, until no other thread reads. Returns whether no other thread reads.
+    /// Waits until no other thread reads, and returns False if another thread still reads after `seconds`.
     #[pyo3(signature = (seconds = None))]
     fn await_left(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
         enter::poll(py, seconds.map(duration), |_| Ok(self.is_left()))

@@ -58,8 +58,8 @@ fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyRes
     py.check_signals()
 }
 
-/// The state of the source, the number of items that were delivered after this state, the number of all delivered
-/// items, and the numbers of the items that were delivered out of order.
+/// (state of the source, number of items delivered after this state, number of all delivered items, numbers of items
+/// delivered out of order)
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
 /// The number of a slot, its kind ("waiting", "running", "result" or "error"), its content, and the saved state of the

@@ -171,8 +171,8 @@ impl Access {
         self.set_paused(py, true);
     }
 
-    /// Replaces the processes in `dead` and all other exited processes, or returns false if a reading thread will do
-    /// so.
+    /// Replaces the processes in `dead` and all other exited processes, or returns false if a reading thread will
+    /// replace them.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;

@@ -38,7 +38,8 @@ pub struct Replacing {
     pub on_replace: Py<PyAny>,
 }
 
-/// The processes that a reader watches. The list is empty in a worker process, which exits with the main process.
+/// The processes that a reader watches. A worker process watches no processes, because a worker exits with the main
+/// process.
 #[derive(Default)]
 pub struct DeathWatch {
     pub processes: Vec<(usize, WatchedProcess)>,
