@@ -2,7 +2,7 @@
 //! slices.
 //!
 //! If a signal handler raises an exception, the wait ends with this exception. An event that occurs after the exception
-//! is not lost, because the event ends the next wait immediately.
+//! ends the next wait immediately.
 
 use std::thread;
 use std::time::{Duration, Instant};

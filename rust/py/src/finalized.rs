@@ -66,7 +66,7 @@ unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     }
 }
 
-/// Returns whether the object has ended. An attribute lookup could run Python code, so the object's dictionary is read.
+/// Reads the attribute `_ended` from the object's dictionary, because an attribute lookup could run Python code.
 fn has_ended(object: &Bound<'_, PyAny>) -> bool {
     // SAFETY: the object exists, and PyObject_GenericGetDict accepts NULL as its context.
     let found = unsafe {

@@ -5,8 +5,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
-/// Whether the fork hook is registered. A lock could be inherited in locked state by a forked child, so the flag is
-/// atomic.
+/// The flag is atomic, because a forked child could inherit a lock in locked state.
 static HOOKED: AtomicBool = AtomicBool::new(false);
 
 /// The fork hook, which the C library calls in each forked child. A panic must not reach the C library.

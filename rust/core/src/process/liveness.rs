@@ -35,7 +35,7 @@ impl Watch {
         Ok(Self { pid: 0, fd: Some(Descriptor::note(fd)), parent: false })
     }
 
-    /// Returns whether the process has exited. A zombie counts as exited.
+    /// A zombie counts as exited.
     pub fn exited(&self) -> bool {
         self.wait(Duration::ZERO)
     }

@@ -3,8 +3,7 @@
 //! If two processes share a core, yielding avoids sleeps and makes small transfers 3 to 6 times faster. If the other
 //! process is slow, each yield wastes two context switches, so later waits yield less often.
 //!
-//! A yield to an unrelated thread takes milliseconds. If yields to unrelated threads take more than one eighth of the
-//! time, threads stop yielding for a while.
+//! If yields to unrelated threads take more than one eighth of the time, threads stop yielding for a while.
 //!
 //! All threads share the values without synchronization, because the values are only statistics.
 

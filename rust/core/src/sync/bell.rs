@@ -50,7 +50,7 @@ impl Bell {
         is_ready || ready()
     }
 
-    /// Removes one thread from the count of sleepers, unless a ring has reset the count in the meantime.
+    /// Removes one thread from the count of sleepers, unless `ring` has reset the count in the meantime.
     fn leave(&self, claims: u64) {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while sleepers / CLAIM == claims && count(sleepers) > 0 {

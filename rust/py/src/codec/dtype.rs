@@ -23,7 +23,7 @@ struct TimeUnit {
 }
 
 impl TimeUnit {
-    /// Returns whether NumPy defines this unit. NumPy does not use the number 3 for a base unit.
+    /// NumPy does not use the number 3 for a base unit.
     fn is_known(self) -> bool {
         matches!(self.base, 0..=2 | 4..=14) && self.count > 0
     }

@@ -143,7 +143,7 @@ impl Delivery {
         };
         let old = self.source.with(py, |source| std::mem::replace(source, new));
         self.version.increment();
-        drop(old); // dropped after the access to the cell, because dropping may run arbitrary code
+        drop(old); // dropped after the access to `source`, because dropping may run arbitrary code
         Ok(())
     }
 

@@ -326,7 +326,7 @@ unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObje
     }
 }
 
-/// Begins a range in torch's profiler. An error is only printed, so that loading continues.
+/// An error of torch's profiler is only printed, so that loading continues.
 ///
 /// # Safety
 /// `pipe` points to an existing object.
@@ -336,7 +336,7 @@ unsafe fn begin_range(py: Python<'_>, begin: &Py<PyAny>, pipe: *mut ffi::PyObjec
     begin.call1(py, (pipe,)).map_err(|error| error.write_unraisable(py, Some(begin.bind(py)))).ok()
 }
 
-/// Ends a range in torch's profiler. An exception that the pipe has raised stays set.
+/// An exception that the pipe has raised stays set.
 fn end_range(py: Python<'_>, end: Py<PyAny>) {
     let passing = PyErr::take(py);
     if let Err(error) = end.call1(py, (py.None(), py.None(), py.None())) {
@@ -403,7 +403,8 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
     caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
-/// Returns whether the current exception is a Rust panic. Converting this exception to a Rust error would panic again.
+/// A Rust panic that is the current exception must not be converted to a Rust error, because the conversion would panic
+/// again.
 fn is_panic(py: Python<'_>) -> bool {
     // SAFETY: `PyErr_ExceptionMatches` requires a current exception, which the first call checks. The calls change
     // nothing.

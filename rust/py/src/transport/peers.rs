@@ -32,8 +32,7 @@ impl Taken {
     }
 }
 
-/// Returns whether a message has arrived. For a corrupted ring, the result is true, because the attempt to take a
-/// message then reports the corruption.
+/// For a corrupted ring, the result is true, because the attempt to take a message then reports the corruption.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
