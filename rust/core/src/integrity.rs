@@ -2,7 +2,7 @@
 //!
 //! Large buffers have no full checksum, because computing a full checksum would cost as much as copying the buffer.
 
-/// An odd factor. If only one byte of a value changes, the check bits of the value also change.
+/// With this odd factor, the check bits of a value change if only one byte of the value changes.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A constant that makes erased memory (zeros) count as damaged.
 const NOT_ZERO: u64 = 0x5bd1;

@@ -15,7 +15,7 @@ pub struct SampledClock {
 
 impl SampledClock {
     /// # Arguments
-    /// * `least`, `most` - the minimum and maximum number of calls between two readings of the system clock.
+    /// * `least`, `most` - the minimum and maximum number of calls between two clock readings.
     /// * `near` - if two readings are less than `near` apart, the number of calls between readings grows.
     pub fn new(least: u32, most: u32, near: Duration) -> Self {
         Self { least, most, near, looked: Instant::now(), step: least, left: least }

@@ -3,8 +3,8 @@
 //! If the interpreter has a GIL, the types use plain loads and stores, which are much faster than a mutex. On a
 //! free-threaded interpreter, [`GilCell`] is a mutex.
 //!
-//! FORK: on a free-threaded interpreter, `os.fork` first stops all attached threads. `os.fork` never stops a thread
-//! during an access to a [`GilCell`], so a forked child inherits no locked mutex.
+//! FORK: on a free-threaded interpreter, `os.fork` stops all attached threads, but not during an access to a
+//! [`GilCell`], so a forked child inherits no locked mutex.
 
 #[cfg(not(Py_GIL_DISABLED))]
 use std::cell::RefCell as Cell;

@@ -179,8 +179,7 @@ pub fn drop_all_but(keep: &[&Region]) {
     }
     for (start, end) in joined(dropped) {
         // SAFETY: no lease, block or array points into an unpinned mapping, and the owner only reads atomic words that
-        // may be 0. The range is still mapped, because its entry is not free, and an owner frees the entry before
-        // unmapping.
+        // may be 0. The range is still mapped, because owners unmap memory only after freeing the entry.
         unsafe { put_zeros(start, end - start) };
     }
 }
@@ -217,7 +216,7 @@ pub fn wipe_what_is_the_parents() {
     // SYNC(noted): pairs with `Mapping::wipe_on_fork`.
     for entry in entries().filter(|entry| entry.state.load(Ordering::Acquire) == OWN_MAPPING) {
         // SAFETY: the marked mappings contain only atomic counters, for which zero is a valid value. The range is still
-        // mapped, because its entry is not free, and an owner frees the entry before unmapping.
+        // mapped, because owners unmap memory only after freeing the entry.
         unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
     }
 }

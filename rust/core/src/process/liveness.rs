@@ -41,7 +41,7 @@ impl Watch {
     }
 
     fn number_exited(&self) -> bool {
-        // A zombie keeps its process id, so the exit of the parent is detected by a new parent id of this process.
+        // A zombie keeps its process id, so a new parent id of this process shows that the parent has exited.
         if self.parent { parent_id() as i32 != self.pid } else { has_exited(self.pid) }
     }
 

@@ -54,8 +54,8 @@ struct Peer<S> {
     taken: Account,
     ended: bool,
     begun: bool,
-    /// The snapshots, oldest first. The user has received all items before the first snapshot, but not necessarily all
-    /// items before later snapshots.
+    /// The snapshots, oldest first. The user has received all items before the first snapshot, but not necessarily
+    /// before the second snapshot.
     snapshots: VecDeque<Snapshot<S>>,
 }
 

@@ -199,7 +199,7 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns a page of counters to this process, which continues the counts of the process that it replaces.
+    /// Assigns a page of counters to this process, and continues the counts of the process that this process replaces.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();

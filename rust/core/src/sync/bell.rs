@@ -19,7 +19,7 @@ pub trait Parker {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Bell {
-    /// How often the bell was rung while a thread was sleeping. The number may overflow.
+    /// How often the bell was rung while a thread was sleeping.
     word: AtomicU32,
     /// The lower half is the number of sleeping threads. The upper half counts how often `ring` has reset the lower
     /// half.

@@ -20,8 +20,7 @@ pub const NOTICED: u64 = 12_000_000;
 
 pub const LOOK_AGAIN: u32 = 128;
 
-/// The number of measured outermost calls in progress in all threads. Race conditions may make the number inexact,
-/// which is harmless.
+/// The number of measured outermost calls in progress in all threads.
 static MEASURING: AtomicU32 = AtomicU32::new(0);
 
 pub fn is_measuring() -> bool {

@@ -1,7 +1,7 @@
 //! Makes threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! If a signal handler requests an item in a thread that is already reading, the thread would wait for itself forever,
-//! so such a request raises an error.
+//! If a signal handler requests an item in a thread that is already reading, an error is raised, because the thread
+//! would wait for itself forever.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;

@@ -195,8 +195,8 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The lock of `outlet` is held while the item is computed. No other thread waits for the lock, because only
-            // this thread sends, and `allocate` does not need the lock.
+            // The lock of `outlet` is held while the item is computed, because no other thread sends, and `allocate`
+            // does not need the lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {

@@ -258,8 +258,7 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        // A closed queue does not report the end, because the consumer has not received the results that `drain`
-        // returns.
+        // A closed queue does not report the end, because the consumer has not received the drained results.
         state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();
