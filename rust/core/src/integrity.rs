@@ -2,12 +2,12 @@
 //!
 //! Large buffers have no full checksum, because computing a full checksum would cost as much as copying the buffer.
 
-/// An odd factor with which each change within one byte of a value changes the check bits of the value.
+/// With this odd factor, the check bits of a value change if only one byte of the value changes.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
 /// A constant that makes erased memory (zeros) count as damaged.
 const NOT_ZERO: u64 = 0x5bd1;
-/// Without the keys, the product of two zero words would be zero. The steps make the checksum depend on the order of
-/// words.
+/// Without the keys, the product of two zero words would be zero. `STEPS` changes the keys after each pair of words, so
+/// that the checksum depends on the order of words.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
@@ -78,8 +78,8 @@ impl Checksum {
     /// The method writes whole words, so up to 7 bytes after the copy are overwritten too.
     ///
     /// # Safety
-    /// `to` must be writable for `len` bytes rounded up to a multiple of 8. `from` must be readable for `len` bytes, or
-    /// for the rounded length if `PADDED` is true. The two ranges must not overlap.
+    /// `to` must be writable for `len` bytes rounded up to a multiple of 8. `from` must be readable for `len` bytes
+    /// and, if `PADDED` is true, up to the next multiple of 8. The ranges at `from` and `to` must not overlap.
     #[inline]
     pub unsafe fn copy<const PADDED: bool>(mut self, from: *const u8, to: *mut u8, len: usize) -> Self {
         let mut at = 0;

@@ -59,8 +59,8 @@ impl RoundRobin {
         self.ended.len()
     }
 
-    /// Returns the current peer if `ready` returns true for this peer. Without strict order, the first ready peer
-    /// becomes the current peer.
+    /// Returns the current peer if `ready` returns true for this peer. Without strict order, switches to the first peer
+    /// that is ready.
     ///
     /// The caller must call [`advance`](Self::advance) after taking the item of the returned peer.
     #[inline]

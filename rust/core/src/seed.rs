@@ -59,7 +59,8 @@ impl SeedGenerator {
     /// independent.
     pub fn spawn(&self, id: u64) -> Self {
         let mut mixer = self.worker.clone();
-        // The number of the ChaCha stream identifies the child. The parent never draws its own seeds from this stream.
+        // The child's number selects the ChaCha stream from which the child's seeds are drawn. The parent never draws
+        // its own seeds from this stream.
         let position = mixer.get_word_pos() as u64;
         mixer.set_stream(id.wrapping_add(1));
         let words = std::array::from_fn(|_| mixer.next_u64());

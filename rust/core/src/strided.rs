@@ -28,7 +28,7 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
         return axes;
     }
-    // The stride of an axis with one element has no meaning, so the axis is sorted by the stride of the preceding axis.
+    // The stride of an axis with one element has no meaning, so the stride of the preceding axis is used.
     let mut before = usize::MAX;
     let reach = shape.iter().zip(strides).map(|(&count, &stride)| {
         before = if count > 1 { stride.unsigned_abs() } else { before };
@@ -89,8 +89,8 @@ impl Strided {
     }
 
     /// # Safety
-    /// The conditions of `copy` must hold for the elements that the axes `around` and the inner axes describe, which
-    /// have `len` bytes.
+    /// The axes `around` and the inner axes describe elements with `len` bytes, for which the conditions of `copy` must
+    /// hold.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
             // SAFETY: without outer axes, the elements form a line, for which the caller guarantees the conditions.
@@ -113,7 +113,7 @@ impl Strided {
             let count = BLOCK.min(line.count - start);
             for element in 0..group.count {
                 // SAFETY: `from` points to an element of the line, and `to` points to the place of this element's copy.
-                // Both are valid, because the caller guarantees the conditions of `copy`.
+                // Both pointers are valid, because the caller guarantees the conditions of `copy`.
                 unsafe {
                     let from = place(place(from, line, start), group, element);
                     let to = to.add(start * bytes + element * run);

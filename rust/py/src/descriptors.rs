@@ -24,8 +24,8 @@ pub fn take_fd(fd: i32) -> PyResult<OwnedFd> {
     Ok(copy)
 }
 
-/// A file descriptor that is closed with the last reference to this object. Closing runs no Python code, because an
-/// exception of a signal handler could prevent the closing in a `__del__` method.
+/// A file descriptor that is closed with the last reference to this object. Closing runs no Python code, because a
+/// signal handler could interrupt a `__del__` method by an exception.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct OwnedDescriptor(Mutex<Option<OwnedFd>>);
 

@@ -1,8 +1,8 @@
 //! Waits for events without the GIL, in a series of short sleeps (slices). Python's signal handlers run between two
 //! slices.
 //!
-//! If a signal handler raises an exception, the wait ends with this exception. An event after the exception is not
-//! lost, because it ends the next wait immediately.
+//! If a signal handler raises an exception, the wait ends with this exception. An event that occurs after the exception
+//! ends the next wait immediately.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,17 +19,17 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// The durations for waits whose event always interrupts a short sleep (slice).
+    /// The durations of short sleeps (slices) in waits for an event that always ends the sleep.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// The durations for waits whose event usually interrupts a short sleep (slice). The first slice is short, because
-    /// a fast producer that becomes slow may not wake up the consumer.
+    /// The durations of short sleeps (slices) in waits for an event that usually ends the sleep. The first slice is
+    /// short, because a fast producer that becomes slow may not wake up the consumer.
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }
 
 /// # Arguments
 /// * `sleep` - sleeps for one slice without the GIL, and returns whether the event has occurred.
-/// * `look` - checks for the event with the GIL. The check follows each slice, after signals were handled.
+/// * `look` - checks for the event with the GIL, after each slice and after signals were handled.
 pub fn wait(
     py: Python<'_>,
     limit: Option<Duration>,
@@ -56,7 +56,7 @@ pub fn wait(
     }
 }
 
-/// Waits like `wait`, for an event that does not interrupt a slice.
+/// Waits like `wait`, for an event that does not end a short sleep (slice).
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

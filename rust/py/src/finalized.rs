@@ -1,8 +1,8 @@
 //! Defines a base class whose finalizer always completes, even if Ctrl-C interrupts the finalizer.
 //!
 //! If Ctrl-C interrupts a `__del__` method, Python ignores the KeyboardInterrupt and leaves the object half finalized.
-//! The finalizer below therefore calls the method `_finalize` again after a KeyboardInterrupt. If the attribute
-//! `_ended` of an object is true, the finalizer runs no Python code.
+//! The finalizer in this module calls the method `_finalize` again after a KeyboardInterrupt. If the attribute `_ended`
+//! of an object is true, the finalizer runs no Python code.
 
 use std::ffi::{CStr, c_int, c_ulong, c_void};
 
@@ -66,7 +66,7 @@ unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     }
 }
 
-/// Returns whether the object has ended. An attribute lookup could run Python code, so the object's dictionary is read.
+/// Reads the attribute `_ended` from the object's dictionary, because an attribute lookup could run Python code.
 fn has_ended(object: &Bound<'_, PyAny>) -> bool {
     // SAFETY: the object exists, and PyObject_GenericGetDict accepts NULL as its context.
     let found = unsafe {

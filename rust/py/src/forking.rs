@@ -1,8 +1,8 @@
 //! Delays forks until the lock of PyTorch's global random generator is free, because a child could inherit the locked
 //! lock.
 //!
-//! The C library runs the hook after Python's own fork hooks, which may release the GIL. The GIL is not released
-//! between the hook and the fork, so no thread starts to draw random numbers in between.
+//! Python's own fork hooks may release the GIL, so this module uses a hook of the C library, which runs later. The GIL
+//! is not released between the hook and the fork, so no thread starts to draw random numbers in between.
 
 use std::cell::RefCell;
 use std::io;
@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// A call of `take` that lasts longer has waited for the lock. A call that does not wait lasts about 3 µs.
+/// A call of `take` that lasts longer has waited for the lock, because taking a free lock lasts about 3 µs.
 const UNCONTENDED: Duration = Duration::from_micros(30);
 /// The number of calls that must find the lock free after a call that has waited.
 const FREE_CALLS: u32 = 3;
@@ -20,8 +20,8 @@ const PAUSE: Duration = Duration::from_micros(200);
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {
-    /// The function that takes and releases PyTorch's lock, and returns a tensor. `RETURNED` keeps the tensors until
-    /// after the fork, because dropping a tensor releases the GIL.
+    /// The function that takes and releases PyTorch's lock, and returns a tensor. `RETURNED` keeps the returned tensors
+    /// until after the fork, because dropping a tensor would release the GIL before the fork.
     static TAKE: RefCell<Option<Py<PyAny>>> = const { RefCell::new(None) };
     static RETURNED: RefCell<Vec<Py<PyAny>>> = const { RefCell::new(Vec::new()) };
 }

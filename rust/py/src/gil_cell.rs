@@ -1,10 +1,10 @@
 //! Stores values that threads access only while they are attached to the interpreter.
 //!
-//! If the interpreter has a GIL, plain loads and stores are sufficient, and much faster than a mutex. A free-threaded
-//! interpreter needs a mutex and atomic operations.
+//! If the interpreter has a GIL, the types use plain loads and stores, which are much faster than a mutex. On a
+//! free-threaded interpreter, [`GilCell`] is a mutex.
 //!
-//! FORK: on a free-threaded interpreter, `os.fork` first stops all attached threads. No thread stops during an access
-//! to a cell, so a forked child inherits no locked mutex.
+//! FORK: on a free-threaded interpreter, `os.fork` stops all attached threads, but not during an access to a
+//! [`GilCell`], so a forked child inherits no locked mutex.
 
 #[cfg(not(Py_GIL_DISABLED))]
 use std::cell::RefCell as Cell;

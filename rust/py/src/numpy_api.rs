@@ -1,7 +1,7 @@
 //! Looks up NumPy's C API, which is a table of pointers in a capsule, when an array or scalar is first used.
 //!
 //! The lookup in the `numpy` crate panics if it fails, and takes a lock, which a forked child may inherit in locked
-//! state. If the lookup in this module fails, the next call tries again.
+//! state. This module repeats a failed lookup in the next call.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;

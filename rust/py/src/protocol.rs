@@ -70,8 +70,8 @@ impl PyReplacing {
         self.0.wanted(&dead, &ended)
     }
 
-    /// Returns the number of exits at the same item, whether this exit was not yet counted, and whether the loader must
-    /// give up.
+    /// Returns the number of exits at the item that the child was computing, whether this exit was counted for the
+    /// first time, and whether the loader must give up.
     fn judge(
         &mut self,
         child: usize,

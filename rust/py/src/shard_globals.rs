@@ -1,7 +1,7 @@
 //! Exchanges the module variables and random number generators of two shards when a worker process switches between the
 //! shards.
 //!
-//! An exchange runs no Python code, so signal handlers never find variables of two shards.
+//! The exchange of two shards runs no Python code, so a signal handler never finds a mixture of their variables.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -13,7 +13,8 @@ use pyo3::types::{PyDict, PyString};
 
 #[pyclass(frozen, new = "from_fields", module = "torchdata._native")]
 pub struct Exchange {
-    /// Triples of a dictionary or object, a name, and the expected value of the entry or attribute with this name.
+    /// Triples of a dictionary or object, a name, and the value that the entry or attribute with this name must still
+    /// have.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
     variables: Vec<(Py<PyDict>, Py<PyString>)>,
     memory: Vec<PyBuffer<u8>>,
@@ -92,7 +93,7 @@ impl SavedGlobals {
 
 impl SavedGlobals {
     /// Exchanges the state of this shard with the state of `other`. Returns false and changes nothing if `save` and
-    /// `load` are not sufficient, or if a library has been loaded since the shards were saved.
+    /// `load` cannot exchange the whole state, or if a library has been loaded since the shards were saved.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);
@@ -120,7 +121,7 @@ impl SavedGlobals {
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ShardTurns {
     shards: Vec<Py<SavedGlobals>>,
-    /// A Python function that exchanges two shards if exchanging their module variables is not sufficient.
+    /// A Python function that exchanges two shards if `switch_to` returns false.
     exchange: Py<PyAny>,
     entered: AtomicUsize,
 }

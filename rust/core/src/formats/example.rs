@@ -15,7 +15,7 @@ pub enum FeatureKind {
 pub struct Feature<'a> {
     /// The type of the values, or None if the feature has no values.
     pub kind: Option<FeatureKind>,
-    /// The encoded values. A part of a numeric feature may contain several numbers.
+    /// The encoded values. One element of `parts` may contain several numbers.
     pub parts: Vec<&'a [u8]>,
 }
 

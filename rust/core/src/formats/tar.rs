@@ -1,6 +1,6 @@
 //! Parses the tar headers of regular files, and checks the format of extended (pax) headers.
 //!
-//! Python's `tarfile` module parses all other headers.
+//! Python's `tarfile` module parses all headers that this module cannot parse.
 
 /// The size of a tar header in bytes. File contents are padded with zeros to a multiple of this size.
 pub const BLOCK: usize = 512;

@@ -174,7 +174,7 @@ impl Carrier {
         self.words() != self.given || messages && self.inbound.readable().unwrap_or(true)
     }
 
-    /// Moves messages to the frame until the frame has `most` bytes. Returns the control words if any of them has
+    /// Moves messages to the frame until the frame has `most` bytes. Returns the control words if a control word has
     /// changed.
     pub fn take(&mut self, frame: &mut Frame, most: usize) -> Result<Option<Words>, TakeError> {
         let words = self.words();
@@ -200,8 +200,7 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Sends the messages of a frame. Returns false if the link is full, and then continues in the next call with the
-    /// same frame.
+    /// Sends the messages of a frame. If the link is full, returns false, and the next call must pass the same frame.
     pub fn put(&mut self, head: &[u8], separate: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
             let (head_left, separate_left) =

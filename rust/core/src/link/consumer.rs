@@ -253,7 +253,8 @@ impl Consumer {
         }
     }
 
-    /// Wakes up a producer that waits at its byte limit after half of the bytes in flight were taken.
+    /// Wakes up a producer that may have reached its byte limit, whenever `Ahead::LEAST / 2` bytes of buffers were
+    /// taken.
     #[inline]
     fn count_blocks(&mut self, buffers: &[Buffer]) {
         if buffers.is_empty() {
@@ -434,7 +435,7 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // Remaining fragments belong to a message that the producer has abandoned.
+        // If this message has no streamed buffer, the fragments belong to a message that the producer has abandoned.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a message refers to fragments that differ from those received"));
         }

@@ -32,7 +32,8 @@ impl Link {
         &self.layout.region
     }
 
-    /// Takes the producer end, unless the producer end is already taken. `peer` wakes up the consumer's process.
+    /// Takes the producer end, unless the producer end is already taken. `peer` is the doorbell of the consumer's
+    /// process.
     pub fn producer(&self, peer: BellRef) -> Result<Producer, OpenError> {
         if self.layout.header().producer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("producer"));
@@ -40,7 +41,8 @@ impl Link {
         Ok(Producer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end, unless the consumer end is already taken. `peer` wakes up the producer's process.
+    /// Takes the consumer end, unless the consumer end is already taken. `peer` is the doorbell of the producer's
+    /// process.
     pub fn consumer(&self, peer: BellRef) -> Result<Consumer, OpenError> {
         if self.layout.header().consumer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("consumer"));
@@ -59,7 +61,7 @@ impl Link {
         self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns the numbers of sent items and bytes, or zeros if the producer counts in other memory.
+    /// Returns the numbers of sent items and bytes, or zeros if the producer counts on a statistics board.
     pub fn sent(&self) -> (u64, u64) {
         let sent = &self.layout.header().sent;
         (sent.items.load(Ordering::Relaxed), sent.bytes.load(Ordering::Relaxed))
@@ -69,7 +71,7 @@ impl Link {
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // Comparing the words suffices, because each word contains a position and check bits of this position.
+        // The words are equal if the positions are equal, because a word consists of a position and its check bits.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 

@@ -7,7 +7,8 @@ use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
 
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// The kind of a buffer's first fragment. Earlier fragments belong to an abandoned message.
+/// The kind of a message's first fragment. If the consumer still has earlier fragments, the producer has abandoned
+/// their message.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
 /// A flag in the kind of an item whose bytes may differ between two runs, for example because the item is pickled.
@@ -56,8 +57,8 @@ pub(crate) fn padding(position: u64, total: u64) -> u64 {
 
 /// Decodes the first word of a message at `position` into the message's length and checksum, or None for padding.
 ///
-/// The parameter `available` is the number of published bytes, and `until_wrap` is the number of bytes before the end of
-/// the ring. The checksum has not been verified yet.
+/// The parameter `available` is the number of published bytes, and `until_wrap` is the number of bytes before the end
+/// of the ring. The function does not verify the checksum.
 #[inline]
 pub(crate) fn read_first(
     first: u64,

@@ -61,7 +61,8 @@ pub struct Producer {
     sending: Sending,
     account: Account,
     current: u16,
-    /// For each shard, the numbers of sent items and of items to recompute. The entry of the current shard is outdated.
+    /// For each shard, the numbers of sent items and of items to recompute. The entry of the current shard is outdated,
+    /// because `sending` and `account` contain its latest numbers.
     shards: Vec<ShardProgress>,
     streaming: bool,
     clock: SampledClock,
@@ -157,7 +158,7 @@ impl Producer {
         self.all_shards().map(|shard| shard.account)
     }
 
-    /// Returns the first shard that must still recompute items, or None if no shard must.
+    /// Returns the first shard, if any, that must still recompute items.
     pub fn owing(&self) -> Option<u16> {
         self.all_shards().position(|shard| shard.owed > 0).map(|shard| shard as u16)
     }
@@ -240,7 +241,7 @@ impl Producer {
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Small items share an entry of `ahead`, which limits the number of entries.
+    /// Successive small items share one entry of `ahead`, so that `ahead` stays short.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -301,8 +302,8 @@ impl Producer {
             .is_some_and(|message| u64::from(message.total) <= self.layout.config.ring_capacity / 2)
     }
 
-    /// Returns whether a failed allocation should be repeated immediately. If not, the next returned block wakes up the
-    /// producer.
+    /// Returns whether a failed allocation should be repeated immediately. If the result is false, the next returned
+    /// block wakes up the producer.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
         self.layout.header().blocks_wanted.raise();
         let worth = self.arena.reclaimable()? || !self.blocks_in_flight()?;
@@ -367,7 +368,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes a message that is not an item. The consumer may be woken up later, because more messages follow.
+    /// Pushes a message that is not an item. `WakePolicy` decides when the consumer is woken up.
     pub fn push_soon(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
         let (pushed, _) = self.write(kind, parts, payload)?;
         self.streaming &= pushed == Push::Full;

@@ -1,12 +1,11 @@
 //! Detects whether the current process was forked, at the cost of one relaxed load.
 //!
-//! Only the parent may return shared memory blocks, of which a forked child inherits copies.
+//! A forked child inherits references to shared memory blocks, but only the parent may return these blocks.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
-/// Whether the fork hook is registered. A lock could be inherited in locked state by a forked child, so the flag is
-/// atomic.
+/// The flag is atomic, because a forked child could inherit a lock in locked state.
 static HOOKED: AtomicBool = AtomicBool::new(false);
 
 /// The fork hook, which the C library calls in each forked child. A panic must not reach the C library.
@@ -19,7 +18,7 @@ extern "C" fn in_child() {
 #[inline]
 pub fn generation() -> u64 {
     if !HOOKED.load(Relaxed) {
-        // The hook is registered before the flag is set, so that later forks change every returned number.
+        // The hook is registered before this function returns a number, so that each later fork changes the number.
         // SAFETY: `in_child` only changes atomics and maps memory, and neither locks nor allocates memory.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         HOOKED.store(failed == 0, Relaxed);

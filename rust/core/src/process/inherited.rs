@@ -17,7 +17,7 @@ const FREE: u32 = 0;
 const OPAQUE: u32 = 1;
 const MAPPING: u32 = 2;
 const DESCRIPTOR: u32 = 3;
-/// The state of a mapping that each forked child replaces with zeros, even if user code calls `fork`.
+/// The state of a mapping that `wipe_on_fork` has marked.
 const OWN_MAPPING: u32 = 4;
 
 /// Unused entries are reused, and entries are never freed.
@@ -27,7 +27,7 @@ struct InheritedEntry {
     state: AtomicU32,
     start: AtomicUsize,
     len: AtomicUsize,
-    /// The number of used pointers into the mapping. Forked children keep the mapping while the number of pointers is
+    /// The number of pointers into the mapping that are in use. Forked children keep the mapping while this number is
     /// not 0.
     pins: AtomicUsize,
 }
@@ -82,7 +82,7 @@ fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
     entry
 }
 
-/// The registration of a mapping. The owner must drop the registration before it unmaps the memory.
+/// The registration of a mapping. The owner of the memory must drop the registration before unmapping the memory.
 #[derive(Debug)]
 pub struct Mapping(&'static InheritedEntry);
 
@@ -126,7 +126,8 @@ impl Descriptor {
 
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let open = self.0.state.load(Ordering::Relaxed) == DESCRIPTOR;
-        // SAFETY: the descriptor is open in the state `DESCRIPTOR`, which a child changes before it starts threads.
+        // SAFETY: the descriptor is open while the state is `DESCRIPTOR`. A forked child changes the state before
+        // starting threads.
         open.then(|| unsafe { BorrowedFd::borrow_raw(self.0.start.load(Ordering::Relaxed) as i32) })
     }
 }
@@ -178,7 +179,7 @@ pub fn drop_all_but(keep: &[&Region]) {
     }
     for (start, end) in joined(dropped) {
         // SAFETY: no lease, block or array points into an unpinned mapping, and the owner only reads atomic words that
-        // may be 0. The range is still mapped, because the owner frees the entry before unmapping.
+        // may be 0. The range is still mapped, because owners unmap memory only after freeing the entry.
         unsafe { put_zeros(start, end - start) };
     }
 }
@@ -214,8 +215,8 @@ unsafe fn put_zeros(start: usize, len: usize) {
 pub fn wipe_what_is_the_parents() {
     // SYNC(noted): pairs with `Mapping::wipe_on_fork`.
     for entry in entries().filter(|entry| entry.state.load(Ordering::Acquire) == OWN_MAPPING) {
-        // SAFETY: the marked mappings contain only atomic counters, for which zero is a valid value. The owner frees
-        // the entry before it unmaps the memory, so the range still belongs to the mapping.
+        // SAFETY: the marked mappings contain only atomic counters, for which zero is a valid value. The range is still
+        // mapped, because owners unmap memory only after freeing the entry.
         unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
     }
 }

@@ -35,13 +35,13 @@ impl Watch {
         Ok(Self { pid: 0, fd: Some(Descriptor::note(fd)), parent: false })
     }
 
-    /// Returns whether the process has exited. A zombie counts as exited.
+    /// A zombie counts as exited.
     pub fn exited(&self) -> bool {
         self.wait(Duration::ZERO)
     }
 
     fn number_exited(&self) -> bool {
-        // A zombie keeps its process id, but the children of a zombie immediately get a new parent.
+        // A zombie keeps its process id, so a new parent id of this process shows that the parent has exited.
         if self.parent { parent_id() as i32 != self.pid } else { has_exited(self.pid) }
     }
 
@@ -91,7 +91,7 @@ fn has_exited(pid: i32) -> bool {
         if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 {
             return info.si_signo != 0;
         }
-        // For other processes, `kill` checks whether any process has this id. A later process may have the same id.
+        // If the process is not a child, `kill` checks whether any process has this id, even a later process.
         if libc::kill(pid, 0) != 0 {
             return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }
@@ -123,8 +123,8 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
 /// Makes the kernel resume this process (SIGCONT) when its parent exits, because a suspended process cannot detect the
 /// exit.
 ///
-/// The kernel also sends the signal when only the thread that created this process exits. Unlike SIGKILL, SIGCONT has
-/// no effect on a running process.
+/// The kernel also sends the signal when only the thread that created this process exits. The signal is SIGCONT,
+/// because SIGCONT has no effect on a running process.
 pub fn continue_with_parent() {
     #[cfg(target_os = "linux")]
     // SAFETY: the call only sets an attribute of this thread, and accesses no memory.

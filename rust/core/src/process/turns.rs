@@ -3,15 +3,14 @@
 //! If two processes share a core, yielding avoids sleeps and makes small transfers 3 to 6 times faster. If the other
 //! process is slow, each yield wastes two context switches, so later waits yield less often.
 //!
-//! A yield to an unrelated thread takes milliseconds. If such yields take more than one eighth of the time, yielding
-//! pauses.
+//! If yields to unrelated threads take more than one eighth of the time, threads stop yielding for a while.
 //!
 //! All threads share the values without synchronization, because the values are only statistics.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 const MOST: u32 = 10;
-/// When waits no longer yield, every `TRY_AGAIN`th wait still yields up to `TRIED` times, as a test.
+/// If `turns` is 0, only every `TRY_AGAIN`th wait yields, up to `TRIED` times, to test whether yielding helps again.
 const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
 const NEAR: u64 = 50_000;
@@ -19,7 +18,7 @@ const NEAR: u64 = 50_000;
 /// A yield of at least this number of nanoseconds counts as a yield to an unrelated thread. Measured with up to 64
 /// workers on 2 cores, a yield within the loader lasts 0.1 to 0.5 ms, and a yield to a busy loop lasts 2 to 8 ms.
 const UNRELATED_YIELD: u64 = 1_500_000;
-/// With more processes than this, yields within the loader are also long.
+/// If a loader has more processes, long yields are ignored, because yields within the loader are also long.
 const MOST_PROCESSES: usize = 32;
 const PRICE: u64 = 8;
 const CREDIT: u64 = 100_000_000;
@@ -29,8 +28,8 @@ const REST: u64 = 50;
 pub struct Turns {
     turns: AtomicU32,
     since_tried: AtomicU32,
-    /// A time in nanoseconds that increases with each yield to an unrelated thread. Waits do not yield while this time
-    /// is far in the future.
+    /// A time in nanoseconds, which each yield to an unrelated thread moves forward. Waits do not yield while this time
+    /// is more than `CREDIT` in the future.
     paid: AtomicU64,
 }
 

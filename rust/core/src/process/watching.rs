@@ -18,8 +18,7 @@ const ALL_INSIDE: u64 = CALL - 1;
 const CHECKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// The maximum time for which a fork waits until the watching thread exits, and then until the kernel no longer lists
-/// the thread.
+/// The maximum time for which a fork waits until the watching thread exits.
 const GIVE_UP: Duration = Duration::from_secs(1);
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
@@ -144,8 +143,7 @@ pub fn watch(tell: fn(&Stall)) -> &'static Watch {
         // SYNC(watch): pairs with the exchange below; a thread that reads the pointer also reads the initialized
         // `Watch`.
         let current = WATCH.load(Acquire);
-        // SAFETY: the pointer is null or points to a `Watch`, which is never freed. A child leaks the `Watch` of its
-        // parent.
+        // SAFETY: the pointer is null or points to a `Watch`, which is never freed.
         if let Some(watch) = unsafe { current.as_ref() }
             && watch.generation == generation
         {
@@ -242,7 +240,8 @@ impl Watch {
         state.number = thread_number();
         loop {
             state.watched.retain(|one| one.pulse.strong_count() > 0);
-            // If `tell` forked, this code may run in the child, which must use its own `Watch`.
+            // If the callback `tell` has called `os.fork`, this code may run in the child, which must use its own
+            // `Watch`.
             if state.stop || state.watched.is_empty() || fork::generation() != self.generation {
                 break;
             }

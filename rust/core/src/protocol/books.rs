@@ -54,7 +54,8 @@ struct Peer<S> {
     taken: Account,
     ended: bool,
     begun: bool,
-    /// The snapshots, oldest first. Only the first snapshot is guaranteed to precede the user's position.
+    /// The snapshots, oldest first. The user has received all items before the first snapshot, but not necessarily
+    /// before the second snapshot.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
@@ -110,7 +111,7 @@ impl<S> Books<S> {
     /// Begins an epoch in which each sender starts after the items that `starts` counts, or at item 0 if `starts` is
     /// empty.
     ///
-    /// Returns the snapshots of the previous epoch. The caller must drop these snapshots without a lock, because
+    /// Returns the snapshots of the previous epoch, which the caller must drop after releasing all locks, because
     /// dropping may run arbitrary code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
@@ -226,7 +227,7 @@ impl<S> Books<S> {
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
-        // If `lag` is None, the user has received at least the items that precede the start of the log.
+        // If `lag` is None, `earliest` is used, because the user has received all items before the start of the log.
         let earliest = || self.log.iter().find(|(of, _)| *of as usize == peer).map(|(_, before)| *before);
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);

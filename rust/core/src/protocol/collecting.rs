@@ -18,8 +18,8 @@ pub enum Next {
 
 /// In strict order, each worker can only be a limited number of items ahead of the main process. A deadlock could occur
 /// as follows: the main process waits for worker A, worker A waits for the dispatching process, and the dispatching
-/// process waits for worker B, which has reached its limit. To prevent the deadlock, the main process receives items of
-/// other workers before their turn.
+/// process waits for worker B, which has reached its limit. To prevent a deadlock, the main process receives the items
+/// of worker B before their turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     pub turn: RoundRobin,
@@ -31,8 +31,8 @@ impl Collecting {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
 
-    /// Returns the next step. The functions return whether an item of a link can be delivered (`ready`) or received
-    /// (`arrived`), and whether the link's sender waits for the dispatching process (`starves`).
+    /// Returns the next step. `ready` and `arrived` return whether an item of a link can be delivered or received.
+    /// `starves` returns whether the link's sender waits for the dispatching process.
     #[inline]
     pub fn next(
         &mut self,

@@ -5,7 +5,8 @@
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! The word contains only low bits of each number, because the reader and the writer are never far apart.
+//! A grant contains only the low bits of the epoch, the pass and the number of items, because the reader and the writer
+//! are never far apart.
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};

@@ -11,8 +11,8 @@
 //! | [`Obedience`] | a child | how a command affects the running epoch, and when it is acknowledged |
 //! | [`Replacing`] | the main process | which children are replaced after an exit, and when to give up |
 //!
-//! The model checker in `tests/protocol/` explores all interleavings of small loaders. It verifies that no deadlock
-//! occurs, and that no item is lost, duplicated or delivered to another epoch.
+//! The model checker in `tests/protocol/` explores all interleavings of small loaders. The checker verifies that no
+//! deadlock occurs, and that no item is lost, duplicated or delivered to another epoch.
 
 mod account;
 mod books;

@@ -54,7 +54,7 @@ impl Obedience {
             _ if self.runs => Step::Leave,
             Command::Stop => Step::End,
             Command::Epoch(_) => Step::Run { first: true, last: false },
-            // The main process sends this command to workers only after the dispatching process has acknowledged it.
+            // The main process sends `Repeat` to workers only after the dispatching process has acknowledged `Repeat`.
             Command::Repeat(_) => Step::Run { first: self.dispatches, last: true },
         };
         self.runs |= matches!(step, Step::Run { .. });

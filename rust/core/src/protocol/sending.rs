@@ -17,8 +17,8 @@ pub enum Permit {
 
 /// Limits the number of bytes in large buffers that a writer may have in flight.
 ///
-/// The window only limits the number of items, and large items may need gigabytes. The limit doubles when the reader
-/// has to wait, and halves if a higher limit would not help.
+/// The window only limits the number of items, so large items could need gigabytes without this limit. The limit
+/// doubles when the reader has to wait, and halves if a higher limit would not help.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
@@ -110,7 +110,7 @@ impl Sending {
         })
     }
 
-    /// Returns the same result as `permit`, but `Wait` instead of `Now`, for a writer that has reached its byte limit.
+    /// Calls `permit` for a writer that has reached its byte limit, and returns `Wait` in place of `Now`.
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })

@@ -1,10 +1,11 @@
 //! Tracks the position of a consumer in a source that threads read ahead.
 //!
 //! The position consists of a saved state of the source (the mark), and of the items that the consumer has received
-//! after the mark. To resume, the source is restored from the mark, and the received items are dropped.
+//! after the mark. To resume, the source is restored from the saved state, and the items that the consumer has already
+//! received are dropped.
 //!
-//! Dropping a mark may run arbitrary Python code, so unneeded marks are kept in [`QueuePosition::spent`] until the lock
-//! is released.
+//! Dropping a saved state may run arbitrary Python code, so unneeded states are kept in [`QueuePosition::spent`] until
+//! the lock is released.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +18,7 @@ pub struct QueuePosition<M> {
     /// The number of consecutive items after the mark that have been delivered.
     pub steps: u64,
     next: Index,
-    /// The numbers of items that were delivered although an item with a lower number was not.
+    /// The numbers of items that were delivered before an item with a lower number.
     ahead: BTreeSet<Index>,
     marks: BTreeMap<Index, M>,
     pub spent: Vec<M>,
@@ -31,12 +32,12 @@ impl<M> QueuePosition<M> {
         Self { mark, steps, next: steps, ahead, marks: BTreeMap::new(), spent: Vec::new() }
     }
 
-    /// Returns the number of delivered items, including items that were delivered before an item with a lower number.
+    /// Returns the number of delivered items, including items that were delivered out of order.
     pub fn given(&self) -> u64 {
         self.next + self.ahead.len() as u64
     }
 
-    /// Returns the numbers of items that were delivered before an item with a lower number, counted from the mark.
+    /// Returns the numbers of items that were delivered out of order, where 0 is the first item after `mark`.
     pub fn ahead(&self) -> impl Iterator<Item = Index> {
         let base = self.next - self.steps;
         self.ahead.iter().map(move |index| index - base)

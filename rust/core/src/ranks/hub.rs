@@ -48,7 +48,7 @@ impl Hub {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// Records that a member has connected, which counts as the member's value for operation 0.
+    /// Records that a member has connected, and stores 0 as the member's value for operation 0.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);

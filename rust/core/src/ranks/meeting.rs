@@ -60,7 +60,8 @@ impl Door {
                 Ok((socket, _)) => self.callers.extend(RankStream::new(socket).ok().map(|stream| (stream, now))),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
-                // The likely cause is the limit of descriptors, so the oldest unidentified connection is closed.
+                // `accept` has probably failed because of the limit of descriptors, so the oldest unidentified
+                // connection is closed.
                 Err(_) => return drop(self.callers.pop_front()),
             }
             if self.callers.len() > most {
@@ -292,7 +293,8 @@ impl Meeting {
     pub fn give_up(&self, operation: u64) {
         let mut table = self.shared.lock();
         let now = Instant::now();
-        // Messages are read first, because the result may have arrived while this process was suspended.
+        // Messages are read before the timeout is recorded, because the result may have arrived while this process was
+        // suspended.
         table.turn(now);
         either!(&mut table.role, role => role.give_up(operation, now));
         self.send(table);

@@ -17,7 +17,7 @@ pub enum Message {
     Least { operation: u64, value: i64 },
     /// A heartbeat, which shows that the process of the sender is running.
     Beat,
-    /// A member has waited for an operation until its timeout.
+    /// A member's wait for an operation has timed out.
     Late { operation: u64 },
     /// A member abandons its current operation.
     Left,
@@ -32,10 +32,10 @@ pub struct Damaged;
 
 const HEAD: usize = 3;
 
-/// An unidentified connection cannot make the hub read more bytes than this.
+/// The maximum number of bytes that the hub reads from an unidentified connection.
 pub const HELLO_LEN: usize = HEAD + 16 + 4;
 
-/// The maximum length of a message without its head, in bytes. A failure report can therefore name about 16,000 ranks.
+/// The maximum length of a message without its head, in bytes.
 const LONGEST: usize = u16::MAX as usize;
 
 const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];

@@ -10,7 +10,8 @@
 //! receives the minimum of all values. Only the hub sees all connections, so the hub decides whether an operation has
 //! failed.
 //!
-//! Hub and members are state machines without input or output. The module [`meeting`] sends their messages.
+//! Hub and members are state machines without input or output. The module [`meeting`] sends the messages of the hub and
+//! the members.
 
 pub mod hub;
 pub mod meeting;
@@ -36,7 +37,7 @@ pub enum Fault {
     Dead,
     /// Some ranks sent no message after the timeout, because they have exited, are stopped, or are disconnected.
     Silent,
-    /// Some ranks had already left the group normally.
+    /// Some ranks left the group normally before the operation.
     Parted,
     /// A rank abandoned the operation by calling `leave`.
     Left,

@@ -74,7 +74,7 @@ impl Board {
         Self::checked(region, generation)
     }
 
-    /// Maps the board of another loader for reading. The other loader may belong to another user.
+    /// Maps the board of another loader, possibly of another user, for reading.
     pub fn observe(path: &Path) -> Result<Arc<Self>, OpenError> {
         // Without O_NONBLOCK, opening a named pipe would block until another process opens the pipe for writing.
         let file = File::options().read(true).custom_flags(libc::O_NONBLOCK).open(path);
@@ -161,7 +161,7 @@ impl Board {
     }
 }
 
-/// The part of a board that belongs to one process. Only this process may write to the page.
+/// The part of a board that belongs to one process. Only the process that owns the page may write to the page.
 #[derive(Debug, Clone)]
 pub struct PageRef {
     pub(super) board: Arc<Board>,
@@ -199,7 +199,7 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns a page of counters to this process, which continues the counts of the process that it replaces.
+    /// Assigns a page of counters to this process, and continues the counts of the process that this process replaces.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();
@@ -260,7 +260,7 @@ impl PageRef {
     }
 
     /// Announces that this process writes its stack to `descriptor` when another program sends `signal`. If `signal` is
-    /// 0, no program can request the stack.
+    /// 0, this process writes no stacks.
     pub fn set_stack(&self, signal: u32, descriptor: u32) {
         self.header().stack.store(descriptor, Relaxed);
         // SYNC(stack): pairs with the readers' load; a reader that sees the signal also sees the descriptor.
@@ -276,7 +276,7 @@ impl PageRef {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// `nanoseconds` is the estimated duration of all calls that a measured call represents.
+    /// Adds the estimated duration of all calls that one measured call represents.
     pub fn inside(&self, nanoseconds: u64) {
         super::layout::add(&self.header().inside, nanoseconds);
         super::layout::add(&self.header().inside_samples, 1);

@@ -51,7 +51,7 @@ impl BoardConfig {
     }
 }
 
-/// The header of a board. The main process writes the version last, and later only changes `wants_large`.
+/// The header of a board. After the main process has written the version, only `wants_large` changes.
 #[derive(Debug)]
 #[repr(C)]
 pub(super) struct BoardHeader {
@@ -73,7 +73,7 @@ pub(super) struct BoardHeader {
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data. The change repairs an odd number that a killed writer has left.
+    /// Changes the guarded data. If a killed writer has left an odd number, the number is even after the change.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
@@ -193,7 +193,7 @@ pub struct PipeRecord {
     pub base: AtomicI64,
     pub(super) sequence: Sequence,
     pub(super) reader: AtomicU32,
-    /// Properties of the pipe. Python defines the meaning of each bit in `datapipes`.
+    /// Properties of the pipe. The Python package `datapipes` defines the meaning of each bit.
     pub(super) flags: AtomicU32,
     /// The number of network requests that the pipe repeated after an error.
     pub retries: AtomicU32,
@@ -221,8 +221,8 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a measured call of `own` nanoseconds, which represents `weight` calls of about `all` nanoseconds in
-    /// total.
+    /// Records a measured call of `own` nanoseconds. The call represents `weight` calls, which took about `all`
+    /// nanoseconds together.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);
@@ -286,8 +286,8 @@ pub(super) struct PageHeader {
     /// The total duration in nanoseconds of the calls of the last pipe in the main process's graph.
     pub inside: AtomicU64,
     pub inside_samples: AtomicU64,
-    /// Whether a process on another machine has exited (1) or not (0). Only the main process writes the fields from
-    /// `gone` to `carried`, and `place`.
+    /// Whether a process on another machine has exited (1) or not (0). Only the main process writes `place` and the
+    /// fields from `gone` to `carried`.
     pub gone: AtomicU64,
     /// The time at which counters from another machine were last received, or 0 if none were received.
     pub heard: AtomicU64,
@@ -299,8 +299,8 @@ pub(super) struct PageHeader {
     pub carried: AtomicU64,
     pub idle: Wait,
     pub first: Wait,
-    /// In the main process, an epoch begins with its first item. In a child process, an epoch begins when its command
-    /// arrives.
+    /// In the main process, an epoch begins with its first item. In a child process, an epoch begins when the command
+    /// for this epoch arrives.
     pub span: Wait,
     /// The size in bytes of the last snapshot that was too large to be sent, or 0 if all snapshots were sent.
     pub oversized: AtomicU64,

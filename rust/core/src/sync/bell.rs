@@ -3,8 +3,8 @@
 //! A sleeping thread increments the count of sleepers, executes a fence, and checks for work. A ringing thread
 //! publishes its change, executes a fence, and reads the count of sleepers.
 //!
-//! No wake-up is lost, because one of the two fences is executed first. If the sleeper's fence is first, the ringing
-//! thread sees the count. If the ringing thread's fence is first, the sleeper sees the change when it checks for work.
+//! No wake-up is lost. If the sleeping thread executes its fence first, the ringing thread sees the sleeper. If the
+//! ringing thread executes its fence first, the sleeping thread sees the change when it checks for work.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ pub trait Parker {
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Bell {
-    /// The number of rings that found a sleeping thread. The number may overflow.
+    /// How often the bell was rung while a thread was sleeping.
     word: AtomicU32,
-    /// The lower half is the number of sleeping threads. The upper half is the number of rings that have reset the
-    /// lower half.
+    /// The lower half is the number of sleeping threads. The upper half counts how often `ring` has reset the lower
+    /// half.
     sleepers: AtomicU64,
 }
 
@@ -36,7 +36,8 @@ fn count(sleepers: u64) -> u64 {
 impl Bell {
     /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Returns the last result of `ready`.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
-        // SYNC(claim): pairs with `ring`; a thread that reads the word after a ring is counted after the ring's reset.
+        // SYNC(claim): pairs with `ring`; a thread that reads the new word increments `sleepers` after `ring` has reset
+        // the count.
         let seen = self.word.load(Ordering::Acquire);
         let joined = self.sleepers.fetch_add(SLEEPER, Ordering::Relaxed);
         // SYNC(doorbell): pairs with the fence in `has_sleeper`.
@@ -49,7 +50,7 @@ impl Bell {
         is_ready || ready()
     }
 
-    /// Removes one thread from the count of sleepers, unless a ring has reset the count in the meantime.
+    /// Removes one thread from the count of sleepers, unless `ring` has reset the count in the meantime.
     fn leave(&self, claims: u64) {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while sleepers / CLAIM == claims && count(sleepers) > 0 {
@@ -97,7 +98,8 @@ impl Bell {
 /// wake-up.
 ///
 /// The waiting thread raises the flag, executes a fence, and checks whether the event has occurred. The publishing
-/// thread stores the event, executes a fence, and reads the flag. Therefore, one thread sees the other's store.
+/// thread publishes the event, executes a fence, and reads the flag. Because of the fences, the waiting thread sees the
+/// event, or the publishing thread sees the flag.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Wanted(AtomicU32);

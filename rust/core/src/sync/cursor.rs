@@ -17,7 +17,7 @@ pub const BIRTH: u64 = seal(0);
 pub struct ProducerCursor {
     /// The position at which the producer writes next, which may be ahead of the published position.
     tail: u64,
-    /// The cached position of the consumer. The real position may be ahead, but is never behind.
+    /// The cached position of the consumer, which may be older than the real position.
     head: u64,
     capacity: u64,
 }
@@ -65,7 +65,7 @@ impl ProducerCursor {
 #[derive(Debug)]
 pub struct ConsumerCursor {
     head: u64,
-    /// The cached position of the producer. The real position may be ahead, but is never behind.
+    /// The cached position of the producer, which may be older than the real position.
     tail: u64,
     capacity: u64,
 }

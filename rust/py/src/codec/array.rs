@@ -86,8 +86,8 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     Some(ArrayParts { dtype, order, shape, data: fields.data.cast(), len, strided })
 }
 
-/// Returns the block of shared memory that an array from `torchdata.empty` fills, if no object outside the item can
-/// access the block.
+/// Returns the block of an array from `torchdata.empty`, if the array covers the whole block and no object outside the
+/// item can access the block.
 ///
 /// The caller ensures that only the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
@@ -154,8 +154,8 @@ pub fn make<'py>(
         None => (std::ptr::null_mut(), 0),
     };
     let numpy = numpy(py)?;
-    // SAFETY: callers pass a valid dtype, shape and strides. The memory at `data`, if given, covers the array, and its
-    // owner becomes the array's base.
+    // SAFETY: callers pass a valid dtype, shape and strides. If `data` is not null, the memory at `data` covers the
+    // array, and the owner of this memory becomes the array's base.
     let array = unsafe { numpy.array(descr, shape, strides, data.cast(), flags)? };
     if let Some((_, base)) = over {
         numpy.set_base(&array, base)?;

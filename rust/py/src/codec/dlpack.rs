@@ -38,7 +38,8 @@ impl ElementType {
         (self.lanes == 1 && self.bits > 0 && self.bits.is_multiple_of(8)).then_some(usize::from(self.bits / 8))
     }
 
-    /// Returns whether torch may negate elements of this type lazily, for example the imaginary part of a conjugate.
+    /// Returns whether torch supports lazy negation for elements of this type, for example for the imaginary part of a
+    /// conjugate.
     fn has_lazy_sign(self) -> bool {
         const FLOAT: u8 = 2;
         matches!(self.code, FLOAT | Self::BFLOAT | Self::COMPLEX)
@@ -83,8 +84,8 @@ struct ExchangeApi {
 }
 
 const MAJOR: u32 = 1;
-/// Whether torch has failed to describe a tensor in this process, for example a sparse tensor. Later tensors are
-/// checked before torch is called, because catching an exception takes a millisecond.
+/// Whether torch has failed to describe a tensor in this process, for example a sparse tensor. After a failure, the
+/// layout of each tensor is checked before torch is called, because catching an exception takes a millisecond.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 const UNUSED: &CStr = c"dltensor";
 
@@ -246,8 +247,8 @@ impl Torch {
         let py = item.py();
         if let Some(describe) = self.exchange.and_then(|exchange| exchange.describe) {
             let mut described = MaybeUninit::uninit();
-            // SAFETY: the table belongs to the class of `item`. The function writes the description and returns 0, or
-            // returns -1 with an exception set.
+            // SAFETY: `describe` comes from the function table of the class of `item`. The function writes the
+            // description and returns 0, or returns -1 with an exception set.
             return unsafe {
                 if describe(item.as_ptr(), described.as_mut_ptr()) == 0 {
                     Ok(Some((described.assume_init(), None)))

@@ -23,7 +23,7 @@ struct TimeUnit {
 }
 
 impl TimeUnit {
-    /// Returns whether NumPy defines this unit. NumPy does not use the number 3 for a base unit.
+    /// NumPy does not use the number 3 for a base unit.
     fn is_known(self) -> bool {
         matches!(self.base, 0..=2 | 4..=14) && self.count > 0
     }
@@ -105,7 +105,7 @@ impl Dtype {
         let number = c_int::from(self.number);
         let numpy = numpy(py)?;
         // SAFETY: `self.number` is the number of a built-in dtype. A descriptor with a unit is a new object with the
-        // layout of dtypes of times, and no other code has read this object yet.
+        // layout of dtypes of times, and no other code uses this object yet.
         let descr = unsafe {
             let descr = numpy.dtype(py, number, self.unit.is_some())?;
             if let Some(unit) = self.unit {

@@ -122,7 +122,7 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// Records an object that may occur twice in the item. An object with at most two references cannot occur twice,
+    /// Records an object that may occur twice in the item. An object with at most two references occurs only once,
     /// because one of the references belongs to the encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: the call only reads the reference count of an existing object.
@@ -135,7 +135,8 @@ impl Encoder {
 
     /// Writes a reference and returns true if this string has already occurred in the item.
     ///
-    /// Every new long string receives a number (`Tag::Kept`), because the encoding must not depend on reference counts.
+    /// Every new long string receives a number (`Tag::Kept`), even if the string occurs only once, because the encoding
+    /// must not depend on reference counts.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);

@@ -71,7 +71,7 @@ pub enum Tag {
     Tensor,
     /// The pickle, the number of its buffers, and the buffers follow.
     Pickle,
-    /// An object follows to which later parts of the item can refer by number. Such objects are numbered from zero.
+    /// An object follows to which later parts of the item can refer by number. `Kept` objects are numbered from zero.
     Kept,
     /// The number of a `Kept` object follows, because this object occurs again.
     Again,

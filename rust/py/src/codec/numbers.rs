@@ -1,8 +1,8 @@
 //! Encodes ints of at most 64 bits, and sequences of ints, floats or bools as one block.
 //!
 //! A sequence becomes a block if it has at least two members, and if all members are floats, all are bools, or all are
-//! ints that fit into one type (i64 or u64). Decoding a block creates new number objects, because neither Python nor
-//! pickle reliably preserves the identity of numbers.
+//! ints that fit into one type (i64 or u64). Decoding a block creates new number objects, which is acceptable because
+//! neither Python nor pickle reliably preserves the identity of numbers.
 
 use pyo3::ffi;
 use pyo3::prelude::*;
@@ -25,8 +25,8 @@ fn width(element: Tag) -> usize {
 /// `object` is an existing int, and the GIL is held.
 pub unsafe fn whole(object: *mut ffi::PyObject) -> Whole {
     let mut overflow = 0;
-    // SAFETY: the caller guarantees an existing int and the GIL. If the int exceeds an i64, the first call sets
-    // `overflow`. If the int also exceeds a u64, the second call sets an exception.
+    // SAFETY: the caller guarantees an existing int and the GIL. PyLong_AsLongLongAndOverflow sets `overflow` if the
+    // int exceeds an i64. PyLong_AsUnsignedLongLong sets an exception if the int exceeds a u64.
     unsafe {
         let value = ffi::PyLong_AsLongLongAndOverflow(object, &mut overflow);
         if overflow == 0 {

@@ -13,7 +13,7 @@ pub enum OutBuffer {
     Block(Arc<Block>),
 }
 
-/// If the owner is None, the caller keeps the memory alive until it is copied.
+/// If the owner is None, the caller keeps the memory alive until the memory is copied.
 type Owner<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 
 pub struct Source {

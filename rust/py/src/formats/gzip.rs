@@ -17,8 +17,8 @@ const FIRST: u8 = 0x1f;
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
     decoder: Option<GzDecoder<GzipSource>>,
-    /// The source after the last member, which is dropped with the GIL held. Without the GIL, PyO3 would take a lock,
-    /// which a forked child could inherit in locked state.
+    /// The source after the last member. The source is dropped with the GIL held, because without the GIL, PyO3 would
+    /// take a lock, which a forked child could inherit in locked state.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
     /// An error in the stream, which is raised once the bytes before the error have been returned.

@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 use torchdata_core::stats::{coarse_nanoseconds, nanoseconds};
 
 const COST: u64 = 60;
-/// Measuring every pipe may cost 1/`PRICE` of the run time, and measuring only the loader 1/`PRICE_METERED`.
+/// Measuring every pipe may cost 1/`PRICE` of the run time. Measuring only the loader may cost 1/`PRICE_METERED` of the
+/// run time.
 pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
 pub const LONGEST: u64 = 128;
@@ -19,8 +20,7 @@ pub const NOTICED: u64 = 12_000_000;
 
 pub const LOOK_AGAIN: u32 = 128;
 
-/// The number of measured outermost calls in progress in all threads. Race conditions only slow down some calls or omit
-/// one measurement.
+/// The number of measured outermost calls in progress in all threads.
 static MEASURING: AtomicU32 = AtomicU32::new(0);
 
 pub fn is_measuring() -> bool {
@@ -96,10 +96,10 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// The nanoseconds of a measured call without nested calls, and the number of calls that the measured call
-    /// represents.
+    /// The nanoseconds of a measured call, minus the time of its nested calls, and the number of calls that the
+    /// measured call represents.
     pub own: Option<(u64, u64)>,
-    /// The nanoseconds of a measured or slow outermost call, and the number of calls that the outermost call
+    /// The nanoseconds of an outermost call that was measured or slow, and the number of calls that this call
     /// represents.
     pub whole: Option<(u64, u64)>,
     pub passed: u64,
@@ -145,7 +145,8 @@ fn notice(thread: &Clocking, took: u64) -> Timed {
     Timed { own: None, whole: Some((took, 1)), passed: 0 }
 }
 
-/// Returns how many calls a measured call represents. All slow calls are recorded, so each represents only itself.
+/// Returns how many calls a measured call represents. A slow call represents only itself, because every slow call is
+/// recorded.
 fn stands_for(took: u64, weight: u64) -> u64 {
     if took < NOTICED { weight } else { 1 }
 }

@@ -69,7 +69,8 @@ impl Delivery {
         };
         let version = self.version.load();
         self.pulse.enter();
-        // SAFETY: `next` is the iternext function of the iterator's type. NULL means the end or an exception.
+        // SAFETY: `next` is the iternext function of the iterator's type. NULL means the end of the items or an
+        // exception.
         let item = unsafe { Bound::from_owned_ptr_or_opt(py, next(iterator.as_ptr())) };
         self.pulse.leave();
         if self.version.load() != version {
@@ -81,7 +82,8 @@ impl Delivery {
         }
     }
 
-    /// Drops an item whose epoch has ended. Exceptions such as KeyboardInterrupt are still raised.
+    /// Drops an item or an ordinary exception of an epoch that has ended, but raises exceptions such as
+    /// KeyboardInterrupt.
     #[cold]
     fn left<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
         match PyErr::take(py) {
@@ -141,7 +143,7 @@ impl Delivery {
         };
         let old = self.source.with(py, |source| std::mem::replace(source, new));
         self.version.increment();
-        drop(old); // dropped after the access to the cell, because dropping may run arbitrary code
+        drop(old); // dropped after the access to `source`, because dropping may run arbitrary code
         Ok(())
     }
 

@@ -34,11 +34,12 @@ const CLEARED: u64 = u64::MAX;
 #[repr(C)]
 struct Guard {
     ob_base: ffi::PyObject,
-    // The fields that each item needs come first, so that they share one cache line.
+    // Fields that are used for each item come first, so that one cache line contains them all.
     /// The guard is valid while the token contains the same number.
     id: u64,
     token: *const IterationToken,
-    /// The function that returns the next item from `argument`. The function is replaced after the end of the data.
+    /// The function that returns the next item from `argument`. After the end of the data, `no_more` replaces the
+    /// function.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
     /// The item counter of the pipe in shared memory, or null. The counter is valid as long as the token exists.
@@ -68,7 +69,7 @@ struct Ranging {
     begin: Py<PyAny>,
 }
 
-/// FORK: the type is created while the extension is imported, so no thread ever waits for this cell.
+/// FORK: the type is created while the extension is imported, so no thread ever waits for `TYPE`.
 pub fn guard_type(py: Python<'_>) -> PyResult<&Bound<'_, PyType>> {
     static TYPE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     TYPE.get_or_try_init(py, || make_type(py).map(Bound::unbind)).map(|class| class.bind(py))
@@ -104,8 +105,8 @@ fn make_type(py: Python<'_>) -> PyResult<Bound<'_, PyType>> {
     unsafe { new_type(py, c"torchdata._native.IteratorGuard", size_of::<Guard>(), flags, &slots) }
 }
 
-/// Creates a guard for `iterator`, which the `__iter__` of `pipe` has returned. `iterator_id` is the number of
-/// `iterator`.
+/// Creates a guard for `iterator`, which the `__iter__` of `pipe` has returned. `iterator_id` is the number that
+/// `token` has given to `iterator`.
 #[pyfunction]
 #[pyo3(signature = (pipe, iterator, token, iterator_id, ranges = None))]
 pub fn guard_iterator<'py>(
@@ -172,7 +173,7 @@ unsafe extern "C" fn no_more(_: *mut ffi::PyObject) -> *mut ffi::PyObject {
 }
 
 unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the caller keeps the guard alive. `ask` and `no_item` check whether the guard has been cleared.
+    // SAFETY: the caller keeps the guard alive. `ask` and `no_item` accept a cleared guard.
     unsafe {
         let guard = object.cast::<Guard>();
         let item = ask(guard);
@@ -325,7 +326,7 @@ unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObje
     }
 }
 
-/// Begins a range in torch's profiler. An error is only printed, so that loading continues.
+/// An error of torch's profiler is only printed, so that loading continues.
 ///
 /// # Safety
 /// `pipe` points to an existing object.
@@ -335,7 +336,7 @@ unsafe fn begin_range(py: Python<'_>, begin: &Py<PyAny>, pipe: *mut ffi::PyObjec
     begin.call1(py, (pipe,)).map_err(|error| error.write_unraisable(py, Some(begin.bind(py)))).ok()
 }
 
-/// Ends a range in torch's profiler. An exception that the pipe has raised stays set.
+/// An exception that the pipe has raised stays set.
 fn end_range(py: Python<'_>, end: Py<PyAny>) {
     let passing = PyErr::take(py);
     if let Err(error) = end.call1(py, (py.None(), py.None(), py.None())) {
@@ -402,7 +403,8 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
     caught(false, || unsafe { Python::attach_unchecked(ended) })
 }
 
-/// Returns whether the current exception is a Rust panic. Converting this exception to a Rust error would panic again.
+/// A Rust panic that is the current exception must not be converted to a Rust error, because the conversion would panic
+/// again.
 fn is_panic(py: Python<'_>) -> bool {
     // SAFETY: `PyErr_ExceptionMatches` requires a current exception, which the first call checks. The calls change
     // nothing.
@@ -463,7 +465,8 @@ fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bou
         Ok(told) if told.is_instance_of::<PyBaseException>() => Err(PyErr::from_value(told)), // too many exceptions
         Ok(told) if told.is_truthy()? => Ok(Outcome::Continues),
         Ok(_) => Err(PyErr::from_value(value.clone().into_any())),
-        // If `explain` fails, the original exception is raised. A KeyboardInterrupt in `explain` takes precedence.
+        // If `explain` fails, the original exception is raised. A KeyboardInterrupt in `explain` replaces the original
+        // exception.
         Err(other) if other.is_instance_of::<PyException>(py) => Err(error),
         Err(other) => Err(other),
     }

@@ -1,8 +1,8 @@
-//! Implements the base class of iterators, written in Python, that do not lose items to Ctrl-C.
+//! Implements the base class of Python iterators that do not lose items to Ctrl-C.
 //!
-//! Python can handle a signal between taking an item from a queue and returning this item, which would lose the item.
-//! The method `_wait` therefore only waits for an item, and a signal handler may interrupt it. The method `_hand_over`
-//! takes the item, and a Ctrl-C meanwhile is raised once the item has been returned.
+//! An item would be lost if Python handled a signal after taking the item from a queue and before returning the item.
+//! Therefore, the method `_wait`, which a signal handler may interrupt, takes no item. The method `_hand_over` takes
+//! the item, and delays a Ctrl-C until the item has been returned.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -78,7 +78,7 @@ struct Deferred<'py> {
 }
 
 impl<'py> Deferred<'py> {
-    /// Installs the temporary handler. Signals that arrived before this call are handled first.
+    /// Handles signals that have already arrived, and then installs the temporary handler.
     fn new(py: Python<'py>) -> PyResult<Self> {
         let handler = signals(py)?.getattr("getsignal")?.call1((libc::SIGINT,))?;
         if !handler.is_callable() {

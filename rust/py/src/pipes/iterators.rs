@@ -16,13 +16,15 @@ unsafe extern "C" {
     ) -> *mut ffi::PyObject;
 }
 
-/// A flag that allows the called function to use the slot before the arguments, so that a bound method makes no copy.
+/// A flag that allows the called function to overwrite the slot before the arguments. A bound method stores `self` in
+/// this slot instead of copying the arguments.
 const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 
 pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let arguments = [std::ptr::null_mut(), argument.as_ptr()];
-    // SAFETY: `first` points to one argument. The free slot that the flag requires precedes this argument. The function
-    // and the argument are valid during the call, which returns a new reference, or NULL with an exception set.
+    // SAFETY: `first` points to one argument. The slot before this argument is free, as `ARGUMENTS_OFFSET` requires.
+    // The function and the argument are valid during the call, which returns a new reference, or NULL with an exception
+    // set.
     unsafe {
         let first = arguments.as_ptr().add(1);
         let result = PyObject_Vectorcall(function.as_ptr(), first, 1 | ARGUMENTS_OFFSET, std::ptr::null_mut());

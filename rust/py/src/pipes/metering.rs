@@ -109,8 +109,8 @@ impl CountedItems {
     }
 }
 
-/// Adds items that no pipe has yielded to the record of a pipe. One measured call took `own` nanoseconds, and
-/// represents `weight` calls.
+/// Adds items to the record of a pipe, although no pipe has yielded these items. One measured call took `own`
+/// nanoseconds, and represents `weight` calls.
 pub fn add_work(pipe: &PipeRef, items: u64, own: u64, weight: u64) {
     let record = pipe.record();
     let all = own.saturating_mul(weight);

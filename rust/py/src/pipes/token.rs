@@ -66,7 +66,7 @@ impl IterationToken {
         unsafe { self.place.load(Acquire).as_ref() }
     }
 
-    /// Makes items count in the statistics of `pipe` from the next iteration on.
+    /// From the next iteration on, items are counted in the statistics of `pipe`.
     pub fn bind(&self, py: Python<'_>, pipe: PipeRef, root: bool, main: bool) {
         self.pending.with(py, |pending| {
             let is_same = |place: &BoardSlot| {
@@ -78,7 +78,7 @@ impl IterationToken {
         });
     }
 
-    /// Makes items count in the record that `bind` has set. The previous record stays allocated, because a call in
+    /// Starts to count items in the record that `bind` has set. The previous record stays allocated, because a call in
     /// progress may still use the previous record.
     pub fn activate(&self, py: Python<'_>) {
         self.pending.with(py, |pending| {

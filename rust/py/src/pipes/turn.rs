@@ -1,7 +1,7 @@
 //! Makes threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! If a signal handler requests an item in a thread that is already reading, the thread would wait for itself forever,
-//! so such a request raises an error.
+//! If a signal handler requests an item in a thread that is already reading, an error is raised, because the thread
+//! would wait for itself forever.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -190,7 +190,7 @@ impl Turn {
         enter::poll(py, Some(duration(seconds)), is_free).map(drop)
     }
 
-    /// Waits, for at most `seconds` if given, until no other thread reads. Returns whether no other thread reads.
+    /// Waits until no other thread reads, and returns False if another thread still reads after `seconds`.
     #[pyo3(signature = (seconds = None))]
     fn await_left(&self, py: Python<'_>, seconds: Option<f64>) -> PyResult<bool> {
         enter::poll(py, seconds.map(duration), |_| Ok(self.is_left()))

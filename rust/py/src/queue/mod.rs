@@ -58,8 +58,8 @@ fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyRes
     py.check_signals()
 }
 
-/// The state of the source, the number of items that were delivered after this state, the number of all delivered
-/// items, and the numbers of the items that were delivered out of order.
+/// (state of the source, number of items delivered after this state, number of all delivered items, numbers of items
+/// delivered out of order)
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
 /// The number of a slot, its kind ("waiting", "running", "result" or "error"), its content, and the saved state of the
@@ -120,8 +120,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Changes the position. Unneeded source states are dropped after the access to the cell, because dropping may run
-    /// Python code.
+    /// Unneeded source states are dropped after the access to `place`, because dropping may run Python code.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
             place.as_mut().map(|place| {
@@ -441,8 +440,8 @@ impl ReadAheadQueue {
         self.get().map_or(0, Queue::len)
     }
 
-    /// Visits the objects in the queue. All traversals by the garbage collector must find the same objects, so this
-    /// method waits for the lock. In a forked child, the lock may never be released, so nothing is visited.
+    /// All traversals by the garbage collector must find the same objects, so this method waits for the lock. In a
+    /// forked child, the lock may never be released, so nothing is visited.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(queue) = self.get() else { return Ok(()) };
         queue.try_for_each(|_, view| view.content().visit(&visit))?;

@@ -21,7 +21,7 @@ pub struct SourceReader {
     #[pyo3(get)]
     advance: Py<PyAny>,
     state_of: Py<PyAny>,
-    /// Converts the error with which saving the source's state has failed to a placeholder for this state.
+    /// A function that returns a placeholder for the source's state, given the error that saving the state has raised.
     unsaved: Py<PyAny>,
     /// The number of items between two saved states, or 0 if no states are saved.
     frequency: u64,

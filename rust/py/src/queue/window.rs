@@ -19,7 +19,8 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Creates a window after `given` delivered items. At most `ahead` further items have been taken from the source.
+    /// Creates a window after `given` delivered items. At most `ahead` items have been taken from the source but not
+    /// delivered.
     pub fn new(least: usize, most: usize, row: u64, given: u64, ahead: u64) -> Self {
         let mut window = Self { least, most: most.max(least), row, reach: 0 };
         window.reach = given.saturating_add(ahead.min(window.most as u64).max(window.size() as u64));
@@ -48,7 +49,7 @@ const MOST_MEMBERS: usize = 16;
 pub(super) fn is_small(object: &Bound<'_, PyAny>) -> bool {
     let is_member = |object: &Bound<'_, PyAny>| {
         let pointer = object.as_ptr();
-        // SAFETY: the code only inspects existing objects, which cannot fail for these exact types.
+        // SAFETY: the code only inspects existing objects of exact types, for which the calls cannot fail.
         unsafe {
             object.is_none()
                 || ffi::PyFloat_CheckExact(pointer) != 0

@@ -23,8 +23,8 @@ pub struct Access {
     /// The id of the thread that uses the reader, or 0.
     holder: GilNumber,
     pub signs: Signs,
-    /// Whether a stream of items begins with the first request instead of the epoch, as in a worker process that reads
-    /// dispatched items.
+    /// Whether the first request begins a stream, as in a worker process that reads dispatched items. If the value is
+    /// false, the epoch begins the stream.
     on_demand: bool,
     /// The process that created the reader. A forked child must not take items of its parent.
     pub owner: OwningProcess,
@@ -171,8 +171,8 @@ impl Access {
         self.set_paused(py, true);
     }
 
-    /// Replaces the processes in `dead` and all other exited processes, or returns false if a reading thread will do
-    /// so.
+    /// Replaces the processes in `dead` and all other exited processes, or returns false if a reading thread will
+    /// replace them.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;

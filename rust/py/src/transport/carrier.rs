@@ -48,7 +48,8 @@ impl PyCarrier {
         Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
     }
 
-    /// Returns the control words if any of them has changed, and a list of the head and the large buffers of a frame.
+    /// Returns the control words, or None if no control word has changed, and a frame as a list of its head and large
+    /// buffers.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {
@@ -70,8 +71,7 @@ impl PyCarrier {
         Ok((words, parts))
     }
 
-    /// Sends the messages of a frame. Returns False if the link is full. The caller must then call this method again
-    /// with the same frame.
+    /// Sends the messages of a frame. If the link is full, returns False, and the next call must pass the same frame.
     fn put(&self, py: Python<'_>, frame: Vec<PyBuffer<u8>>) -> PyResult<bool> {
         let mut parts = Vec::with_capacity(frame.len());
         for buffer in &frame {

@@ -55,7 +55,7 @@ impl Clock {
         }
     }
 
-    /// The count of tries is kept, because a replacement process may send the same item.
+    /// `tries` is not reset, because a replacement process may send the same item.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;

@@ -108,7 +108,7 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.watch.watch_and_replace(processes, Replacing { on_death, on_replace }))
     }
 
-    /// Replaces all exited processes. Returns False if a thread that is reading will replace them.
+    /// Replaces all exited processes, or returns False if a reading thread will replace them.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }
@@ -199,8 +199,8 @@ impl Collector {
     /// Returns the position after `delivered` items, or the current position if `delivered` is None. Returns None if
     /// the position is no longer known.
     ///
-    /// A position consists of the items and the snapshot of each shard, the shard of the next item, and the snapshot of
-    /// the dispatching process.
+    /// A position consists of the number of items and the snapshot of each shard, the shard of the next item, and the
+    /// snapshot of the dispatching process.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn positions(

@@ -41,7 +41,7 @@ pub(super) struct Outlet {
     /// A worker process has one producer for all of its shards. The dispatching process has one producer for each
     /// worker.
     pub producers: Vec<Producer>,
-    /// The arenas of the producers. `tidy` frees memory in the arenas while a wait borrows the producers.
+    /// The arenas of the producers, so that `tidy` can free memory while a wait borrows the producers.
     arenas: Vec<Arc<Arena>>,
     /// Selects the target of the next item: a shard in a worker process, or a worker in the dispatching process.
     pub dealing: Dealing,
@@ -166,8 +166,8 @@ impl Outlet {
         turned(&mut self.producers, self.has_shards, target)
     }
 
-    /// Returns a shard that must recompute items. This shard runs first, because the main process waits for items that
-    /// follow the recomputed items.
+    /// Returns a shard that must recompute items. A shard that recomputes runs first, because the main process waits
+    /// for items that follow the recomputed items.
     #[inline]
     pub fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();

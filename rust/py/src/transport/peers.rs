@@ -32,8 +32,7 @@ impl Taken {
     }
 }
 
-/// Returns whether a message has arrived. For a corrupted ring, the result is true, because the attempt to take a
-/// message then reports the corruption.
+/// For a corrupted ring, the result is true, because the attempt to take a message then reports the corruption.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
@@ -67,8 +66,8 @@ pub struct Peers {
     pub paused: bool,
     /// The link whose items wake up this process, or None if the items of all links wake up this process.
     awaited: Option<usize>,
-    /// Whether a peer has waited for the dispatching process in this epoch. In such an epoch, items of all links wake
-    /// up this process.
+    /// Whether a peer has waited for the dispatching process in this epoch. If the value is true, items of all links
+    /// wake up this process.
     has_starved: bool,
     /// The message that was taken last, whose memory is reused for the next message.
     pub current: Taken,
@@ -302,7 +301,8 @@ impl Peers {
 
     /// Receives items of other peers early if a peer waits for the dispatching process, so that other peers continue.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // Items of the next peer are also received early, because the peer's answer to a command may follow its items.
+        // Even items of the peer whose turn is next are received early, because this peer's answer to a command may
+        // follow the items.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = collecting.to_take_in(|peer| self.has_arrived(peer), |peer| starving[peer]) {
             self.take_in(py, peer, collecting.turn.next())?;

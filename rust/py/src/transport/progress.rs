@@ -32,7 +32,8 @@ impl StreamProgress {
         drop(self.books.with(py, |books| books.begin(&starts)));
     }
 
-    /// The beginning is recorded before the peers begin the stream, because threads may request positions at any time.
+    /// Begins the epoch in `books` before the peers begin the stream, because a thread may request a position at any
+    /// time.
     pub fn begin_early(&mut self, py: Python<'_>, starts: Vec<Account>) {
         drop(self.books.with(py, |books| books.begin(&starts)));
         self.starts = starts;

@@ -135,7 +135,7 @@ impl Reader {
         ))
     }
 
-    /// Handles a message that is not an item. Returns whether more items may follow.
+    /// Handles a message that is not an item. Returns false if the message is an error.
     #[cold]
     fn handle(&mut self, py: Python<'_>, peer: usize) -> PyResult<bool> {
         match self.peers.current.message.kind & kind::WHAT {
@@ -145,7 +145,7 @@ impl Reader {
             }
             kind::ERROR => {
                 let description = decode(py, &self.peers.current.message, self.peers.may_lease(peer));
-                // The message is put back before the callback, so that the next call raises this error again even if a
+                // `put_back` is called before the callback, so that the next call raises this error again even if a
                 // signal handler raises an exception now.
                 self.peers.put_back(peer);
                 self.on_error.call1(py, (peer, description?))?;
@@ -328,7 +328,7 @@ impl Reader {
         if !awoken? {
             return Ok(None);
         }
-        // Signals are handled before the item is taken, because an exception would lose an item that was taken.
+        // Signals are handled before the item is taken, because an exception after taking the item would lose the item.
         py.check_signals().map(|()| Some(next))
     }
 
@@ -428,7 +428,7 @@ impl Reader {
 pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
 
 enum Came<'py> {
-    /// The result of a function call, and the seconds since work on its batch began.
+    /// The result of a function call, and the seconds since work on the batch of calls began.
     Result(Bound<'py, PyAny>, f64),
     Message(Bound<'py, PyAny>),
     Late,
@@ -449,8 +449,8 @@ fn decode<'py>(py: Python<'py>, message: &Message, may_lease: bool) -> PyResult<
     with_payload(py, message, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
 }
 
-/// Calls `look` with the payload and buffers of a message. A long payload is copied first, so that no sender changes
-/// it.
+/// Calls `look` with the payload and buffers of a message. A long payload is copied before the call, so that the sender
+/// cannot change the payload.
 #[inline]
 fn with_payload<R>(
     py: Python<'_>,

@@ -23,7 +23,7 @@ use crate::errors;
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {
-    /// A process that recomputes items takes no snapshot, which would delay the first new item.
+    /// A process that recomputes items takes no snapshot, because a snapshot would delay the first new item.
     #[inline]
     pub fn snapshot_if_due(&mut self, py: Python<'_>) -> PyResult<()> {
         if self.relay.as_ref().is_some_and(|relay| relay.waits()) {

@@ -100,8 +100,8 @@ impl Sender {
 
     /// Starts an epoch, and drops the rest of a message of an earlier epoch.
     ///
-    /// To resume, `starts` contains, for each shard or reader, (items, checksum) before the position, the number of
-    /// items to recompute, and the checksum after these items. `turn` is the first shard or reader.
+    /// To resume, `starts` contains for each shard or reader: (items, checksum) before the resumed position, the number
+    /// of items to recompute, and the checksum after these items. `turn` is the shard or reader of the next item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -148,7 +148,7 @@ impl Sender {
         self.outlet().map(|mut outlet| outlet.relay = Some(Arc::clone(&collector.get().relay)))
     }
 
-    /// Sends a snapshot. Returns False if a command is pending, and `pump` later sends the rest of the snapshot.
+    /// Sends a snapshot. If a command is pending, returns False, and `pump` later sends the rest of the snapshot.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
@@ -166,8 +166,8 @@ impl Sender {
     /// Sends the items that the readers request. A tuple contains the iterators of several shards, which are used in
     /// turn.
     ///
-    /// Returns True once all requested items have been sent. Returns False if a command is pending. The caller must
-    /// then execute the command and call this method again.
+    /// Returns True once all requested items have been sent. If a command is pending, returns False, and the caller
+    /// must execute the command and call this method again.
     #[pyo3(signature = (iterator, turns = None))]
     fn pump(
         &self,
@@ -195,8 +195,8 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The lock of `outlet` is held meanwhile, because no other thread sends, and `allocate` does not need the
-            // lock.
+            // The lock of `outlet` is held while the item is computed, because no other thread sends, and `allocate`
+            // does not need the lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {
@@ -244,7 +244,7 @@ impl Sender {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // A damaged request counts as a request for the next iteration, whose first item reports the damage.
+            // If a grant is damaged, the next iteration begins, and sending its first item reports the damage.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), |_| Ok(()))?;
@@ -257,7 +257,8 @@ impl Sender {
         Ok(true)
     }
 
-    /// Sends a failure to all readers. The failure replaces the end, so that incomplete data does not look complete.
+    /// Sends a failure to all readers. The failure replaces the end marker, so that incomplete data does not look
+    /// complete.
     fn send_error(&self, py: Python<'_>, description: &Bound<'_, PyAny>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         outlet.ending = true;
@@ -296,8 +297,8 @@ impl Sender {
         sent.map(drop)
     }
 
-    /// Sends the result of a function call. `spent` is the number of seconds since work on the batch of the call began.
-    /// If `more_comes` is true, the other process may be woken up later.
+    /// Sends the result of a function call. `spent` is the number of seconds since work on the batch of calls began. If
+    /// `more_comes` is true, the other process may be woken up later.
     fn send_result(
         &self,
         py: Python<'_>,

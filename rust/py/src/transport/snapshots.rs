@@ -23,7 +23,7 @@ use torchdata_core::protocol::{Account, Books, Dealt, PeerPosition, Share, Snaps
 use super::kinds as kind;
 use crate::errors;
 
-/// The prefix of the reason why no snapshot can be taken. The first snapshot contains this reason in place of a state.
+/// If no snapshot can be taken, the first snapshot contains this prefix and the reason in place of a state.
 pub const REASON: &[u8] = b"tdno";
 
 pub type Content = Py<PyBytes>;
@@ -154,8 +154,8 @@ impl<'a> Opened<'a> {
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
     // SAFETY: the lease keeps its memory valid for its length. If a faulty producer writes during the copy, only the
-    // copied bytes are wrong, because no Rust slice refers to the memory. The result is new, or NULL with an exception
-    // set.
+    // copied bytes are wrong, because no Rust slice refers to the memory. The call returns a new object, or NULL with
+    // an exception set.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())
@@ -168,9 +168,11 @@ pub fn is_snapshot(message_kind: u16) -> bool {
 }
 
 pub type Entry = (u64, u64);
-/// (items, checksum) before the snapshot, the pass and (items, checksum) of the dispatched items, the content.
+/// (items, checksum) before the snapshot, the pass over the dispatched items, (items, checksum) that were read in this
+/// pass, and the content.
 pub type Kept = (Entry, u32, Entry, Content);
-/// The pass, the (items, checksum) that were dispatched to each worker, and the content of the snapshot.
+/// The pass over the dispatched items, the (items, checksum) that were dispatched to each worker, and the content of
+/// the snapshot.
 pub type KeptDealt = (u32, Vec<Entry>, Content);
 
 pub fn account((items, checksum): Entry) -> Account {

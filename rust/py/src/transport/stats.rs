@@ -47,7 +47,7 @@ impl PyStatsBoard {
     }
 }
 
-/// (token of the pipe, name, location of its function, index of the pipe that reads from the pipe, flags, capacity)
+/// A pipe: (token, name, location of the user function, index of the pipe that reads from this pipe, flags, capacity).
 type Pipe<'py> = (Bound<'py, IterationToken>, String, String, Option<usize>, u32, u64);
 
 #[pymethods]

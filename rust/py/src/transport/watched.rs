@@ -38,7 +38,8 @@ pub struct Replacing {
     pub on_replace: Py<PyAny>,
 }
 
-/// The processes that a reader watches. The list is empty in a worker process, which exits with the main process.
+/// The processes that a reader watches. A worker process watches no processes, because a worker exits with the main
+/// process.
 #[derive(Default)]
 pub struct DeathWatch {
     pub processes: Vec<(usize, WatchedProcess)>,
@@ -63,7 +64,7 @@ impl DeathWatch {
         self.replacing = Some(replacing);
     }
 
-    /// Returns whether any watched process has exited. If all processes have descriptors, the check is one system call.
+    /// If all processes have descriptors, the check is one system call.
     pub fn any_died(&self) -> bool {
         let watches = || self.processes.iter().map(|(_, process)| process.as_ref());
         watches().any(|watch| watch.is_none()) || Watch::any_exited(watches().flatten())

@@ -30,8 +30,8 @@ impl<T> OrderedQueue<T> {
 
     /// Claims submitted items in order. Returns empty lists if no item is available now, or None after the last item.
     ///
-    /// A call claims one of `sharers` equal parts of the waiting items, limited to the range from `least` to `most`. An
-    /// item for which `joins` returns false is claimed alone.
+    /// A call claims the number of waiting items divided by `sharers`, but at least `least` and at most `most` items.
+    /// An item for which `joins` returns false is claimed alone.
     ///
     /// `take` copies or removes the part of an item that the worker needs, and returns whether the worker may change
     /// the item. `joins` and `take` run under the lock, and must not call the queue.
@@ -76,10 +76,9 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores an outcome for each claimed item. `complete` combines the rest of an item in the queue with the worker's
-    /// part of the item.
+    /// Stores an outcome for each claimed item. `complete` combines the queue's part and the worker's part of the item.
     ///
-    /// Returns the parts whose slots no longer exist, which the caller must drop.
+    /// The caller must drop the returned parts of items whose slots no longer exist.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -100,7 +99,7 @@ impl<T> OrderedQueue<T> {
 
     /// Returns claimed items to the queue, before all other items. `restore` puts the worker's part back into the item.
     ///
-    /// Returns the parts whose slots no longer exist, which the caller must drop.
+    /// The caller must drop the returned parts of items whose slots no longer exist.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();

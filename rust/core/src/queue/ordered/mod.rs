@@ -34,8 +34,8 @@ pub struct OrderedQueue<T> {
 }
 
 impl<T> OrderedQueue<T> {
-    /// If `in_order` is false, the consumer receives results as they become ready, but the end and an error of the
-    /// source always last.
+    /// If `in_order` is false, the consumer receives results as they become ready. The end, or an error of the source,
+    /// is always delivered last.
     pub fn new(capacity: usize, in_order: bool) -> Self {
         let [room, work, still, filled] = std::array::from_fn(|_| Condvar::new());
         Self { in_order, state: Mutex::new(State::new(capacity)), room, work, still, filled }
@@ -200,7 +200,7 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Releases a slot without an outcome, because a resumed worker drops an item that was already delivered.
+    /// Releases a slot without an outcome, because the item was already delivered before the loader resumed.
     pub fn skip(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
@@ -260,7 +260,7 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        // A closed queue does not report the end to the consumer, because the drained results are missing.
+        // A closed queue does not report the end, because the consumer has not received the drained results.
         state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();

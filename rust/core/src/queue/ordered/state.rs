@@ -8,7 +8,8 @@ use super::answers::{Outcome, Slot};
 pub(super) enum Phase<T> {
     Making,
     Waiting(T),
-    /// A worker is processing the item. The queue keeps a copy of the item, or the rest that the worker does not need.
+    /// A worker is processing the item. The queue keeps a copy of the item, or the parts of the item that the worker
+    /// does not need.
     Running(T),
     Done(Outcome<T>),
 }
@@ -48,8 +49,8 @@ pub(super) struct State<T> {
     pub busy: usize,
     pub source_taken: bool,
     pub closed: bool,
-    /// `broken` is true while no item may be computed, because the consumer has not received an error yet.
     pub finished: bool,
+    /// Whether no item may be computed now, because the consumer has not received an error yet.
     pub broken: bool,
     pub ended: bool,
     pub reserving: Idle,
