@@ -16,11 +16,11 @@ from torchdata._reporting import warn_outside
 from torchdata._stateful import Stateful, StatefulStream, StreamState, give, is_stateful
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_iterable
 from torchdata.datapipes._pipe.datasets import has_fixed_order, in_fixed_order
+from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.datapipes._pipe.seeking import is_stream, seek
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.nodes._fields import StateFields
-from torchdata.nodes._functions import not_the_end
 from torchdata.nodes._pipe_position import PipePosition
 from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.map import ParallelMapper

@@ -77,7 +77,7 @@ class Unfolding:
                     left = _iterator_over(parts if members is None else members, self)
                 except Exception as error:
                     # `_Raising` raises the error outside this generator, which would end if it raised the error.
-                    yield _Raising(not_the_end(name_of(self), error))
+                    yield _Raising(not_the_end(f"function of {name_of(self)}", error))
                     continue
                 if members is None:
                     self._item, self._yielded_before = kept, token.yielded

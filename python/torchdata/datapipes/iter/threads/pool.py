@@ -59,7 +59,7 @@ class _PoolWork(ReadAhead):
         except BaseException as error:
             # A state contains an immutable item instead of the error, which may not be picklable.
             kept = (item,) if type(item) in PLAIN_TYPES else None
-            self.queue.fail(slot, not_the_end("ThreadPoolMapper", without_own_frame(error)), None, kept)
+            self.queue.fail(slot, not_the_end("function of ThreadPoolMapper", without_own_frame(error)), None, kept)
         else:
             self.queue.put(slot, result)
 
