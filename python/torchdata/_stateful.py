@@ -346,7 +346,7 @@ class StatefulStream:
                 continue
             item, first = [first], None
             yield map(item.pop, (0,))
-        yield map(next, itertools.repeat(self.iterator))
+        yield steps_of(self.iterator)
         self.ended = True
 
     def _first(self) -> Any:
@@ -374,6 +374,13 @@ class StatefulStream:
         if item is _END:
             raise StopIteration
         return item
+
+
+def steps_of(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Returns an iterator for loops. A loop calls `iter`, which returns a built-in iterator unchanged, but may reset
+    other iterators."""
+    is_built_in = type(iterator).__module__ in ("builtins", "itertools")
+    return iterator if is_built_in else map(next, itertools.repeat(iterator))
 
 
 def _raise(error: BaseException) -> Any:
