@@ -51,7 +51,6 @@ _AGAIN = 1 << 24
 _STEPS = 1 << 31
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
 _KINDS = {"_num_yielded", "_snapshot"}
-_SAMPLER = "_sampler_iter_state", "_index_sampler_state"
 #: The keys of the states of a dataset and its iterator in a saved position.
 _STATES = "dataset_state", "dataset_iter_state"
 
@@ -321,7 +320,7 @@ def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> Readin
 
 def _filled_sampler(main: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     own = ours.get("sampler", {})
-    return main | {key: _filled(main, own, key) for key in _SAMPLER}
+    return main | {key: _filled(main, own, key) for key in ("_sampler_iter_state", "_index_sampler_state")}
 
 
 def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool = True) -> Any:

@@ -18,15 +18,6 @@ UNKNOWN: Any = object()
 Counts = tuple[dict[str, int], int]
 
 
-def freeze(state: Any) -> bytes:
-    try:
-        return pickle.dumps(state, protocol=5)
-    except Exception:
-        from torchdata._by_value import dumps
-
-        return dumps(state)
-
-
 class ReadingPosition(NamedTuple):
     """The position of a reader in its dataset: a snapshot, and the batches that were read after the snapshot. Positions
     are never modified.
@@ -84,7 +75,12 @@ class ReadingPosition(NamedTuple):
         return ReadingPosition._make([*states, *self[3:]])
 
     def frozen(self) -> bytes:
-        return freeze(tuple(self))
+        try:
+            return pickle.dumps(tuple(self), protocol=5)
+        except Exception:
+            from torchdata._by_value import dumps
+
+            return dumps(tuple(self))
 
     @classmethod
     def thawed(cls, frozen: bytes) -> ReadingPosition:

@@ -150,10 +150,9 @@ class EpochReader:
         # Loading a dataset's state may set the global generators. The generators in a state from before the first epoch
         # belong to the main process, and must not replace the generators of a worker.
         with put_back_afterwards(GLOBAL if position.ended or (position.unstarted and not position.begins) else ()):
+            self._fetcher = None
             if not position.ended or position.has_state:
                 self._load(position)
-            else:
-                self._fetcher = None
             if self.restores_position and not position.begins:
                 set_all(random)
             if not position.ended:

@@ -185,14 +185,16 @@ class _WeightedSampler:
         rank: int,
         world_size: int,
         epoch: int,
+        random_tensor_batch_size: int = _DRAWN,
         initial_state: dict[str, Any] | None = None,
     ) -> None:
         self.names = list(weights)
         self.weights = torch.tensor(list(weights.values()), dtype=torch.float64)
         self.epoch = epoch
+        self.random_tensor_batch_size = random_tensor_batch_size
         self._generator = torch.Generator()
         fields = StateFields("the choices of MultiNodeWeightedSampler", initial_state)
-        offset = fields.integer(self.OFFSET_KEY, least=0, most=_DRAWN)
+        offset = fields.integer(self.OFFSET_KEY, least=0, most=random_tensor_batch_size)
         if initial_state is None:
             self._generator.manual_seed(_get_rank_seed(seed, torch.Generator(), rank, world_size, epoch))
         else:
@@ -205,7 +207,9 @@ class _WeightedSampler:
 
     def _draw(self) -> None:
         self._before = self._generator.get_state()
-        drawn = torch.multinomial(self.weights, _DRAWN, replacement=True, generator=self._generator)
+        drawn = torch.multinomial(
+            self.weights, self.random_tensor_batch_size, replacement=True, generator=self._generator
+        )
         self._drawn = [self.names[index] for index in drawn.tolist()]
         self._offset = 0
 
@@ -213,7 +217,7 @@ class _WeightedSampler:
         return self
 
     def __next__(self) -> str:
-        if self._offset == _DRAWN:
+        if self._offset == self.random_tensor_batch_size:
             self._draw()
         self._offset += 1
         name: str = self._drawn[self._offset - 1]
