@@ -5,11 +5,10 @@ item is requested, `StatefulStream` itself reports the loaded position, or the l
 iterable whose `__iter__` is a generator function would report the position where the last epoch was left, even if a
 state was loaded.
 
-`load_state_dict` restores a position within an epoch. To reach a position between two epochs, `StatefulStream` loads
-the position where the last epoch was left, and requests an item. The request ends that epoch, or returns an item that
-is dropped. Then the iterable is iterated a second time, so that it counts epochs and draws random numbers as in the
-saved run. If this second iteration would continue after the dropped item instead of starting anew, the position is
-loaded again, so that the item is not lost.
+`load_state_dict` restores a position within an epoch. To reach a position between two epochs, the iterable is moved to
+the position where the last epoch was left, and takes one step, which ends that epoch, or yields an item that is
+dropped. The iterable is iterated a second time after the step, so that it counts epochs and draws random numbers as in
+the saved run. If the second iteration would continue after the dropped item, no step is taken.
 
 Some iterables, for example in Hugging Face's libraries, apply a loaded state in each later iteration instead of only
 once. If the state after the first item of a new epoch equals the state after the first item that followed
@@ -155,12 +154,21 @@ class StatefulStream:
     Args:
         prepare: a function that is called before each iteration, and before a state is loaded.
         is_exact: whether the iterable also reports the correct position before the first item of an epoch.
+        mark: returns a function that resets the random generators to their states at the call of `mark`. Items that are
+            only read to move the iterable then leave the generators unchanged.
     """
 
-    def __init__(self, iterable: Any, prepare: Callable[[], object] | None = None, *, is_exact: bool = False) -> None:
+    def __init__(
+        self,
+        iterable: Any,
+        prepare: Callable[[], object] | None = None,
+        *,
+        is_exact: bool = False,
+        mark: Callable[[], Callable[[], object]] = lambda: lambda: None,
+    ) -> None:
         self._iterable = iterable
         self._prepare = prepare
-        self._is_exact = is_exact
+        self._is_exact, self._mark = is_exact, mark
         self.iterator: Any = iter(())
         self.started = self.ended = False
         #: `_unread` is True until an item is requested in an epoch or after a load. `_loaded` is True if a state within
@@ -172,10 +180,9 @@ class StatefulStream:
         self._base: Any = _UNKNOWN
         self._follows_end = False
         self._is_untouched = True
-        #: States of the iterable: before its first iteration, after its very first item, and after the first item since
-        #: a load. `_after_load` is `_UNKNOWN` once a later epoch has yielded an item.
+        #: States of the iterable: before its first iteration, and after the first item since a load. `_after_load` is
+        #: `_UNKNOWN` once a later epoch has yielded an item.
         self._pristine: Any = None
-        self._after_first: Any = _UNKNOWN
         self._after_load: Any = _UNKNOWN
 
     def reads(self, iterable: Any) -> bool:
@@ -192,9 +199,10 @@ class StatefulStream:
     def begin(self) -> Iterator[Any]:
         if self._unread:
             with contextlib.suppress(Exception):
-                self._arrive()
+                self.arrive()
                 if self._loaded and not self._is_exact:
-                    self.ended = self._leave() is _END
+                    with self._apart():
+                        self.ended = self._leave()
         left, self._base = self._base, _UNKNOWN if self._is_exact else self._asked()
         has_stayed = self._unread and not self._loaded and is_same(left, self._base)
         self._follows_end = self.ended or (self._follows_end and has_stayed)
@@ -213,22 +221,23 @@ class StatefulStream:
             self._pristine = now
         if self._is_untouched and not state.started and self._pristine is not _UNKNOWN and now is not _UNKNOWN:
             is_there = is_same(state.own, self._pristine[0]) and is_same(state.own, now[0])
+        turns = not self._is_exact and not is_there and (state.ended or not state.started)
         if is_there:
             base, self.iterator = self._pristine, self._iterate()
         else:
             self._is_untouched = False
-            self._take(*base)
+            with self._apart() if turns else contextlib.nullcontext():
+                self._take(*base)
         self.started, self.ended = state.started, state.started and state.ended
         self._follows_end = state.ended and not state.started
         self._unread, self._loaded, self._base = True, state.started and not state.ended, base
-        self._turns = not self._is_exact and not is_there and not self._loaded
-        self._after_load = _UNKNOWN
+        self._turns, self._after_load = turns, _UNKNOWN
         return itertools.chain.from_iterable(self._pieces())
 
-    def state(self) -> StreamState:
+    def state(self, *, copies: bool = True) -> StreamState:
         is_known = self._unread and self._base is not _UNKNOWN and not self._is_exact
         own, inner = self._base if is_known else self._states()
-        if not self._is_exact:
+        if copies and not self._is_exact:
             own, inner = copied(own), copied(inner)
         return StreamState(own, inner, self.started, self.ended if self.started else self._follows_end)
 
@@ -261,44 +270,53 @@ class StatefulStream:
         elif has_own and self.iterator is self._iterable and not is_same(state_of(self._iterable), own):
             give(self._iterable, own)  # calling `iter` has moved the iterable to the beginning
 
-    def _arrive(self) -> None:
-        """If a position between two epochs was loaded, moves the iterable to this position."""
+    @contextlib.contextmanager
+    def _apart(self) -> Iterator[None]:
+        rewind = self._mark()
+        try:
+            yield
+        finally:
+            rewind()
+
+    def arrive(self) -> None:
+        """Moves the iterable to a loaded position between two epochs."""
         if not self._turns:
             return
         is_end = self.ended or self._follows_end
-        is_beginning = not is_end and self._after_first is _UNKNOWN and is_same(self._base, self._pristine)
-        item = self._leave() if is_beginning else self._step()
+        with self._apart():
+            if not is_end:
+                self._leave()
+            elif self._step() is not _END:  # the iterable had already prepared the next epoch
+                give(self._iterable, self._base[0])
+                self._after_load = _UNKNOWN
         self._turns = False
-        if item is not _END and is_end:  # the iterable had already prepared the next epoch
-            give(self._iterable, self._base[0])
-            self._after_load = _UNKNOWN
-        elif self._is_first(item):
-            return
         if not self.ended:
             self.iterator = self._iterate()
 
-    def _leave(self) -> Any:
+    def _leave(self) -> bool:
         """Puts the iterable into the state that it would have if an epoch had been abandoned at the loaded position.
-        Returns the last requested item, or `_END` at the end of the iterable.
+        Returns whether this has ended the epoch.
 
-        If an iterable is iterated anew after its first item, the new iteration may continue after this item, or begin
-        at the start. The new iteration continues if its first item leads to the same state as the second item of an
-        uninterrupted iteration. Because this test reads items, the position is loaded again afterwards.
+        If an iterable is iterated anew after an item, the new iteration may continue after this item, or begin at the
+        start. The iteration continues if the state after its first item equals the state after two items of a single
+        iteration. This comparison reads items, so the position is loaded again.
         """
-        item = self._step()
-        if item is _END or not is_stateful(self._iterable):
-            return item
-        self.iterator = self._iterate()
-        self._step()
-        anew = self._after_load
-        self._take(*self._base)
-        self._step()
-        if self._after_load is not _END:
+        if not is_stateful(self._iterable):
+            return self._step() is _END
+        seen: list[Any] = []
+        for is_anew in (True, False):
+            has_item = self._step() is not _END
+            if not has_item:
+                self.iterator = self._iterate()
+                has_item = self._step() is not _END
+            if is_anew:
+                self.iterator = self._iterate()
             self._step()
-        continues = anew is not _UNKNOWN and is_same(anew, self._after_load)
-        self._take(*self._base)
+            seen.append(self._after_load)
+            self._take(*self._base)
         self._after_load = _UNKNOWN
-        return item if continues else self._step()
+        continues = has_item and seen[0] is not _UNKNOWN and is_same(*seen)
+        return not continues and self.iterator is not self._iterable and self._step() is _END
 
     def _step(self) -> Any:
         """Requests the first item after the loaded position, because the iterable applies a loaded position only when
@@ -310,19 +328,6 @@ class StatefulStream:
             item = next(self.iterator, _END)
             self._after_load = _END if item is _END else self._asked()
         return item
-
-    def _is_first(self, item: Any) -> bool:
-        """Returns whether `item`, the result of `_step`, is the first item of an epoch; if so, puts the item back, so
-        that it is yielded.
-
-        A position from before the first item may belong to the new epoch or to the end of the previous epoch.
-        """
-        if item is _END or self._after_first is _UNKNOWN or not is_same(self._base, self._pristine):
-            return False
-        if not is_same(self._after_load, self._after_first):
-            return False
-        self.iterator, self._after_load = itertools.chain((item,), self.iterator), _UNKNOWN
-        return True
 
     def _pieces(self) -> Iterator[Iterator[Any]]:
         """Yields an iterator over the first item, and then the iterable's own iterator, so that no code of this class
@@ -337,32 +342,33 @@ class StatefulStream:
             except BaseException as error:  # the yielded iterator raises the error, and the next call continues
                 if not isinstance(error, Exception):  # after Ctrl-C, the item is not yielded, so the position stays
                     self.started, self._unread = started, True
+                # Without the frame of this generator, the error does not seem to have ended a generator of the user.
+                error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
                 yield map(_raise, (error,))
                 continue
             item, first = [first], None
             yield map(item.pop, (0,))
-        yield self.iterator
+        yield steps_of(self.iterator)
         self.ended = True
 
     def _first(self) -> Any:
         self.started, self._is_untouched = True, False
-        self._arrive()
+        self.arrive()
         if self.ended:  # the epoch was over when the state was saved
             raise StopIteration
         self._unread = False
-        is_very_first = self._after_first is _UNKNOWN and not self._loaded and self._base is self._pristine
-        is_watched = is_very_first or self._loaded or self._after_load is not _UNKNOWN
+        is_watched = self._loaded or self._after_load is not _UNKNOWN
         if self._is_exact or self._pristine is _UNKNOWN or not is_watched:
             return next(self.iterator)
+        rewind = self._mark()
         item: Any = next(self.iterator, _END)
         after = _END if item is _END else self._asked()
-        if is_very_first:
-            self._after_first = after
         if self._loaded:
             self._after_load = after
-        elif self._after_load is not _UNKNOWN:
+        else:
             takes_it_again, self._after_load = is_same(after, self._after_load), _UNKNOWN
             if takes_it_again:
+                rewind()
                 if is_stateful(self._iterable):
                     give(self._iterable, self._pristine[0])
                 self.iterator = self._iterate()
@@ -370,6 +376,13 @@ class StatefulStream:
         if item is _END:
             raise StopIteration
         return item
+
+
+def steps_of(iterator: Iterator[Any]) -> Iterator[Any]:
+    """Returns an iterator for loops. A loop calls `iter`, which returns a built-in iterator unchanged, but may reset
+    other iterators."""
+    is_built_in = type(iterator).__module__ in ("builtins", "itertools")
+    return iterator if is_built_in else map(next, itertools.repeat(iterator))
 
 
 def _raise(error: BaseException) -> Any:

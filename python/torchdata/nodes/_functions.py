@@ -7,16 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from torchdata._engine.items.failures import describe, reraise
-
-
-def not_the_end(what: str, cause: BaseException) -> RuntimeError:
-    """Returns an error that replaces a StopIteration of a user's function (see PEP 479)."""
-    error = RuntimeError(
-        f"the {what} raised StopIteration, which would end the epoch although the source has more items; catch it in "
-        "the function (`next(iterator, default)` does not raise it)"
-    )
-    error.__cause__ = cause
-    return error
+from torchdata.datapipes._pipe.explaining import not_the_end
 
 
 class Failure:

@@ -32,7 +32,8 @@ from torchdata._native import Link, ReadAheadQueue
 from torchdata._observe.outside import stalls
 from torchdata._observe.outside.stalls import Patience, warn_in_thread
 from torchdata._observe.stats.counting import Pages
-from torchdata.nodes._functions import error_of, not_the_end
+from torchdata.datapipes._pipe.explaining import not_the_end
+from torchdata.nodes._functions import error_of
 
 #: The number of seconds between two checks of a waiting thread whether the process is running.
 _SLICE = 0.2

@@ -24,8 +24,8 @@ from torchdata._native import SourceReader
 from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.checks import check_int
+from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.nodes._fields import StateFields, Unsaved, position_of, state_at
-from torchdata.nodes._functions import not_the_end
 from torchdata.nodes.base_node import BaseNode, PassingNode, T, advance_of, check_node, is_repeatable, reader_of
 
 if TYPE_CHECKING:

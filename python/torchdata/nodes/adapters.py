@@ -6,21 +6,20 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import repeat
 from typing import Any, ClassVar, TypeVar
 
 from torch.utils.data import Sampler, SequentialSampler
 
 from torchdata._observe.observed import ObservedLoader
 from torchdata._reporting import warn_outside
-from torchdata._stateful import Stateful, StatefulStream, StreamState, give, is_stateful
+from torchdata._stateful import Stateful, StatefulStream, StreamState, give, is_stateful, steps_of
 from torchdata.datapipes._pipe.checks import check_callable, check_int, check_iterable
 from torchdata.datapipes._pipe.datasets import has_fixed_order, in_fixed_order
+from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.datapipes._pipe.seeking import is_stream, seek
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.datapipes.datapipe import IterDataPipe
 from torchdata.nodes._fields import StateFields
-from torchdata.nodes._functions import not_the_end
 from torchdata.nodes._pipe_position import PipePosition
 from torchdata.nodes.base_node import BaseNode, T
 from torchdata.nodes.map import ParallelMapper
@@ -66,9 +65,7 @@ class IteratingNode(BaseNode[T]):
     ITERABLE: ClassVar[str]
 
     def _use(self, iterator: Iterator[Any]) -> None:
-        # A loop calls `iter` with the iterator, which returns a built-in iterator unchanged, but may reset others.
-        is_built_in = type(iterator).__module__ in ("builtins", "itertools")
-        self._iterator, self._steps = iterator, iterator if is_built_in else map(next, repeat(iterator))
+        self._iterator, self._steps = iterator, steps_of(iterator)
 
     def _prepare(self) -> None:
         """Prepares the iterable before an iteration or a load."""

@@ -249,9 +249,8 @@ def is_repeatable(node: BaseNode[Any]) -> bool:
 def sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
     """Returns the nodes in a node's attributes, including nodes in lists and dicts."""
     found: dict[int, BaseNode[Any]] = {}
-    for value in list(
-        vars(node).values()
-    ):  # `list` makes a copy, because threads that read ahead may set attributes meanwhile
+    # `list` makes a copy, because threads that read ahead may set attributes meanwhile.
+    for value in list(vars(node).values()):
         held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
         found.update((id(one), one) for one in held if isinstance(one, BaseNode) and one is not node)
     return list(found.values())

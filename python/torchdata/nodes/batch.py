@@ -10,9 +10,9 @@ from torch.utils.data import default_collate
 
 from torchdata._stateful import copied
 from torchdata.datapipes._pipe.checks import check_callable, check_int
+from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.datapipes.utils.collate import note_remedy
 from torchdata.nodes._fields import StateFields, position_of, state_at
-from torchdata.nodes._functions import not_the_end
 from torchdata.nodes.base_node import BaseNode, T, advance_of, check_node, is_repeatable
 
 __all__ = ["Batcher", "Collator", "Unbatcher"]

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from torchdata.datapipes._pipe.checks import check_callable
+from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.nodes._fields import StateFields
-from torchdata.nodes._functions import not_the_end
 from torchdata.nodes.base_node import Again, BaseNode, T, check_node
 
 __all__ = ["Filter"]

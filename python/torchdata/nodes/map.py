@@ -14,8 +14,9 @@ from typing import Any, ClassVar, Generic, Literal, TypeVar
 from torchdata._engine.workers.hangs import Survived, check_restarts
 from torchdata._observe.stats.counting import Pages
 from torchdata.datapipes._pipe.checks import check_callable, check_int
+from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.nodes._fields import StateFields
-from torchdata.nodes._functions import Failure, MapEach, not_the_end
+from torchdata.nodes._functions import Failure, MapEach
 from torchdata.nodes._processes import Workers, one_reset
 from torchdata.nodes._read_ahead import ReadSource, ThreadedNode
 from torchdata.nodes.base_node import Again, BaseNode, PassingNode, T, advance_of, check_node

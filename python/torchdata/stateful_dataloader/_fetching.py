@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sized
 from itertools import islice, repeat
 from time import perf_counter_ns
 from traceback import walk_tb
-from types import GeneratorType, TracebackType
+from types import TracebackType
 from typing import Any
 
 from torch.utils.data import default_collate
@@ -131,7 +131,7 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
 
 class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
     #: Whether Ctrl-C has interrupted the dataset's iterator, so that the iterator cannot continue.
-    is_broken = False
+    is_broken = is_generator = False
     wanted = 1
     #: The number of exceptions since the last sample. `_doubtful` is the last exception, if this exception may have
     #: ended a generator.
@@ -240,7 +240,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
             add_note(error, f"raised by the iterator of {_whose(error, self.dataset, ITERATED)}{which}")
         elif not is_of_an_item(error):
             return False
-        elif isinstance(self.dataset_iter, GeneratorType):
+        elif self.is_generator:
             add_note(error, f"on_error does not skip what {name} raises: {ENDS}")
         elif self._in_a_row == _MOST_IN_A_ROW:
             add_note(

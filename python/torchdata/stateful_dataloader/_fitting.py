@@ -76,7 +76,7 @@ def unstarted_at(loader: Any) -> StateAt:
     def position() -> ReadingPosition:
         told = _told(dataset)
         own, inner = (None, told) if kind and is_own_iterator else (told, None)
-        return ReadingPosition(own, inner, later=[] if kind else None)
+        return ReadingPosition(own, inner, follows_end=False if kind else None)
 
     here = None if workers else position()
     encoded_order = loader._drawing.encoded
@@ -214,7 +214,7 @@ def _other_size(state: EpochState, loader: Any) -> str:
 
 
 def _is_exact(position: ReadingPosition) -> bool:
-    return position.ended or (position.is_of_dataset and not position.since and position.later is None)
+    return position.ended or (position.is_of_dataset and not position.since and not position.begins)
 
 
 def _check_epoch(state: EpochState, loader: Any, strict: bool) -> None:

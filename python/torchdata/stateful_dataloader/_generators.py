@@ -15,6 +15,7 @@ import ctypes
 import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import repeat
 from typing import Any
 
 import numpy
@@ -133,10 +134,8 @@ def with_words(state: Any, words: Words) -> Any:
 def encoded(state: Any) -> Any:
     if (words := words_of(state)) is None:
         return {"bits": _plain(state)}
-    seed, kept = (
-        None,
-        list[Any](),
-    )  # normal numbers are generated in pairs, so a generator may store the second number of a pair
+    # Normal numbers are generated in pairs, so a generator may store the second number of a pair.
+    seed, kept = None, list[Any]()
     if isinstance(state, bytes):
         seed, _, rest = torch_parts(state)
         kept = [_text(rest)] if any(rest) else []
@@ -264,33 +263,23 @@ def moved_on(words: Words, count: int) -> Words:
     return torch_parts(read(stream))[1]
 
 
-class _Search:
-    def __init__(self, stream: torch.Generator, needle: Any) -> None:
-        self._stream, self._needle = stream, needle
-        self._tail = _drawn(self._stream, _NEEDLE - 1)
-        self.passed, self._size = 0, _FIRST
-
-    def step(self, most: int) -> int | None:
-        """Searches up to `most` words for the words in `needle`, and returns the number of words before them, or
-        None."""
-        size = min(self._size, most)
-        heap = numpy.concatenate([self._tail, _drawn(self._stream, size)])
-        for start in numpy.flatnonzero(heap[:size] == self._needle[0]).tolist():
-            if (heap[start : start + _NEEDLE] == self._needle).all():
-                return self.passed + int(start)
-        self._tail = heap[size:]
-        self.passed += size
-        self._size = min(2 * self._size, _MOST)
-        return None
+def _search(stream: torch.Generator, needle: Any) -> Iterator[tuple[int, int | None]]:
+    """Yields how many words of the stream were searched, and the number of words before `needle`, or None."""
+    searched, size, tail = 0, _FIRST, _drawn(stream, _NEEDLE - 1)
+    while True:
+        heap = numpy.concatenate([tail, _drawn(stream, size)])
+        starts = numpy.flatnonzero(heap[:size] == needle[0]).tolist()
+        found = next((start for start in starts if (heap[start : start + _NEEDLE] == needle).all()), None)
+        yield searched + size, None if found is None else searched + found
+        searched, size, tail = searched + size, min(2 * size, _MOST), heap[size:]
 
 
 def _along(stream: torch.Generator, needle: Any, most: int, seeded: torch.Generator | None = None) -> int | None:
-    search = _Search(stream, needle)
-    anew = None if seeded is None else _Search(seeded, needle)
-    while search.passed <= most:
-        if (found := search.step(most + 1 - search.passed)) is not None:
-            return found
-        if anew is not None and anew.step(_MOST) is not None:
+    anew = repeat((0, None)) if seeded is None else _search(seeded, needle)
+    for (searched, found), (_, found_anew) in zip(_search(stream, needle), anew, strict=False):
+        if found is not None:
+            return found if found <= most else None
+        if found_anew is not None or searched > most:
             return None
     return None
 

@@ -18,7 +18,6 @@ from torch.utils.data import IterDataPipe, MapDataPipe, default_collate, default
 from torchdata._engine.processes.interrupts import InterruptsDeferred
 from torchdata._native import SharedIterator
 from torchdata._observe.stats.counting import Counting
-from torchdata._stateful import copied, state_of
 from torchdata.dataloader2.graph.settings import random_pipes
 from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
 from torchdata.datapipes._pipe.graph.graph import Graph
@@ -65,8 +64,6 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         #: The states of the global generators before `iter(dataset)`, which may shuffle with these generators.
         self._then: Moment = {}
         self._marks: dict[str, Any] = {}
-        #: The collate function's state at the beginning of the epoch, if the dataset is reread from its beginning.
-        self._collate: Any = None
         #: The last drawn index. `_before` is the number of batches that were returned before this index was drawn.
         self._index: Any = _NONE
         self._before = 0
@@ -80,11 +77,10 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         if self._reading.is_iterable:
             self._then = {name: read(name) for name in GLOBAL}
             self._marks = {name: mark_of(name) for name in GLOBAL}
-            self._collate = copied(state_of(self._collate_fn))
+        position = None
         if state is not None and not (state.workers and self._reading.is_iterable and not state.unstarted):
-            with put_back_afterwards(GLOBAL):
-                self._reader.restore((state.positions[0] or ReadingPosition())._replace(random=None))
-        self._reader.begin()
+            position = (state.positions[0] or ReadingPosition())._replace(random=None, unstarted=True)
+        self._reader.begin(position)
 
     def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
         """Restores the global generators that were used in the epoch, because the dataset and the program share these
@@ -123,8 +119,6 @@ class InProcessIterator(SharedIterator, StatefulIterator):
                 self._moved = {}
                 if self._reading.is_iterable:
                     self._marks = {name: mark_of(name) for name in GLOBAL}
-            if position and self._reads_again(position):
-                self._collate = position.collate
             if position:
                 self._restore(position)
             else:
@@ -135,14 +129,15 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._marks = {name: mark_of(name) for name in GLOBAL}
         self._pass_over()
 
-    def _restore(self, position: ReadingPosition) -> None:
-        if self._reads_again(position):
-            set_all(self._then)
-            position = position._replace(collate=self._collate, since=self._num_given)
-        self._reader.restore(position)
+    def _go_back(self, position: ReadingPosition) -> None:
+        with put_back_afterwards(GLOBAL):
+            self._restore(position._replace(random=None))
 
-    def _reads_again(self, position: ReadingPosition) -> bool:
-        return self._reading.is_iterable and not position.is_of_dataset
+    def _restore(self, position: ReadingPosition) -> None:
+        if self._reading.is_iterable and not position.is_of_dataset:
+            set_all(self._then)
+            position = position._replace(since=self._num_given)
+        self._reader.restore(position)
 
     def _next_data(self) -> Any:
         if self._batch is not _NONE:
@@ -155,10 +150,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._index = self._order.draw()
             if not self._marks:
                 self._marks = {name: mark_of(name) for name in GLOBAL}
-            if self._reader.must_go_back:
-                with put_back_afterwards(GLOBAL):
-                    self._reader.go_back(lambda position: self._restore(position._replace(random=None)))
-            self._reader.keep_position()
+            self._reader.prepare(self._go_back)
             data = self._reader.read(self._index) if skipped is None else self._read_counting(skipped)
             if data is NOTHING:
                 self._num_empty += 1
@@ -225,7 +217,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         marks = self._marks.items()
         moved = GLOBAL if begins else [name for name, mark in marks if name in self._moved or mark_of(name) != mark]
         first = self._then if again or (begins and self._reading.is_iterable) else None
-        position = position._replace(collate=self._collate if again else position.collate, now_since=0)
+        position = position._replace(now_since=0)
 
         def positions_at(program: Callable[[str], Any]) -> list[ReadingPosition]:
             now, then = {name: encoded(program(name)) for name in moved}, position.then
@@ -324,9 +316,7 @@ class LocalPool:
             with self._entered(self._shards[number]):
                 reader = self._shards[number].reader
                 assert reader is not None
-                if reader.must_go_back:
-                    reader.go_back(reader.restore)
-                reader.keep_position()
+                reader.prepare(reader.restore)
                 hand.extend(islice(self._units[number], 1))
             if not hand:
                 self._ended.add(number)

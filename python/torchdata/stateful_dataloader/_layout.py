@@ -34,7 +34,6 @@ import json
 import zlib
 from typing import Any
 
-from torchdata._stateful import is_same
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._generators import MANY, whole
 from torchdata.stateful_dataloader._position import (
@@ -52,9 +51,8 @@ _AGAIN = 1 << 24
 _STEPS = 1 << 31
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
 _KINDS = {"_num_yielded", "_snapshot"}
-_SAMPLER = "_sampler_iter_state", "_index_sampler_state"
-#: The keys of a reader's states in a saved position, with the fields of `ReadingPosition` that contain these states.
-_STATES = {"dataset_state": "dataset", "dataset_iter_state": "iterator", "collate_state": "collate"}
+#: The keys of the states of a dataset and its iterator in a saved position.
+_STATES = "dataset_state", "dataset_iter_state"
 
 #: The keys in a saved position that torchdata 0.11 does not save. Empty values are left out.
 _OWN = "collate_state", "random", "random_then", "random_since", "since", "digest"
@@ -143,14 +141,10 @@ def _dump_position(position: ReadingPosition | None, state: EpochState) -> tuple
     since = since.copy() if isinstance(since, list) else since
     parts = position.collate, position.random, position.then, position.now_since, since, position.digest
     own = {key: value for key, value in zip(_OWN, parts, strict=True) if value}
-    told = {key: one for key, one in zip(_STATES, position[:2], strict=False) if one is not None and one is not UNKNOWN}
-    if position.later is not None:
-        own |= {"later": list(position.later), "mark": _mark(told.get("dataset_state"), told.get("dataset_iter_state"))}
-        if position.base is not None:
-            base = {key: getattr(position.base, name) for key, name in _STATES.items()}
-            base |= {"ended": position.base.ended, "unbegun": position.base.unbegun}
-            now = own | told
-            own["base"] = {key: one for key, one in base.items() if one is not False and not is_same(one, now.get(key))}
+    told = {key: one for key, one in zip(_STATES, position[:2], strict=True) if one is not None and one is not UNKNOWN}
+    if position.follows_end is not None:
+        mark = _mark(told.get("dataset_state"), told.get("dataset_iter_state"))
+        own |= {"follows_end": position.follows_end, "mark": mark}
     return theirs, own | told
 
 
@@ -253,7 +247,7 @@ def _parsed(
         positions = [_completed(one, more, given) for one, more in zip(positions, own, strict=True) if one is not None]
     if finished:
         positions = [
-            one and (one if isinstance(one.since, list) or one.later is not None else one._replace(ended=True))
+            one and (one if isinstance(one.since, list) or one.begins else one._replace(ended=True))
             for one in positions
         ]
     ours = ours or {}
@@ -326,7 +320,7 @@ def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> Readin
 
 def _filled_sampler(main: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any]:
     own = ours.get("sampler", {})
-    return main | {key: _filled(main, own, key) for key in _SAMPLER}
+    return main | {key: _filled(main, own, key) for key in ("_sampler_iter_state", "_index_sampler_state")}
 
 
 def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool = True) -> Any:
@@ -348,32 +342,21 @@ def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> R
         given: the number of batches that the user has received in the epoch, which is a limit for other numbers.
     """
     is_list = isinstance(position.since, list)
-    since, later = more.get("since", [] if is_list else 0), None
-    if "later" in more:
-        later = [whole(count, "later", most=_AGAIN) for count in more["later"]]
-        if later and later[-1] > given:
-            raise ValueError(f"the state is damaged: 'later' is {later!r}")
-        if more["mark"] != _mark(position.dataset, position.iterator):
-            since, later = (later or [0])[-1], None
+    since, follows_end = more.get("since", [] if is_list else 0), None
+    if "follows_end" in more and more["mark"] == _mark(position.dataset, position.iterator):
+        follows_end = bool(more["follows_end"])
     if isinstance(since, list) != is_list:
         raise ValueError(f"the state is damaged: 'since' is {since!r}")
     if not is_list:
-        whole(since, "since", most=given if later is None else _AGAIN)
+        whole(since, "since", most=given)
     if more.get("digest") is not None:
         whole(more["digest"], "digest", most=(1 << 64) - 1)
-    position = position._replace(
+    return position._replace(
         collate=more.get("collate_state"),
         random=more.get("random"),
         then=more.get("random_then"),
         digest=more.get("digest"),
         now_since=whole(more.get("random_since", 0), "random_since", most=_AGAIN),
         since=since,
+        follows_end=follows_end,
     )
-    return position if later is None else position._replace(later=later, base=_parse_base(more.get("base"), position))
-
-
-def _parse_base(saved: Any, position: ReadingPosition) -> ReadingPosition | None:
-    if saved is None:
-        return None
-    states = {name: saved.get(key, getattr(position, name)) for key, name in _STATES.items()}
-    return ReadingPosition(**states, ended=bool(saved.get("ended")), unbegun=bool(saved.get("unbegun")))

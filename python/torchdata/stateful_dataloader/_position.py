@@ -1,6 +1,6 @@
 """Defines the typed values to which `_layout.parse` converts a loader's state, and which `_layout.dump` converts back.
 
-Role: the process that reads a dataset has `Trails` for its reader. The main process has a `Progress` for each worker.
+Role: the main process has a `Progress` for each worker.
 """
 
 from __future__ import annotations
@@ -8,25 +8,14 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from torchdata._stateful import copied
+from torchdata._stateful import StreamState, copied
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._generators import Moment, encoded
 
 UNKNOWN: Any = object()
-_MOST = 256
 Counts = tuple[dict[str, int], int]
-
-
-def freeze(state: Any) -> bytes:
-    try:
-        return pickle.dumps(state, protocol=5)
-    except Exception:
-        from torchdata._by_value import dumps
-
-        return dumps(state)
 
 
 class ReadingPosition(NamedTuple):
@@ -40,10 +29,8 @@ class ReadingPosition(NamedTuple):
         since: the batches that were read after the snapshot: their number, or their indices for a map-style dataset.
         ended: whether the dataset had ended.
         digest: a checksum of some samples of the epoch, for an iterable dataset without a state; otherwise None.
-        base: an earlier snapshot, or None before the first epoch. A resumed reader loads `base`, and then repeats the
-            epochs in `later`.
-        later: the number of batches that were read in each epoch after `base`; None for a position within an epoch.
-        unbegun: whether the snapshot is from before the first epoch.
+        follows_end: for a snapshot from the beginning of an epoch, whether the previous epoch had ended; None for a
+            snapshot from within an epoch.
         then: the generators' states at the beginning of the epoch, if they differ from `random`.
         now: the states of the generators for recomputing the last `now_since` batches.
         now_since: the number of batches that were read with the generators `now`.
@@ -57,9 +44,7 @@ class ReadingPosition(NamedTuple):
     since: Any = 0
     ended: bool = False
     digest: int | None = None
-    base: ReadingPosition | None = None
-    later: Sequence[int] | None = None
-    unbegun: bool = False
+    follows_end: bool | None = None
     then: Moment | None = None
     now: Moment | None = None
     now_since: int = 0
@@ -75,25 +60,27 @@ class ReadingPosition(NamedTuple):
         return not (self.dataset is None and self.iterator is None)
 
     @property
-    def origin(self) -> ReadingPosition | None:
-        """The snapshot that a resumed reader loads before it rereads batches, or None."""
-        if self.later is None:
-            return self
-        if self.base is not None or self.later:
-            return self.base
-        own = self.iterator if self.dataset is None else self.dataset
-        return ReadingPosition(own, None, self.collate, unbegun=True)
+    def begins(self) -> bool:
+        return self.follows_end is not None and not self.ended
+
+    def of_stream(self, is_own_iterator: bool) -> StreamState:
+        """Returns the position of a dataset. The state of a dataset that is its own iterator is in `iterator`."""
+        is_own = self.dataset is None and is_own_iterator
+        own, inner = (self.iterator, None) if is_own else (self.dataset, self.iterator)
+        return StreamState(own, inner, not self.begins, bool(self.follows_end or self.ended))
 
     def copied(self) -> ReadingPosition:
         """Returns a position with copied states, because user code may modify the originals."""
-        if not self.has_state and self.base is None:
-            return self
-        dataset, iterator, collate = copied(self.dataset), copied(self.iterator), copied(self.collate)
-        base = self.base and self.base.copied()
-        return self._replace(dataset=dataset, iterator=iterator, collate=collate, base=base)
+        states = [copied(state) for state in self[:3]]
+        return ReadingPosition._make([*states, *self[3:]])
 
     def frozen(self) -> bytes:
-        return freeze(tuple(self))
+        try:
+            return pickle.dumps(tuple(self), protocol=5)
+        except Exception:
+            from torchdata._by_value import dumps
+
+            return dumps(tuple(self))
 
     @classmethod
     def thawed(cls, frozen: bytes) -> ReadingPosition:
@@ -193,110 +180,6 @@ class EpochState(NamedTuple):
         return self.finished or self.unstarted
 
 
-@dataclass
-class _Trail:
-    """A snapshot of an iterable dataset, and the batches and epochs that were read after the snapshot.
-
-    Before the first batch of an epoch, the last snapshot is from the previous epoch. Some datasets continue from the
-    position that the previous epoch reached, and other datasets start over. Rereading the recorded batches and epochs
-    leads both kinds to the correct position.
-
-    Args:
-        base: a snapshot, which may be pickled; None if no snapshot was taken or loaded.
-        since: the number of batches that were read in the epoch of the snapshot, after the snapshot.
-        later: the number of batches that were read in each epoch after the epoch of the snapshot.
-        is_whole: whether a reader has the snapshot's position as soon as it has loaded the snapshot. Otherwise, the
-            reader must also read a batch, because a generator function applies a loaded state only when it yields an
-            item.
-    """
-
-    base: ReadingPosition | bytes | None = None
-    since: int = 0
-    later: list[int] = field(default_factory=list)
-    is_whole: bool = True
-
-    @property
-    def is_walked(self) -> bool:
-        return bool(self.since or self.later)
-
-    def position(self, now: ReadingPosition) -> ReadingPosition:
-        base = self.thawed()
-        bare = base and ReadingPosition(*base[:3], ended=base.ended, unbegun=base.unbegun)
-        random = base.random if base else {}
-        return now._replace(base=bare, random=random, since=self.since, later=list(self.later))
-
-    def thawed(self) -> ReadingPosition | None:
-        return ReadingPosition.thawed(self.base) if isinstance(self.base, bytes) else self.base
-
-
-class Trails:
-    """The last two snapshots of an iterable dataset, with the batches that were read after each snapshot."""
-
-    def __init__(self, position: ReadingPosition | None = None) -> None:
-        self._trails = [_Trail()]
-        if position is not None:
-            base = position.origin
-            if base is not None and position.later is not None:
-                base = base._replace(random=position.random)
-            self._trails = [_Trail(base, position.since, list(position.later or ()))]
-
-    @property
-    def stand_at_an_end(self) -> bool:
-        """Whether the last snapshot is from the end of an epoch, and no later epoch has begun."""
-        newest = self._trails[-1]
-        return newest.is_whole and newest.base is not None and not newest.is_walked
-
-    @property
-    def is_unknown(self) -> bool:
-        return self._trails[-1].base is None and not self._trails[-1].is_walked
-
-    @property
-    def is_inside(self) -> bool:
-        return not self._trails[-1].later and self._trails[-1].base is not None
-
-    def count(self) -> None:
-        # Ctrl-C cannot interrupt the following lines, because they contain neither calls nor loops.
-        first, last = self._trails[0], self._trails[-1]
-        if first.later:
-            first.later[-1] += 1
-        else:
-            first.since += 1
-        if last is first:
-            return
-        if last.later:
-            last.later[-1] += 1
-        else:
-            last.since += 1
-
-    def note(self, position: ReadingPosition | bytes, is_end: bool) -> None:
-        fresh = _Trail(position, is_whole=is_end)
-        if self._trails[-1].is_walked:
-            self._trails = [self._trails[-1], fresh]
-        else:
-            self._trails[-1] = fresh
-
-    def begin(self) -> None:
-        newest = self._trails[-1]
-        trail = newest if newest.is_whole or newest.is_walked else self._trails[0]
-        if len(trail.later) >= _MOST:
-            trail = _Trail(newest.base, max(1, newest.since))
-        trail.later.append(0)
-        self._trails = [trail]
-
-    def at_the_beginning(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position before the first batch of an epoch, given a position with the current states."""
-        return self._trails[0].position(now)
-
-    def inside(self, now: ReadingPosition) -> ReadingPosition:
-        """Returns the position after at least one batch of an epoch, given a position with the current states."""
-        trail = self._trails[-1]
-        if trail.later:
-            return trail.position(now)._replace(ended=False)
-        base = trail.thawed()
-        assert base is not None
-        return base._replace(since=trail.since)
-
-
 class Progress:
     """The position of one worker after the batches that the main process has received."""
 
@@ -335,18 +218,10 @@ class Progress:
         if isinstance(self.position, bytes):
             self.position = ReadingPosition.thawed(self.position)
         position = self.position or ReadingPosition(since=type(self.since)())
-        since, later, now_since = position.since, position.later, position.now_since
-        ended = self.ended or position.ended
         if self.since:
-            if later:
-                later = [*later[:-1], later[-1] + self.since]
-            else:
-                since = since + self.since
-            if position.now is not None:
-                now_since += self.since
-        elif ended == position.ended and self.digest == position.digest:
-            return position
-        return position._replace(since=since, later=later, ended=ended, digest=self.digest, now_since=now_since)
+            now_since = position.now_since if position.now is None else position.now_since + self.since
+            position = position._replace(since=position.since + self.since, now_since=now_since)
+        return position._replace(ended=self.ended or position.ended, digest=self.digest)
 
     def saved(self, is_stateful: bool) -> ReadingPosition | None:
         position = self.reached()
@@ -358,10 +233,10 @@ class Progress:
     def saved_of_program(self) -> ReadingPosition:
         """Converts the position of a loader without workers to the form of a worker's saved position."""
         position = self.reached()
-        then, later = position.random or {}, position.later
+        then = position.random or {}
         now, behind = position.now, position.now_since
         if now is None:
-            now, behind = then, later[-1] if later else position.since
+            now, behind = then, position.since
         random, at_first = ({name: encoded(one) for name, one in moment.items()} for moment in (now, then))
         at_first = {name: one for name, one in at_first.items() if one != random.get(name)}
         return position._replace(random=random, then=at_first, now=None, now_since=behind)

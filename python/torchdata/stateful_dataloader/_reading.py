@@ -4,12 +4,6 @@ function.
 A `ReadingPosition` contains a snapshot of the states, and the batches that were read after the snapshot (`since`). A
 resumed reader loads the snapshot and rereads these batches, so that not every batch needs a snapshot.
 
-Before the first batch of an epoch, the next items of an iterable dataset may depend on how far the previous epochs were
-read. A `ReadingPosition` from before the first batch therefore contains `base`, a snapshot from an earlier epoch, and
-`later`, the number of batches that were read in each epoch since then. A resumed reader loads `base` and rereads these
-batches. A snapshot from before the first epoch (`unbegun=True`) is loaded only if it differs from the dataset's current
-state.
-
 If a position is requested while a batch is being read, the position contains an earlier snapshot, because the current
 state of an iterable dataset already includes a part of the batch.
 """
@@ -20,25 +14,23 @@ import contextlib
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from types import GeneratorType
 from typing import Any
 
 from torch.utils.data import _DatasetKind
 
+from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.batches import BatchClock
 from torchdata._reporting import warn_outside
-from torchdata._stateful import copied, give, is_same, is_stateful, state_of
+from torchdata._stateful import StatefulStream, StreamState, give, is_stateful, state_of
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._cadence import SnapshotCadence
 from torchdata.stateful_dataloader._fetching import Indexed, IterableFetcher
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, put_back_afterwards, read, set_all
-from torchdata.stateful_dataloader._pipes import source_of
-from torchdata.stateful_dataloader._position import ReadingPosition, Trails, freeze
+from torchdata.stateful_dataloader._pipes import PipeSource, source_of
+from torchdata.stateful_dataloader._position import ReadingPosition
 
-#: The generators' states from before the most recent batches, and the number of these batches.
-_Now = tuple[Moment | None, int]
-_NO_NOW: _Now = (None, 0)
-
-_ENDED = b"", b""
 _KEPT_EVERY = 64
 _NEVER = 1 << 62
 _NONE: Any = object()
@@ -73,23 +65,23 @@ class EpochReader:
     """
 
     def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:
+        self._stream = StatefulStream(())
+        #: The position to restore before the next batch is read, because Ctrl-C has interrupted a batch.
+        self._back: ReadingPosition | None
         self.use(reading)
         self._generators = generators
         self._fetcher: Any = None
-        self._trails = Trails()
+        #: The last snapshot of an iterable dataset, and the number of batches that the program has received since.
+        self._kept: ReadingPosition | bytes | None = None
+        self._since = 0
         #: The number of batches that were requested from this fetcher. `count` is the number of calls of `read` in this
         #: epoch.
         self._fetched = self.count = 0
-        #: `_is_uncounted` is True if `_trails` does not count the last batch, because the program may not have received
+        #: `_is_uncounted` is True if `_since` does not count the last batch, because the program may not have received
         #: this batch. `_is_cut_off` is True if an exception such as KeyboardInterrupt has interrupted a batch.
         self._is_over = self._is_uncounted = self._is_cut_off = False
-        #: The snapshot from which this epoch has resumed, or None.
-        self._came_from: ReadingPosition | None = None
-        self._back: ReadingPosition | None = None
         #: A batch that was read before Ctrl-C interrupted `read`.
         self._held: Any = _NONE
-        self._was_given_state = False
-        self._trial: _Trial | None = None
         self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
         #: The clock that measures batches. `_timed_next` is the number of the next measured batch.
         self._clock: BatchClock | None = None
@@ -101,28 +93,24 @@ class EpochReader:
     # -- properties of the dataset -------------------------------------------------------------------
 
     def use(self, reading: ReadingSettings) -> None:
-        self.reading = reading
+        self.reading, self._back = reading, None
         #: The dataset, or an adapter that saves the dataset's position.
         self._source = reading.dataset
         if reading.is_iterable:
             self._source = source_of(reading.dataset, lambda: reading.shared_seed)
-
-    @property
-    def _iterator(self) -> Any:
-        return getattr(self._fetcher, "dataset_iter", None)
+        if not self._stream.reads(self._source):
+            is_exact = isinstance(self._source, (PipeSource, ObservedLoader))
+            self._stream = StatefulStream(self._source, is_exact=is_exact, mark=_mark_of_generators)
 
     @property
     def restores_position(self) -> bool:
         """Whether a state restores the position in the dataset, so that the dataset is not reread from its
         beginning."""
-        if not self.reading.is_iterable:
-            return True
-        return is_stateful(self._source) or is_stateful(self._iterator)
+        return not self.reading.is_iterable or self._stream.has_state
 
     @property
     def is_stateful(self) -> bool:
-        parts = self._source, self.reading.collate_fn, self._iterator
-        return any(is_stateful(part) for part in parts)
+        return self._stream.has_state or is_stateful(self.reading.collate_fn)
 
     @property
     def skipped(self) -> tuple[list[dict[str, Any]], int]:
@@ -134,76 +122,49 @@ class EpochReader:
         return getattr(self._fetcher, "digest", None)
 
     @property
-    def must_go_back(self) -> bool:
-        """Whether an interrupted batch can be recomputed only after an earlier position is restored."""
-        if self._back is not None:
-            return True
-        return self._is_cut_off and self.reading.is_iterable and (self.restores_position or self._fetcher.is_broken)
-
-    def go_back(self, restore: Callable[[ReadingPosition], None]) -> None:
-        if self._back is None:
-            self._back = self.position().copied()
-        restore(self._back)
-        self._back = None
-
-    @property
     def has_ended(self) -> bool:
         return self._is_over or bool(getattr(self._fetcher, "ended", False))
 
-    def anew(self) -> EpochReader:
-        reader = EpochReader(self.reading, self._generators)
-        reader._was_given_state = self._was_given_state
-        return reader
-
     # -- beginning an epoch --------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        if self.has_ended and self.restores_position and not self._trails.stand_at_an_end:
+    def begin(self, position: ReadingPosition | None = None) -> None:
+        """Begins an epoch, after a position from between two epochs was restored if `position` is not None."""
+        if position is not None:
+            self.restore(position)
+            if position.begins:
+                return
+        random = None if self._generators is None else self._generators()
+        self._fetch_from(self._source if not self.reading.is_iterable else self._stream.begin())
+        self.count, self._is_over, self._is_uncounted, self._is_cut_off = 0, False, False, False
+        self._kept, self._since = None, 0
+        if self.reading.is_iterable:
             with contextlib.suppress(Exception):  # some datasets refuse to return their state between epochs
-                self.took(self._state().copied())
-        if self._trails.is_unknown and self.reading.is_iterable:
-            self._trails = Trails(self._states_now())
-        self.count_last()
-        self._trails.begin()
-        self._fetch_anew()
-        self.count, self._is_over, self._came_from, self._back = 0, False, None, None
-        self._is_cut_off = False
-
-    def _states_now(self) -> ReadingPosition:
-        """Returns the current states of the dataset and the collate function as a position before the first epoch."""
-        states: list[Any] = [None, None]
-        for number, one in enumerate((self._source, self.reading.collate_fn)):
-            with contextlib.suppress(Exception):
-                states[number] = copied(state_of(one))
-        return ReadingPosition(dataset=states[0], collate=states[1], unbegun=True)
+                self._kept = self._state()._replace(random=random, digest=None).copied()
 
     def restore(self, position: ReadingPosition) -> None:
         """Restores a position. Raises ValueError if the dataset ends before the position."""
-        self.count, self._is_over, self._is_uncounted, self._is_cut_off = 0, False, False, False
-        self._came_from = position if self.reading.is_iterable else None
-        later, random, base = position.later, position.random, position.origin
-        now: _Now = position.now, position.now_since
-        self._trails = Trails(position if self.reading.is_iterable else None)
+        self.count, self._is_over, self._is_uncounted, self._is_cut_off = 0, position.ended, False, False
+        self._kept, self._since = (position, position.since) if self.reading.is_iterable else (None, 0)
+        random = position.random or {}
+        set_all(random)
         # Loading a dataset's state may set the global generators. The generators in a state from before the first epoch
         # belong to the main process, and must not replace the generators of a worker.
-        with put_back_afterwards(GLOBAL if position.unstarted or (random is None and later) else ()):
-            set_all(random or {})
-            if base is not None and base.unbegun:
-                self._go_back(base)
-            elif base is not None:
-                self._go_on(base, random or {}, position.since, now if not later else _NO_NOW, is_left=bool(later))
-            for count in later[:-1] if later else ():
-                self._fetch_anew()
-                self._read_again(count, _NO_NOW, is_left=True)
-        if later:
-            self._fetch_anew()
-            self._read_again(later[-1], now)
-        if now[0] is not None and not now[1]:
-            set_all(now[0])
+        with put_back_afterwards(GLOBAL if position.ended or (position.unstarted and not position.begins) else ()):
+            self._fetcher = None
+            if not position.ended or position.has_state:
+                self._load(position)
+            if self.restores_position and not position.begins:
+                set_all(random)
+            if not position.ended:
+                self._read_again(position)
+        if not position.now_since:
+            set_all(position.now or {})
 
-    def _fetch_anew(self) -> None:
+    def _fetch_from(self, items: Any) -> None:
         reading = self.reading
-        how = self._source, reading.auto_collation, reading.collate_fn, reading.drop_last
+        if reading.is_iterable and not self.restores_position:
+            items = self._stream.iterator
+        how = items, reading.auto_collation, reading.collate_fn, reading.drop_last
         self._fetcher = (IterableFetcher if reading.is_iterable else Indexed)(*how, skips=reading.skips)
         self._fetcher.dataset = reading.dataset  # error messages name the user's dataset
         self._held = _NONE
@@ -212,23 +173,7 @@ class EpochReader:
         if reading.is_iterable:
             self._fetcher.wanted = reading.samples_of(None)
             self._fetcher.digest = None if self.restores_position else 0
-
-    def _go_on(self, base: ReadingPosition, random: Moment, since: Any, now: _Now, is_left: bool) -> None:
-        """Loads a snapshot, and rereads the batches of its epoch after the snapshot."""
-        if base.ended and not base.has_state:
-            self._is_over = True
-            return
-        self._load(base)
-        set_all(random)
-        if base.ended:
-            self._end_again(base)
-        else:
-            before = [*map(mark_of, GLOBAL)]
-            self._read_again(since, now, is_left)
-            if base.digest is not None and self.digest not in (None, base.digest):
-                # The samples may differ if the dataset and the program both draw from a global generator.
-                draws = before != [*map(mark_of, GLOBAL)]
-                self._complain(since, draws or SampleDigest.differ_in_numbers_alone(base.digest, self.digest or 0))
+            self._fetcher.is_generator = isinstance(self._stream.iterator, GeneratorType)
 
     def _complain(self, since: Any, is_noise: bool) -> None:
         """Raises ValueError because the reread samples differ. If random numbers per sample may be the reason
@@ -249,85 +194,43 @@ class EpochReader:
             "load_state_dict(state, strict=False) of the loader resumes anyway, after the same number of batches"
         )
 
-    def _go_back(self, base: ReadingPosition) -> None:
-        now = self._states_now()
-        for one, state, present in (
-            (self._source, base.dataset, now.dataset), (self.reading.collate_fn, base.collate, now.collate)
-        ):  # fmt: skip
-            if is_stateful(one) and state is not None and (self._was_given_state or not is_same(state, present)):
-                give(one, state)
-                self._was_given_state = True
+    def _load(self, position: ReadingPosition) -> None:
+        reading, stream = self.reading, self._stream
+        if is_stateful(reading.collate_fn) and position.collate is not None:
+            give(reading.collate_fn, position.collate)
+        if not reading.is_iterable:
+            if is_stateful(self._source) and position.dataset is not None:
+                give(self._source, position.dataset)
+            self._fetch_from(self._source)
+        elif not position.is_of_dataset:
+            self._fetch_from(stream.begin())
+        else:
+            self._fetch_from(stream.go_to(position.of_stream(hasattr(self._source, "__next__"))))
+            stream.arrive()
+            if self.restores_position and not position.begins:
+                self._fetcher.position = None
 
-    def _load(self, base: ReadingPosition) -> None:
-        self._was_given_state = True
-        reading, dataset = self.reading, self._source
-        own, part = self._of_dataset(base), base.iterator
-        if is_stateful(dataset) and own is not None:
-            if reading.is_iterable and hasattr(dataset, "__dict__"):
-                self._trial = _Trial(dict(vars(dataset)), freeze(own))
-            # A dataset that is its own iterator may refuse a state before `iter` is called, so the state is loaded a
-            # second time after `iter`.
-            with contextlib.suppress(*(() if base.dataset is not None else (Exception,))):
-                give(dataset, own)
-        if is_stateful(reading.collate_fn) and base.collate is not None:
-            give(reading.collate_fn, base.collate)
-        self._fetch_anew()
-        if reading.is_iterable and self.restores_position:
-            self._fetcher.position = None
-        if part is None or not is_stateful(self._iterator):
-            return
-        if self._iterator is not dataset or not is_same(state_of(dataset), part):
-            give(self._iterator, part)
-
-    def _of_dataset(self, base: ReadingPosition) -> Any:
-        """Returns the state of the dataset, which is in `base.iterator` if the dataset is its own iterator."""
-        is_iterator = base.dataset is None and hasattr(self._source, "__next__")
-        return base.iterator if is_iterator else base.dataset
-
-    def _end_again(self, base: ReadingPosition) -> None:
-        """Requests an item after the end of the dataset, so that the dataset does not apply the loaded state in a later
-        epoch. An iterator with its own state has already applied the state."""
-        if self._iterator is self._source or not is_stateful(self._iterator):
-            with put_back_afterwards(GLOBAL):
-                if self._read_once_more(None) is None:
-                    # The loaded state already belonged to the next epoch, and `_read_once_more` has read a batch of
-                    # that epoch. Loading the state a second time undoes this read.
-                    if self._of_dataset(base) is not None:
-                        give(self._source, self._of_dataset(base))
-                    self._trial = None
-        if self._trial is not None:
-            self._trial.first = _ENDED
-        self._fetched = max(self._fetched, 1)
-        self._fetcher.ended = True
-
-    def _read_again(self, since: Any, now: _Now, is_left: bool = False) -> None:
-        """Reads and drops the batches after the snapshot.
-
-        Args:
-            now: the generators' states for the last batches, and the number of these batches.
-            is_left: whether the dataset may end early, because the next epoch had begun when the state was saved.
-        """
+    def _read_again(self, position: ReadingPosition) -> None:
+        """Reads and drops the batches after the snapshot."""
+        since, before = position.since, [*map(mark_of, GLOBAL)]
         indices = since if isinstance(since, list) else range(since)
         for number, index in enumerate(indices):
-            if now[0] is not None and number == since - now[1]:
-                set_all(now[0])
-            if not isinstance(self._read_once_more(index), StopIteration) or not self.reading.is_iterable:
-                continue
-            if is_left:
-                return
-            raise ValueError(
-                f"the dataset ended after {number} batches, but {since} were read before the state was saved: "
-                "the state belongs to another dataset, or the dataset does not repeat itself"
-            )
-
-    def _read_once_more(self, index: Any) -> Exception | None:
-        try:
-            self._fetch(index)
-        except Exception as error:
-            return error
-        finally:
-            self._held = _NONE
-        return None
+            if position.now is not None and number == since - position.now_since:
+                set_all(position.now)
+            try:
+                self._fetch(index)
+            except Exception as error:  # the original run has already raised other exceptions
+                if isinstance(error, StopIteration) and self.reading.is_iterable:
+                    raise ValueError(
+                        f"the dataset ended after {number} batches, but {since} were read before the state was saved: "
+                        "the state belongs to another dataset, or the dataset does not repeat itself"
+                    ) from None
+            finally:
+                self._held = _NONE
+        if position.digest is not None and self.digest not in (None, position.digest):
+            # The samples may differ if the dataset and the program both draw from a global generator.
+            draws = before != [*map(mark_of, GLOBAL)]
+            self._complain(since, draws or SampleDigest.differ_in_numbers_alone(position.digest, self.digest or 0))
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -349,15 +252,13 @@ class EpochReader:
 
     def count_last(self) -> None:
         if self._is_uncounted:
-            self._trails.count()
+            self._since += 1
             self._is_uncounted = False
 
     def _fetch(self, index: Any) -> Any:
         if self._is_over:
             raise StopIteration
         self._fetched += 1
-        if self._trial is not None and self._fetched == 1:
-            return self._fetch_first(self._trial, index)
         if self._fetched >= self._timed_next:
             return self._fetch_timed(index)
         return self._fetcher.fetch(index)
@@ -377,36 +278,6 @@ class EpochReader:
             self._timed_next = self._fetched + gap
         return batch
 
-    def _seen(self) -> tuple[bytes, bytes]:
-        """Returns copies of all states, which show whether reading a batch has changed a state."""
-        iterator, dataset = self._iterator, self._source
-        inner = None if iterator is dataset else state_of(iterator)
-        return freeze(state_of(dataset)), freeze((inner, self.has_ended))
-
-    def _fetch_first(self, trial: _Trial, index: Any) -> Any:
-        """Reads the first batch after resuming, or of the next epoch, and detects a dataset that applies the loaded
-        state to both epochs. The batch is then read a second time."""
-        before = {name: read(name) for name in GLOBAL}
-        batch = ended = None
-        try:
-            self._held = batch = self._fetcher.fetch(index)
-        except StopIteration as error:
-            ended = error
-        seen = _ENDED if ended is not None else self._seen()
-        if trial.first is None:
-            trial.first = seen
-        else:
-            self._trial = None
-            if trial.loaded != trial.first[0] and trial.first == seen:
-                vars(self._source).clear()
-                vars(self._source).update(trial.attributes)
-                set_all(before)
-                self._fetch_anew()
-                return self._fetch(index)
-        if ended is not None:
-            raise ended
-        return batch
-
     # -- snapshots -----------------------------------------------------------------------------------
 
     def position(self, is_given: bool = True) -> ReadingPosition:
@@ -417,23 +288,16 @@ class EpochReader:
         """
         if self._back is not None:
             return self._back
-        is_inside = self.count - (not is_given and self._is_uncounted) > 0
-        if self.reading.is_iterable and self.restores_position and (self._is_cut_off or not is_given):
-            return self._trails.inside(self._state()) if is_inside else self._position_at_the_beginning()
-        if not self.reading.is_iterable or self.count or self.has_ended:
-            state = self._state()
-            # `digest` and `ended` may include a batch that the program has not received.
-            is_exact = not self._is_cut_off and (is_given or not self._is_uncounted)
-            return state if is_exact else state._replace(digest=None, ended=False)
-        return self._position_at_the_beginning()
-
-    def _position_at_the_beginning(self) -> ReadingPosition:
-        if self._came_from is not None:
-            return self._came_from
-        if not self.restores_position:
-            return self._state()._replace(digest=None)
-        # The position also contains the dataset's current states, which only user code inspects.
-        return self._trails.at_the_beginning(self._state())
+        is_exact = not self._is_cut_off and (is_given or not self._is_uncounted)
+        begins = not (self.count or self.has_ended)
+        if self._kept is not None and (begins or (self.restores_position and (self._is_cut_off or not is_given))):
+            kept = ReadingPosition.thawed(self._kept) if isinstance(self._kept, bytes) else self._kept
+            return kept._replace(since=self._since)
+        state = self._state()
+        if not self.restores_position and not self.has_ended and isinstance(self._kept, ReadingPosition):
+            state = state._replace(collate=self._kept.collate)  # all batches of the epoch are collated again
+        # `digest` and `ended` may include a batch that the program has not received.
+        return state if is_exact else state._replace(digest=None, ended=False)
 
     def took(self, position: ReadingPosition | bytes) -> None:
         """Records a snapshot, which must be pickled or contain copied states."""
@@ -441,35 +305,43 @@ class EpochReader:
             return
         if self.reading.is_iterable and (self.count or self.has_ended):
             self.count_last()
-            self._trails.note(position, is_end=self.has_ended)
+            self._kept, self._since = position, 0
 
-    def keep_position(self) -> None:
-        """Takes a snapshot after the first batch and at intervals, because the program may abandon the epoch."""
+    def prepare(self, restore: Callable[[ReadingPosition], None]) -> None:
+        """Must be called before `read` in the main process, where Ctrl-C may interrupt a batch. Takes a snapshot at
+        intervals, and calls `restore` with an earlier position if the interrupted batch cannot continue."""
+        is_broken = self._is_cut_off and (self.restores_position or self._fetcher.is_broken)
+        if self._back is not None or (is_broken and self.reading.is_iterable):
+            self._back = self._back or self.position().copied()
+            restore(self._back)
+            self._back = None
         if not self._keeps or not self.count or self._is_cut_off:
             return
-        if not self._cadence.is_due(now := time.monotonic(), 0.0) and self._trails.is_inside:
+        if not self._cadence.is_due(now := time.monotonic(), 0.0):
             return
         with contextlib.suppress(Exception):
             self.took(self._state().copied())
         self._cadence.took(time.monotonic(), time.monotonic() - now)
 
     def _state(self) -> ReadingPosition:
-        reading, iterator = self.reading, self._iterator
+        reading, source, stream = self.reading, self._source, self._stream
+        if reading.is_iterable:
+            state = stream.state(copies=False)
+        else:
+            state = StreamState(state_of(source), None, True, False)
+        is_own = stream.iterator is source
         return ReadingPosition(
-            None if iterator is self._source else state_of(self._source),
-            state_of(iterator),
+            None if is_own else state.own,
+            state.own if is_own else state.inner,
             state_of(reading.collate_fn),
             self._generators() if self._generators is not None else None,
             0 if reading.is_iterable else [],
             self.has_ended,
             self.digest,
+            None if state.started or not stream.has_state else state.ended,
         )
 
 
-@dataclass
-class _Trial:
-    """Tests whether a dataset wrongly applies a loaded state to each later epoch."""
-
-    attributes: dict[str, Any]
-    loaded: bytes
-    first: tuple[bytes, bytes] | None = None
+def _mark_of_generators() -> Callable[[], None]:
+    """Returns a function that resets the global generators to their current states."""
+    return partial(set_all, {name: read(name) for name in GLOBAL})

@@ -160,7 +160,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         now = {name: decoded(name, one) for name, one in (position.random or {}).items()}
         then = {name: decoded(name, one) for name, one in (position.then or {}).items()}
         position = position._replace(random=now | then, now=now)
-        if not position.has_state and position.later is None:
+        if not position.has_state and not position.begins:
             position = position._replace(since=max(state.given, state.order.yielded))
         return position
 

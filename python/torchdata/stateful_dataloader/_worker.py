@@ -189,10 +189,10 @@ class ShardReader:
                 how = reading.dataset, reading.is_iterable, reading.collate_fn
                 self.reader.time_by(bind_reading(self.counting, *how, hands_out=self.worker is None)[0])
         self.watch.look()  # `begin` may take a snapshot that includes the used generators
-        if position is not None:
-            self.reader.restore(position)
         if position is None or fresh:
-            self.reader.begin()
+            self.reader.begin(position)
+        else:
+            self.reader.restore(position)
 
 
 class _Worker:

@@ -228,7 +228,6 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         """Returns an iterator over an epoch, or over the rest of the loaded state's epoch."""
         if self._loaded is not None:
             state = fitted(parse(self._loaded), self, self._is_strict)
-            self._reader = self._reader and self._reader.anew()
             self._iterator = self._get_iterator(state)
             self._loaded = self._before = None
             return self._iterator

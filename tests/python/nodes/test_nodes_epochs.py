@@ -217,6 +217,39 @@ def test_a_stream_that_was_loaded_and_left_begins_the_next_epoch_from_its_beginn
 
 
 @pytest.mark.parametrize("kind", [*STREAMS, *GOING_ON])
+@pytest.mark.parametrize("plan", [[2], [1, 1], [3, 0, 1], [None, 1], [4], [None, 4]], ids=str)
+def test_after_abandoned_epochs_a_stream_resumes_where_it_continued(kind: Kind, plan: Plan) -> None:
+    def left() -> Loader[Any]:
+        loader = Loader(IterableWrapper(kind(5)))
+        run(loader, plan)
+        return loader
+
+    whole = run(left(), [None] * 3)[0]
+    loader = left()
+    iter(loader)
+    assert run(loaded(Loader(IterableWrapper(kind(5))), loader.state_dict()), [None] * 3)[0] == whole
+
+
+class StartsOver(TakesOnce):
+    """Its own iterator. A second call of `iter` moves the iterator to the beginning."""
+
+    def __iter__(self) -> Any:
+        self.place, self.start = self.start, 0
+        return self
+
+    def __next__(self) -> Any:
+        if self.place == self.size:
+            raise StopIteration
+        self.place += 1
+        return self.place - 1
+
+
+def test_a_loader_calls_iter_once_per_epoch() -> None:
+    loader = Loader(IterableWrapper(StartsOver(4)))
+    assert [list(loader) for _ in range(2)] == [[0, 1, 2, 3]] * 2
+
+
+@pytest.mark.parametrize("kind", [*STREAMS, *GOING_ON])
 @pytest.mark.parametrize("items", [0, 2])
 def test_a_loader_can_be_reset_to_the_beginning_of_an_unread_epoch(kind: Kind, items: int) -> None:
     loader = tn.Loader(tn.IterableWrapper(kind(5)))

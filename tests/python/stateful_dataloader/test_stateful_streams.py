@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset
 
 from going_on import MOMENTS, WORKERS, TakesOnce, advanced, check_goes_on, epochs_of, loaded, plain, saved, with_workers
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
-from random_stateful.datasets import STREAMS, EpochAtEnd
+from random_stateful.datasets import STREAMS, EpochAtEnd, PlainSteps
 from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
 
@@ -82,6 +82,25 @@ def test_after_the_last_batch_a_stream_without_a_state_ends_and_then_yields_whol
     assert epochs_of(loader, 2) == [whole, whole]
 
 
+class Numbers:
+    batches = 0
+
+    def __call__(self, samples: list[int]) -> list[int]:
+        self.batches += 1
+        return [self.batches, *samples]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"batches": self.batches}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.batches = state["batches"]
+
+
+@pytest.mark.parametrize("options", WORKERS, ids=str)
+def test_a_collate_function_resumes_with_its_state_over_a_stream_without_a_state(options: Any) -> None:
+    check_goes_on(lambda: StatefulDataLoader(PlainSteps(9), batch_size=2, collate_fn=Numbers(), **options))
+
+
 @pytest.mark.parametrize("options", WORKERS, ids=str)
 def test_an_error_of_an_ended_stream_that_loads_its_state_is_raised(options: Any) -> None:
     class Refuses(TakesOnce):
@@ -121,7 +140,7 @@ def test_abandoned_epochs_do_not_make_states_grow() -> None:
     sizes = []
     for _ in range(400):
         iterator = iter(loader)
-        sizes.append(len(json.dumps(loader.state_dict()["_torchdata_rs"][0]["reading"]["later"])))
+        sizes.append(len(json.dumps(loader.state_dict()["_torchdata_rs"][0]["reading"])))
         next(iterator)
     assert max(sizes[:300]) == max(sizes)
     iterator = iter(loader)

@@ -104,13 +104,13 @@ def no_fault_of_an_item(error: E) -> E:
     return error
 
 
-def not_the_end(name: str, error: BaseException) -> BaseException:
+def not_the_end(what: str, error: BaseException) -> BaseException:
     """Converts a StopIteration, which would silently end the iteration, to a RuntimeError (see PEP 479)."""
     if not isinstance(error, StopIteration):
         return error
     raised = RuntimeError(
-        f"{name}: the function raised StopIteration, which would end the iteration although the source has more items; "
-        "catch it in the function (`next(iterator, default)` does not raise it)"
+        f"the {what} raised StopIteration, which would end the epoch although the source has more items; catch it in "
+        "the function (`next(iterator, default)` does not raise it)"
     )
     raised.__cause__ = error
     return raised

@@ -79,7 +79,7 @@ class Unfolding:
                 except Exception as error:
                     # `_Raising` raises the error outside this generator, because a generator ends when it raises an
                     # error.
-                    yield _Raising(not_the_end(name_of(self), error))
+                    yield _Raising(not_the_end(f"function of {name_of(self)}", error))
                     continue
                 if members is None:
                     self._item, self._yielded_before = kept, token.yielded

@@ -47,9 +47,8 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
         """Returns the next item; see `BaseNode.next`."""
         names = self.dataset_names
         while not self._is_over:
-            following = (self._current + 1) % len(
-                names
-            )  # computed before reading, because Ctrl-C may interrupt after `len`
+            # `following` is computed before the item is read, because Ctrl-C may interrupt the program after `len`.
+            following = (self._current + 1) % len(names)
             try:
                 item: T = self._item_of(names[self._current])
             except NothingThere:

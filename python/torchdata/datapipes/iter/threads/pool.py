@@ -60,7 +60,7 @@ class _PoolWork(ReadAhead):
             # The error may not be picklable. If the item is immutable, a state therefore contains the item, and a
             # resumed run calls the function for the item again.
             kept = (item,) if type(item) in PLAIN_TYPES else None
-            self.queue.fail(slot, not_the_end("ThreadPoolMapper", without_own_frame(error)), None, kept)
+            self.queue.fail(slot, not_the_end("function of ThreadPoolMapper", without_own_frame(error)), None, kept)
         else:
             self.queue.put(slot, result)
 
