@@ -219,15 +219,15 @@ def test_a_stream_that_was_loaded_and_left_begins_the_next_epoch_from_its_beginn
 @pytest.mark.parametrize("kind", [*STREAMS, *GOING_ON])
 @pytest.mark.parametrize("plan", [[2], [1, 1], [3, 0, 1], [None, 1], [4], [None, 4]], ids=str)
 def test_after_abandoned_epochs_a_stream_resumes_where_it_continued(kind: Kind, plan: Plan) -> None:
-    def left() -> Loader[Any]:
-        loader = Loader(IterableWrapper(kind(5)))
+    def left() -> tn.Loader[Any]:
+        loader = tn.Loader(tn.IterableWrapper(kind(5)))
         run(loader, plan)
         return loader
 
     whole = run(left(), [None] * 3)[0]
     loader = left()
     iter(loader)
-    assert run(loaded(Loader(IterableWrapper(kind(5))), loader.state_dict()), [None] * 3)[0] == whole
+    assert run(loaded(tn.Loader(tn.IterableWrapper(kind(5))), loader.state_dict()), [None] * 3)[0] == whole
 
 
 class StartsOver(TakesOnce):
@@ -245,7 +245,7 @@ class StartsOver(TakesOnce):
 
 
 def test_a_loader_calls_iter_once_per_epoch() -> None:
-    loader = Loader(IterableWrapper(StartsOver(4)))
+    loader = tn.Loader(tn.IterableWrapper(StartsOver(4)))
     assert [list(loader) for _ in range(2)] == [[0, 1, 2, 3]] * 2
 
 
