@@ -54,12 +54,12 @@ def test_shards_that_are_switched_natively_draw_and_seed_as_if_they_were_alone(w
             yield draw(step % 3)
             skipping.worker = number
 
-    expected = {}
+    before, expected = skipping.worker, {}
     for number in range(3):
         seed(number)
         expected[number] = list(steps(number))
     shards, switched = [ShardGlobals() for _ in range(3)], []
-    before, skipping.worker = skipping.worker, None
+    skipping.worker = None
 
     def exchange(left: int, entered: int) -> None:
         switched.append((left, entered))
