@@ -176,11 +176,12 @@ class Hangs:
         return {page["page"] - self._first_page: page for page in self._board.read()}
 
     def _waited_for(self, peer: int | None, pages: dict[int, Any]) -> Sequence[int]:
-        peer = (peer or 0) % self._members.num_workers
+        workers = range(self._members.num_workers)
         if self._in_order:
-            return [peer]
-        at_work = [child for child in range(self._members.num_workers) if child in pages and _runs(pages[child])]
-        return at_work or [peer]
+            return [workers[(peer or 0) % len(workers)]]
+        # A suspended worker may have received a command that it has not begun.
+        at_work = [child for child in workers if self._is_stopped(child) or (child in pages and _runs(pages[child]))]
+        return at_work or workers
 
     def _chain(self, child: int, pages: dict[int, Any]) -> list[int]:
         """Returns a list that begins with `child`, and in which each child waits for the next child."""
