@@ -175,8 +175,8 @@ class StatefulStream:
         #: True if the loaded position is within an epoch. `_turns` is True until the iterable is moved to a loaded
         #: position between two epochs.
         self._unread, self._loaded, self._turns = True, False, False
-        #: The states of the iterable and its iterator before the first item. `_follows_end` is True if the previous
-        #: epoch had ended, instead of being abandoned.
+        #: The states of the iterable and its iterator before the first item. `_follows_end` is True if these are the
+        #: states at the end of the previous epoch.
         self._base: Any = _UNKNOWN
         self._follows_end = False
         self._is_untouched = True

@@ -218,8 +218,7 @@ class Unbatcher(BaseNode[T]):
                 except Exception:
                     self._skipped = 0
                     raise
-                # Ctrl-C cannot interrupt the following lines, because Python raises KeyboardInterrupt only at calls and
-                # in loops.
+                # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
                 self._index = self._length = self._skipped
                 self._batch, self._before, self._skipped, self._is_new = batch, before, 0, True
             index, length = self._index, len(self._batch)

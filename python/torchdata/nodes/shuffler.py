@@ -119,8 +119,7 @@ class Shuffler(BaseNode[T]):
         for index in self._draws:  # the same numbers as `randrange`, which Ctrl-C may interrupt
             if index < count:
                 break
-        # Ctrl-C cannot interrupt the following lines, because Python raises KeyboardInterrupt only at calls and in
-        # loops.
+        # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
         item, buffer[index] = buffer[index], buffer[-1]
         del buffer[-1]
         self._num_yielded += 1
