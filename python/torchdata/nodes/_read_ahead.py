@@ -260,7 +260,7 @@ class ReadSource:
     def leave(self, read_on: bool) -> None:
         """Closes the queue of results, and waits until no thread reads the source.
 
-        With `read_on=True`, first reads all items that the threads could have read ahead, for at most `patience`
+        With `read_on=True`, then reads all items that the threads could have read ahead, for at most `patience`
         seconds, so that the source's next epoch does not depend on timing.
         """
         work = self.work

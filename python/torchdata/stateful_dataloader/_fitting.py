@@ -1,8 +1,8 @@
 """Checks whether a saved state fits a loader, and creates a loader's state before its first loop.
 
 Role: a state from between two epochs also fits a loader with another length of the dataset or another number of ranks.
-A state from within an epoch fits only the same order. If it was saved before the first batch and the order differs, the
-epoch starts over.
+A state from within an epoch fits only a loader with the same order; if no batch had been read yet, the epoch starts
+over in the new order.
 
 The state before the first loop is created without iterating over the dataset or the sampler.
 """
