@@ -50,8 +50,7 @@ _NEAR = 1 << 22
 
 
 class Moments(NamedTuple):
-    """The states of all generators at one time. `program` maps the name of a global generator to its state in the
-    program."""
+    """The states of all generators at one time. `program` returns a global generator's state in the program."""
 
     order: Moment
     program: Callable[[str], Any]
@@ -71,8 +70,7 @@ class Drawing:
         #: The state of each displaced copy, and the state that its global generator had at the same time.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: The state of each global generator when this loader loaded a state, and its number in `_restores` at that
-        #: time.
+        #: The state and the count in `_restores` of each global generator when this loader loaded a state.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -160,8 +158,8 @@ class Drawing:
         return then is not None and _moved(then, now, _NEAR) is None
 
     def has_passed(self, name: str, saved: Any) -> bool:
-        """Returns whether a global generator has reached its saved state, or a later state, only since this loader
-        loaded a state, because the program itself has restored the generator."""
+        """Returns whether the program has moved a global generator to its saved state, or to a later state, since this
+        loader loaded a state."""
         then, _ = self._at_load.get(name, (None, 0))
         is_later = then is None or _moved(saved, then, _NEAR) is not None
         return not is_later and _moved(saved, read(name), _NEAR) is not None

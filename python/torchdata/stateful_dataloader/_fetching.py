@@ -44,8 +44,7 @@ class _Fetcher(_BaseDatasetFetcher):
     def __init__(self, *how: Any, skips: bool) -> None:
         super().__init__(*how)
         self.skips = skips
-        #: The index and the exception of each sample that was omitted from the last batch, in the form that `line_of`
-        #: returns.
+        #: The index and the exception of each sample that was omitted from the last batch, as returned by `line_of`.
         self.skipped: list[dict[str, Any]] = []
 
     def _collated(self, data: Any, samples: Any) -> Any:
@@ -192,8 +191,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return self._collated(data if self.auto_collation else data[0], data)
 
     def _is_interrupted(self, error: BaseException) -> bool:
-        """Returns whether the error has interrupted an iterator that may be unable to continue: a generator, or an
-        object other than the dataset."""
+        """Returns whether the error has interrupted a generator, or an iterator that is not the dataset itself."""
         *_, (last, _) = walk_tb(error.__traceback__)
         is_within = last.f_code.co_filename != __file__
         return has_passed_a_generator(error.__traceback__) or (is_within and self.dataset_iter is not self.dataset)

@@ -183,8 +183,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._reader.count_last()
         try:
             batch = StatefulIterator.__next__(self)
-            # Python raises KeyboardInterrupt only at calls and in loops, so not between here and the return of the
-            # batch.
+            # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
             self._batch = _NONE
             return batch
         except Exception:
@@ -281,8 +280,8 @@ class LocalPool:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Within this context, the generators and the worker info belong to the program. This matters if a signal
-        handler requests the state while a shard is read."""
+        """Within this context, the generators and the worker info belong to the program. A signal handler that requests
+        the state while a shard is read needs this context."""
         with one_at_a_time():
             shard = self._running
             if shard is None:

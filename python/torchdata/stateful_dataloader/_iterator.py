@@ -49,8 +49,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._recorder: BatchRecorder = loader._recorder
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         self._facts = facts_of(loader)
-        #: The loader if it has loaded a state since this iterator was created, or else None. `_successor` is the
-        #: iterator that replaces this iterator and resumes from the loaded state.
+        #: The loader, if it has loaded a state since this iterator was created. `_successor` is the iterator that
+        #: replaces this iterator after such a load.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
         #: `_lives_on` is True if new persistent workers continue from the states that the saved run's workers had
@@ -58,8 +58,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         self.is_finished = self._lives_on = False
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
         #: `_num_empty` counts batches in which all samples were skipped. `_given_before` is the number of batches that
-        #: the epoch had returned when it was resumed. `_passing_over` is the number of batches to read and drop after a
-        #: state of torchdata 0.11 was loaded.
+        #: the epoch had returned when it was resumed. `_passing_over` is the number of batches to drop after loading a
+        #: state of torchdata 0.11.
         self._num_empty = self._given_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given

@@ -1,9 +1,9 @@
 """Defines the keys of a `StatefulDataLoader` state. Programs inspect states, so the keys have the same meaning as in
-torchdata 0.8 to 0.11. A position in a state is the position after the last batch that the user received. The keys are
-the same before, during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the state of
-a new loader has. A new loader does not know the keys in the states of a user's iterators, so these states are stored
-under the key `OURS`, together with all other data that torchdata 0.11 does not save. The value of `OURS` is a tuple,
-which a checkpoint treats as one value, and which contains a single dict with these keys:
+torchdata 0.8 to 0.11. A state describes the position after the last batch that the user received. The keys are the same
+before, during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new
+loader has. A new loader does not know the keys in the states of a user's iterators, so these states are stored under
+the key `OURS`, together with all other data that torchdata 0.11 does not save. The value of `OURS` is a tuple, which a
+checkpoint treats as one value, and which contains a single dict with these keys:
 
 - "generators": the states of the generators for orders and seeds when the state was saved ("now"). For samplers without
   a position, "iter" contains the states before the sampler's iterator was created, and "first" the states before its
@@ -219,8 +219,7 @@ def _parsed(
     Args:
         main: the part of the state with the sampler's states and the seeds.
         ours: the dict under the key `OURS`; None for a state of torchdata 0.8 to 0.11.
-        found: the incomplete state, which contains the number of workers, their positions, and the number of returned
-            batches.
+        found: a state with only the number of workers, their positions and the number of returned batches.
     """
     seeds = main.get("_base_seed"), main.get("_shared_seed")
     for name, seed in zip(("_base_seed", "_shared_seed"), seeds, strict=True):
@@ -342,8 +341,7 @@ def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> R
     """Completes `position` with `more`, the data that torchdata 0.11 does not save.
 
     Args:
-        given: the number of batches that the user has received in the epoch, which is the largest valid value of
-            "since".
+        given: the number of batches that the user has received in the epoch, and the limit for "since".
     """
     is_list = isinstance(position.since, list)
     since, follows_end = more.get("since", [] if is_list else 0), None

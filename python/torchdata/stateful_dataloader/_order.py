@@ -6,10 +6,10 @@ batch. A state contains different data for different samplers:
 
 - For PyTorch's `RandomSampler`, a state contains the generator's state before the order was drawn, and the number of
   indices that the user has received.
-- If the sampler or its iterator has `state_dict`, the loader calls this method every `snapshot_every_n_steps` indices,
-  and keeps a result until the user has received the batches of all earlier indices.
+- If the sampler or its iterator has `state_dict`, the loader calls this method once per `snapshot_every_n_steps`
+  indices, and keeps each result until the user has received the batch of the last index.
 - For any other sampler, a resumed loader sets the generators to their states from the beginning of the epoch, and
-rereads the sampler. Indices whose batches the user had not received are returned next.
+  rereads the sampler. Next, the sampler returns the indices whose batches the user had not received.
 """
 
 from __future__ import annotations
@@ -261,8 +261,7 @@ class IndexOrder:
     def state_at(
         self, waiting: list[Any], finished: bool, batches: tuple[int, int] | None, in_order: bool = True
     ) -> Callable[[Moment], OrderState]:
-        """Returns a function that creates the state of the order at the position after the last batch that the user
-        received.
+        """Returns a function that creates the state of the order after the last batch that the user received.
 
         The function takes the generators' states, and can still be called after the next epoch has begun.
 
@@ -383,8 +382,7 @@ class IndexOrder:
         with self._drawing.going_on(now):
             if state.at_iter is None or self._never_ends:
                 self._load(state)
-                # The generator of PyTorch's `RandomSampler` is not set, because the order was redrawn from it in
-                # `_load`.
+                # PyTorch's `RandomSampler` keeps its generator, from which `_load` has redrawn the order.
                 inner = innermost_of(self._sampler)
                 self._drawing.set(now, but=inner.generator if isinstance(inner, TorchRandomSampler) else None)
                 if self._is_kept and self.drawn:
@@ -467,14 +465,14 @@ class IndexOrder:
             self._drawing.set(now)
 
     def _end_again(self, state: OrderState) -> None:
-        """Requests one more index after the sampler's last index, because some samplers prepare the next epoch at this
+        """Requests an index after the sampler's last index, because some samplers prepare the next epoch at this
         request."""
         try:
             next(self._iterator)
         except StopIteration:
             return
-        # A sampler that returns an index here has begun the next epoch. Loading the state a second time moves the
-        # sampler back to the end.
+        # A sampler that returns an index here has begun the next epoch. Loading the state again moves the sampler back
+        # to the end.
         inner = innermost_of(self._sampler)
         of_batches = state.iterator or {} if isinstance(self._iterator, BatchIndices) else {}
         if is_stateful(self._sampler) and state.sampler is not None:

@@ -31,8 +31,7 @@ from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata.stateful_dataloader._worker import EpochStart, Job
 from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
-#: The size in bytes of the shared memory for orders that do not fit into the ring. This size can be large, because
-#: unused shared memory takes no space.
+#: The size in bytes of the shared memory for orders that do not fit into the ring; unused shared memory takes no space.
 _ORDERS = 64 << 20
 
 
@@ -63,8 +62,8 @@ class WorkerPool(Group):
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
-        #: For each shard, the orders whose batches the main process has not processed, as pairs of number and index.
-        #: `_taken` is the number of orders that were sent; later orders wait for space in the worker's command link.
+        #: For each shard, the unanswered orders as pairs of number and index. `_taken` is the number of orders that
+        #: were sent; later orders wait for space in the worker's command link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
@@ -132,8 +131,7 @@ class WorkerPool(Group):
         """Sends the batch requests that an exited worker has not answered to its replacement process.
 
         Args:
-            worker: the index of the worker. If `is_ordered` is True, the worker has one shard, which has the same
-                index.
+            worker: the index of the worker; if `is_ordered` is True, also the index of its only shard.
             beginning: the commands that move the replacement process to the position of the exited worker.
             received: the number of entries of `self.orders[worker]` whose batches have already arrived.
         """
@@ -144,8 +142,8 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def _send(self, worker: int, order: Any) -> None:
-        """Sends an order once the worker's command link has space. If the worker exits, `instruct` sends the order to
-        the replacement process."""
+        """Sends an order, and waits for space in the link if needed. If the worker exits, `instruct` sends the order to
+        the replacement."""
         with suppress(Gone):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 

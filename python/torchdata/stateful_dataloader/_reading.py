@@ -2,7 +2,7 @@
 function.
 
 A `ReadingPosition` contains the last snapshot of these states, and the batches that were read after the snapshot
-(`since`). Because a resumed reader rereads these batches, snapshots need not be taken at each batch.
+(`since`). A resumed reader rereads these batches, so a snapshot at each batch is not needed.
 
 A position that is requested while a batch is being read contains an earlier snapshot, because the current state of an
 iterable dataset may already include samples of this batch.
@@ -79,8 +79,7 @@ class EpochReader:
         #: epoch.
         self._fetched = self.count = 0
         #: `_is_uncounted` is True while `_since` does not count the last batch, which the program may not have
-        #: received. `_is_cut_off` is True if an exception such as KeyboardInterrupt has interrupted the reading of a
-        #: batch.
+        #: received. `_is_cut_off` is True if an exception such as KeyboardInterrupt has interrupted a call of `read`.
         self._is_over = self._is_uncounted = self._is_cut_off = False
         #: A batch that was read before Ctrl-C interrupted `read`.
         self._held: Any = _NONE
@@ -299,7 +298,7 @@ class EpochReader:
         state = self._state()
         if not self.restores_position and not self.has_ended and isinstance(self._kept, ReadingPosition):
             state = state._replace(collate=self._kept.collate)  # all batches of the epoch are collated again
-        # If the program has not received the last batch, `digest` and `ended` must not include it.
+        # `digest` and `ended` must not include a batch that the program has not received.
         return state if is_exact else state._replace(digest=None, ended=False)
 
     def took(self, position: ReadingPosition | bytes) -> None:
@@ -346,5 +345,5 @@ class EpochReader:
 
 
 def _mark_of_generators() -> Callable[[], None]:
-    """Returns a function that resets the global generators to their states at the call of `_mark_of_generators`."""
+    """Returns a function that resets the global generators to the states that they have now."""
     return partial(set_all, {name: read(name) for name in GLOBAL})

@@ -56,8 +56,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._has_begun = False
         self._prefetch_factor = loader.prefetch_factor if loader.num_workers else 1
         self._in_order = loader.in_order
-        #: The ids of threads that were reading when another thread began the next epoch. The next read by one of these
-        #: threads raises an error.
+        #: The ids of threads that were reading when another thread began the next epoch. The next read in these threads
+        #: raises an error.
         self._left_behind: set[int] = set()
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for a loader with workers")
@@ -180,14 +180,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
         tells = reading.is_iterable or self._is_stateful or self._has_begun
-        #: Workers that have sent no message in this epoch. The main process may not know the positions of these
-        #: workers.
+        #: Workers that have sent no message in this epoch, and whose positions the main process may not know.
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
         self._is_cut_off = False
         self._hand: list[Any] = []
-        #: Messages that arrived while `state_dict()` waited for workers. The next requests for batches process these
-        #: messages first.
+        #: Messages that arrived while `state_dict()` waited for workers, and that are processed before new messages.
         self._held: deque[Any] = deque()
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
@@ -260,7 +258,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return worker, number, batch, news
 
     def _hand_over(self) -> tuple[Any] | None:
-        """Processes the next message. Returns a tuple that contains the message's batch, or None if the message has no
+        """Processes the next message. Returns the message's batch as a 1-tuple, or None if the message contains no
         batch. `HandingIterator` defers signals while this method runs."""
         if self._successor is not None:
             return (self._hand.pop(),)
@@ -398,8 +396,7 @@ class RestartingIterator(WorkersIterator):
         return before, position, self._fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns commands that repeat the last epoch of a worker in a new process, including orders whose batches had
-        not arrived."""
+        """Returns commands that repeat the last epoch of a worker in a new process, including unanswered orders."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:

@@ -124,8 +124,8 @@ class ShardReader:
         return error if self.worker is None else describe(error, self.worker.setup.name)
 
     def work_off(self, indices: list[Any]) -> None:
-        """Reads the ordered batches of an epoch that the program has abandoned. Like in PyTorch, the dataset's next
-        epoch therefore does not depend on the speed of this worker."""
+        """Reads the ordered batches of an epoch that the program has abandoned. As in PyTorch, the dataset's next epoch
+        therefore does not depend on the speed of this worker."""
         if self.reader is None or self.failure is not None:
             return
         for index in indices:
@@ -138,7 +138,7 @@ class ShardReader:
         """Begins or resumes an epoch.
 
         Args:
-            iterates: whether the shard reads ahead in an iterable dataset, instead of waiting for orders.
+            iterates: whether the shard reads an iterable dataset ahead, without orders.
             fresh: whether a new epoch begins after loading the snapshot, instead of continuing the snapshot's epoch.
         """
         position, again = start.position, start.again
@@ -316,7 +316,7 @@ class Batches(Iterator[Unit]):
     """Yields the messages of a shard in one epoch. The engine sends these messages to the main process.
 
     Args:
-        iterates: whether the shard reads ahead, instead of waiting for orders.
+        iterates: whether the shard reads an iterable dataset ahead, without orders.
     """
 
     def __init__(self, shard: ShardReader, iterates: bool) -> None:
