@@ -1,8 +1,8 @@
 """Defines the protocol of iterables that save their own positions, and reads successive epochs of such an iterable.
 
 An iterable may report its position at any time, but the position is only correct while an epoch is being read. Until an
-item is requested, `StatefulStream` itself reports the loaded position, or the last position of the last epoch. If
-`__iter__` is a generator function, it runs only when an item is requested, so before, the iterable would report an
+item is requested, `StatefulStream` itself reports the loaded position, or the last position of the last epoch. An
+`__iter__` that is a generator function runs only when an item is requested, so before, the iterable would report an
 outdated position.
 
 `load_state_dict` restores a position within an epoch. To reach a position between two epochs, `StatefulStream` loads
@@ -72,7 +72,7 @@ class Stateful(Protocol):
 
 
 def is_stateful(one: object) -> TypeGuard[Stateful]:
-    """Returns whether an object is `Stateful`. An object whose `state_dict` has required arguments is not."""
+    """Returns whether an object is `Stateful`."""
     if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
         return False
     method = one.state_dict

@@ -258,7 +258,7 @@ class _Caller:
         while items:
             more = len(items) > 1
             try:
-                # The result is not stored in a variable, because `send` would then copy the result.
+                # `send` would copy a result that is stored in a variable.
                 send(number, function(items.pop()), spent := monotonic() - begun, more)
             except BaseException as error:
                 spent = monotonic() - begun

@@ -68,7 +68,7 @@ class IteratingNode(BaseNode[T]):
         self._iterator, self._steps = iterator, steps_of(iterator)
 
     def _prepare(self) -> None:
-        """Subclasses prepare the iterable here. Called before an iteration begins, and before a state is loaded."""
+        """Called before an iteration begins or a state is loaded."""
 
     # -- resets -------------------------------------------------------------------------------------
 
@@ -332,7 +332,7 @@ class SamplerWrapper(IteratingNode[T]):
 
     A sampler that is not `Stateful` is reread when a state is loaded, so the epoch must determine its order. If the
     order differs when the sampler is reread, a `RuntimeWarning` is issued. A state contains the number of the epoch.
-    When the state is loaded, `set_epoch` is called with this number before the sampler's state is loaded.
+    Loading a state calls `set_epoch` with this number, and then loads the sampler's state.
 
     The node has a length if the sampler has a length.
 
@@ -382,8 +382,7 @@ class SamplerWrapper(IteratingNode[T]):
         """
         if initial_state is None:
             if self._started:
-                # A single statement sets both attributes, so that Ctrl-C between them cannot repeat the call of
-                # `epoch_updater`.
+                # Ctrl-C cannot occur between these two assignments, which would repeat the call of `epoch_updater`.
                 self.epoch, self._started = self.epoch_updater(self.epoch), False
             self._begin_epoch()
         else:

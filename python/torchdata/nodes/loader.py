@@ -245,8 +245,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         super().reset(initial_state)
 
     def state_was_loaded(self, loader: Loader[T]) -> None:
-        """Makes this iterator resume from the loaded state. If the iterator has already yielded items, the next request
-        for an item raises RuntimeError."""
+        """Makes this iterator resume from the loaded state."""
         self._item = _NONE
         self._advance = partial(self._take_state_of, weakref.ref(loader))
 

@@ -66,8 +66,7 @@ def set_epoch(index_sampler: Any, epoch: int | None) -> None:
 
 
 def unstarted_at(loader: Any) -> StateAt:
-    """Returns a function that creates the state of a loader before its first epoch. The function may also be called
-    while this epoch begins."""
+    """Returns a function that creates the state of a loader before its first epoch."""
     kind, workers = int(loader._dataset_kind), loader.num_workers
     dataset = source_of(loader.dataset) if kind else loader.dataset
     sampler, iterator = unstarted_sampler(loader._index_sampler)

@@ -45,7 +45,7 @@ from torchdata.stateful_dataloader.sampler import (
 _NONE: Any = object()
 _PLAIN = (SequentialSampler, _InfiniteConstantSampler, list, tuple, range)
 _RANDOM = (TorchRandomSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-#: Of the global generators, these samplers use only torch's, and only when the first index is requested.
+#: Of the global generators, these samplers use only torch's, and only at the first index.
 _KNOWN = (*_PLAIN, *_RANDOM, DistributedSampler, StatefulDistributedSampler)
 
 
@@ -54,8 +54,7 @@ _WITHIN_A_DRAW = (
     "state_dict() was called while the sampler computes an index, in the sampler or in a signal handler: let the "
     "handler set a flag, and call state_dict() between two batches"
 )
-#: The error message for a sampler that had modified its attributes when Ctrl-C interrupted the computation of its first
-#: index.
+#: The error message for a sampler that modified its attributes before Ctrl-C interrupted its first index.
 _CHANGED = (
     "Ctrl-C interrupted {} while it computed its first index, and changed its state, so this epoch cannot continue: "
     "create the sampler and the loader again, or load a saved state"
@@ -349,8 +348,8 @@ class IndexOrder:
             self._owed, self._counted = deque([*self._owed, self._counted]), _NONE
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
-        """Adds the last saved sampler state that includes no unreceived index to `state`. Also returns the generators'
-        states from the time of this sampler state."""
+        """Adds the last saved sampler state without unreceived indices to `state`, and returns the generators' states
+        of that time, too."""
         if not self._kept and self._read is not _NONE:
             self._keep(1)
         if not self._kept:
@@ -368,7 +367,7 @@ class IndexOrder:
         elif given > number:
             state = state._replace(indices_since=given - number)
         # A resumed sampler repeats its draws since the kept state, so the generators of these draws need their states
-        # from the time of the kept state.
+        # from then.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 

@@ -137,8 +137,7 @@ class RandomIndices(Iterator[int]):
         return {"yielded": self._yielded - count, "generator": origin}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores a position. The state does not contain the order, which is redrawn; this also sets the sampler's own
-        generator, if it has one."""
+        """Restores a position. The order is redrawn from the saved state of the generator."""
         if isinstance(state_dict, dict) and state_dict.get("generator") is None:
             self._origin, self._yielded = None, 0
             return
