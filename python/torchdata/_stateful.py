@@ -2,19 +2,19 @@
 
 An iterable may report its position at any time, but the position is only correct while an epoch is being read. Until an
 item is requested, `StatefulStream` itself reports the loaded position, or the last position of the last epoch. An
-iterable whose `__iter__` is a generator function would report the position where the last epoch was left, even if a
-state was loaded.
+`__iter__` that is a generator function runs only when an item is requested, so before, the iterable would report an
+outdated position.
 
-`load_state_dict` restores a position within an epoch. To reach a position between two epochs, the iterable is moved to
-the position where the last epoch was left, and takes one step, which ends that epoch, or yields an item that is
-dropped. The iterable is iterated a second time after the step, so that it counts epochs and draws random numbers as in
-the saved run. If the second iteration would continue after the dropped item, no step is taken.
+`load_state_dict` restores a position within an epoch. To reach a position between two epochs, `StatefulStream` loads
+the position where the last epoch was left, and requests one item. This request ends the last epoch, or returns an item,
+which is dropped. A new iteration then lets the iterable count epochs and draw random numbers as in the saved run. If a
+new iteration would continue after the dropped item, no item is requested.
 
 Some iterables, for example in Hugging Face's libraries, apply a loaded state in each later iteration instead of only
-once. If the state after the first item of a new epoch equals the state after the first item that followed
-`load_state_dict`, `StatefulStream` loads the iterable's initial state and restarts the epoch. Some iterables prepare
-the next epoch as soon as an epoch ends. If an iterable yields an item although the loaded state is from the end of an
-epoch, `StatefulStream` loads the state a second time.
+once, so that the next epoch would also begin at the loaded position. If the states after the first items of both epochs
+are equal, `StatefulStream` loads the iterable's initial state and restarts the epoch. Other iterables yield an item of
+the next epoch after a state from the end of an epoch was loaded. `StatefulStream` drops this item and loads the state a
+second time.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Stateful(Protocol):
 
 
 def is_stateful(one: object) -> TypeGuard[Stateful]:
-    """Returns whether an object is `Stateful`. A `state_dict` with required arguments does not count."""
+    """Returns whether an object is `Stateful`."""
     if not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
         return False
     method = one.state_dict
@@ -153,9 +153,9 @@ class StatefulStream:
 
     Args:
         prepare: a function that is called before each iteration, and before a state is loaded.
-        is_exact: whether the iterable also reports the correct position before the first item of an epoch.
-        mark: returns a function that resets the random generators to their states at the call of `mark`. Items that are
-            only read to move the iterable then leave the generators unchanged.
+        is_exact: whether the iterable reports the correct position even before the first item of an epoch.
+        mark: returns a function that resets the random generators to their states at the call of `mark`.
+            `StatefulStream` calls this function after it has read items only to move the iterable.
     """
 
     def __init__(
@@ -171,17 +171,17 @@ class StatefulStream:
         self._is_exact, self._mark = is_exact, mark
         self.iterator: Any = iter(())
         self.started = self.ended = False
-        #: `_unread` is True until an item is requested in an epoch or after a load. `_loaded` is True if a state within
-        #: an epoch was loaded. `_turns` is True if a loaded position between two epochs was not applied to the iterable
-        #: yet.
+        #: `_unread` is True from the beginning of an epoch, or from a load, until an item is requested. `_loaded` is
+        #: True if the loaded position is within an epoch. `_turns` is True until the iterable is moved to a loaded
+        #: position between two epochs.
         self._unread, self._loaded, self._turns = True, False, False
-        #: The states of the iterable and its iterator while `_unread` is True. `_follows_end` is True if these states
-        #: were taken after the end of the previous epoch.
+        #: The states of the iterable and its iterator before the first item. `_follows_end` is True if these are the
+        #: states at the end of the previous epoch.
         self._base: Any = _UNKNOWN
         self._follows_end = False
         self._is_untouched = True
-        #: States of the iterable: before its first iteration, and after the first item since a load. `_after_load` is
-        #: `_UNKNOWN` once a later epoch has yielded an item.
+        #: The states of the iterable and its iterator before the first iteration. `_after_load` contains their states
+        #: after the first item since a load, until the next epoch yields an item.
         self._pristine: Any = None
         self._after_load: Any = _UNKNOWN
 
@@ -279,7 +279,7 @@ class StatefulStream:
             rewind()
 
     def arrive(self) -> None:
-        """Moves the iterable to a loaded position between two epochs."""
+        """Moves the iterable to the loaded position, if this position is between two epochs."""
         if not self._turns:
             return
         is_end = self.ended or self._follows_end
@@ -294,12 +294,11 @@ class StatefulStream:
             self.iterator = self._iterate()
 
     def _leave(self) -> bool:
-        """Puts the iterable into the state that it would have if an epoch had been abandoned at the loaded position.
-        Returns whether this has ended the epoch.
+        """Makes the iterable leave its epoch at the loaded position. Returns whether the epoch has ended.
 
         If an iterable is iterated anew after an item, the new iteration may continue after this item, or begin at the
-        start. The iteration continues if the state after its first item equals the state after two items of a single
-        iteration. This comparison reads items, so the position is loaded again.
+        start. To find out, this method reads two items twice, with and without a new iteration in between, compares the
+        states, and loads the position again.
         """
         if not is_stateful(self._iterable):
             return self._step() is _END
@@ -319,8 +318,7 @@ class StatefulStream:
         return not continues and self.iterator is not self._iterable and self._step() is _END
 
     def _step(self) -> Any:
-        """Requests the first item after the loaded position, because the iterable applies a loaded position only when
-        an item is requested."""
+        """Requests the first item after the loaded position, which makes the iterable apply this position."""
         item: Any = _END
         if self._base is not _UNKNOWN and self._base[1] is not None and not self._loaded:
             return item  # an iterator with a state has already applied the position
@@ -330,8 +328,8 @@ class StatefulStream:
         return item
 
     def _pieces(self) -> Iterator[Iterator[Any]]:
-        """Yields an iterator over the first item, and then the iterable's own iterator, so that no code of this class
-        runs for later items."""
+        """Yields an iterator over the first item, and then the iterable's own iterator, which is faster than yielding
+        each item."""
         while self._unread:
             started = self.started
             try:
@@ -342,7 +340,8 @@ class StatefulStream:
             except BaseException as error:  # the yielded iterator raises the error, and the next call continues
                 if not isinstance(error, Exception):  # after Ctrl-C, the item is not yielded, so the position stays
                     self.started, self._unread = started, True
-                # Without the frame of this generator, the error does not seem to have ended a generator of the user.
+                # The frame of this generator is removed from the traceback, because the error would seem to have ended
+                # a generator of the user.
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
                 yield map(_raise, (error,))
                 continue

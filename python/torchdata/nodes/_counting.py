@@ -24,7 +24,7 @@ from torchdata.nodes.base_node import BaseNode, nodes_of, sources_of
 class NodeRecorder(BatchRecorder):
     name = NODES
 
-    #: The counters with the rows of the nodes, and the number of the loader's row.
+    #: The counters, which have a row for each node, and the number of the loader's row.
     _bound: tuple[Counting, int] | None = None
 
     def begin_graph(self, iterator: SharedIterator, root: BaseNode[Any]) -> None:
@@ -71,7 +71,7 @@ def _read_by(node: BaseNode[Any]) -> Iterator[BaseNode[Any]]:
 
 
 def _named(node: BaseNode[Any]) -> tuple[str, str]:
-    """Returns the name of the dataset or function in a node (or else of the node), and the location of the user's
+    """Returns the name of a node's dataset or function (or of the node if it has neither), and the location of the
     code."""
     function = getattr(node, "map_fn", None)
     dataset = getattr(function, "__self__", None) if getattr(function, "__name__", "") == "__getitem__" else None

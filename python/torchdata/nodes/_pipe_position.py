@@ -15,7 +15,7 @@ from torchdata.nodes.base_node import BaseNode, is_repeatable
 
 
 class PipePosition(PipePasses):
-    """A pipe with the seeds of its epochs. If `seed` is None, each epoch draws new seeds."""
+    """Saves and restores a pipe's position, and seeds each epoch. If `seed` is None, each epoch draws new seeds."""
 
     EPOCH_KEY, PIPE_KEY = "epoch", "pipe"
 
@@ -29,8 +29,8 @@ class PipePosition(PipePasses):
             from torchdata.dataloader2.graph import set_graph_random_seed
             from torchdata.dataloader2.random import SeedGenerator
 
-            # `spawn` returns a generator whose own children would have equal seeds, so the children of a second
-            # generator are used.
+            # The generators that `spawn` returns for two epochs have equal shared seeds, so each epoch creates a new
+            # generator from one of their independent seeds.
             of_epoch = SeedGenerator(self.seed).spawn(self._epoch).generate_seed()
             set_graph_random_seed(self.pipe, SeedGenerator(of_epoch))
         else:

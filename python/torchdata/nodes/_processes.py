@@ -1,11 +1,11 @@
 """The processes of a ParallelMapper, which receive items from threads of the main process, and return results.
 
-Role: a thread of the main process sends one item, or several small items in one message, and waits for the answers.
-Each answer is a separate message, so if a process exits, only unfinished answers are lost.
+Role: a thread of the main process sends one item, or several small items in one message, and waits for the results.
+Each result is sent when it is ready, so if a process exits, only the results of unfinished items are lost.
 
 The first message to a process also contains its worker number and the base seed, from which the process seeds its
-generators. The base seed is the number that PyTorch's loader would draw from torch's global generator. The seed is
-drawn from a copy of this generator, so the random numbers of the main process do not change.
+generators. The base seed is the number that PyTorch's loader would draw from torch's global generator. The base seed is
+drawn from a copy of the global generator, so the random numbers of the main process do not change.
 """
 
 from __future__ import annotations
@@ -116,18 +116,18 @@ class MapWorker:
         #: The number of processes that were killed because of the current item.
         self._tries = 0
         self._read(group, output)
-        #: A thread holds this lock while the process computes the thread's items. A thread from before a reset may
-        #: still hold the lock.
+        #: A thread holds this lock while the process computes the thread's items, because after a reset, an earlier
+        #: thread may still wait for its results.
         self._calling = threading.Lock()
         self._number = 0
         #: Seconds that the process spent on its last items, without waits.
         self.spent = 0.0
 
     def results(self, items: list[Any]) -> Iterator[list[Any] | BaseException | None]:
-        """Calls `map_fn` in the worker process with each item.
+        """Calls `map_fn` in the worker process with each element of `items`.
 
         Yields lists of results as they arrive, and the error of each call that raises. If the items take too long, the
-        last yielded value is None, and the remaining items are not computed.
+        process leaves out the remaining items, and the last yielded value is None.
 
         Args:
             items: the items. A single item is removed from the list once it was sent, so that its memory can be freed.
@@ -174,8 +174,7 @@ class MapWorker:
             items[0] = None
 
     def _receive(self) -> list[list[Any] | BaseException | None] | None:
-        """Returns results of the items that were sent last, in the form that `results` yields, or None if the process
-        has exited and may be replaced."""
+        """Returns the next values for `results` to yield, or None if the process has exited and may be replaced."""
         began = monotonic()
         slice_ = _SLICE if self._timeout is None else min(_SLICE, self._timeout / 4)
         while True:
@@ -259,7 +258,7 @@ class _Caller:
         while items:
             more = len(items) > 1
             try:
-                # `send` would copy a result that a variable refers to
+                # `send` would copy a result that is stored in a variable.
                 send(number, function(items.pop()), spent := monotonic() - begun, more)
             except BaseException as error:
                 spent = monotonic() - begun

@@ -47,12 +47,13 @@ class _Work(ReadAhead):
     """The work of the threads. Only the thread that is reading the source uses `reader`.
 
     Args:
-        limit: the maximum number of items that were taken from the source but not yet yielded.
-        wanted: the number of items that the source must yield after its snapshot, according to the loaded state.
-        **options: the arguments `in_order`, `place` and `grows` of the queue. `place` consists of a snapshot of the
-        source, the number of items to drop directly after the snapshot, and the positions of further items to drop.
-        `grows` consists of the maximum to which `limit` grows while items are small, the number of consecutive small
-        items, and the current limit; None for a fixed limit.
+        limit: the maximum number of items that are read ahead of the last yielded item.
+        wanted: the number of items that follow the loaded snapshot in the loaded state; an error is raised if the
+            source yields fewer.
+        **options: the arguments `in_order`, `place` and `grows` of the queue. `place` is the loaded position: a
+            snapshot of the source, the number of items to drop after the snapshot, and the numbers of later items to
+            drop. `grows` contains the maximum of `limit` for small items, the number of consecutive small items, and
+            the current limit; None for a fixed limit.
     """
 
     def __init__(self, name: str, limit: int, reader: SourceReader, wanted: int, **options: Any) -> None:
@@ -89,8 +90,8 @@ class _Work(ReadAhead):
             del stopped
 
     def call(self, worker: MapWorker, sharers: int) -> None:
-        """Takes items from the thread that runs `read`, and computes them in a process. Each of the `sharers` threads
-        that run this method has its own process."""
+        """Takes items that another thread has read, and sends them to the process of `worker`, which computes them.
+        `sharers` is the number of threads that run this method."""
         queue, most, pace = self.queue, 1, math.inf
         while (claimed := queue.claim_some(int(_WORTH_A_MESSAGE / pace), most, sharers)) is not None:
             slots, items = claimed
@@ -107,8 +108,8 @@ class _Work(ReadAhead):
                     done += 1
                 del results
             del items
-            # A single slow call at most doubles the estimated time per item, because another program may have slowed
-            # the call.
+            # The estimated time per item at most doubles at once, because another program may have delayed a single
+            # call.
             pace = min(2 * pace, max(worker.spent, 1e-9) / max(done, 1))
             most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER / pace)))
 
@@ -128,7 +129,8 @@ class _Work(ReadAhead):
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Calls the function with an item. Returns the reserved slot for this thread's next item, or None."""
+        """Calls the function with an item. Returns the place in the queue that is reserved for this thread's next item,
+        or None."""
         try:
             result = function(item)
         except StopIteration as error:
@@ -154,7 +156,7 @@ class ReadSource:
         in_order: whether results keep the source's order.
         prepare: a function that each thread calls once, before it reads the source.
         workers: objects that send items to processes, one for each thread; these objects replace `functions`.
-        grows_to: the maximum to which `limit` grows while items are small; 0 for a fixed limit.
+        grows_to: the maximum of `limit` while items are small; 0 for a fixed `limit`.
     """
 
     SNAPSHOT_KEY = "snapshot"
@@ -180,7 +182,7 @@ class ReadSource:
     ) -> None:
         name, source = node._called, node.source
         self._source, self._limit = source, limit
-        #: The number of items of the epoch that were yielded before the restored snapshot.
+        #: The number of items of the epoch that precede the restored snapshot.
         self._before = 0
         row, ahead = 0, 0
         if state is None:
@@ -220,7 +222,7 @@ class ReadSource:
                 break
 
     def _grown(self, fields: StateFields) -> tuple[int, int]:
-        """Returns the number of consecutive small items, and the current limit of the read-ahead."""
+        """Returns two saved numbers: of consecutive small items, and of items that may currently be read ahead."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
             raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
@@ -256,10 +258,10 @@ class ReadSource:
     # -- shutdown -----------------------------------------------------------------------------------
 
     def leave(self, read_on: bool) -> None:
-        """Closes the queue, and waits for the threads to stop reading.
+        """Closes the queue of results, and waits until no thread reads the source.
 
-        With `read_on=True`, also reads the source as far as the threads may read ahead, for at most `patience` seconds,
-        so that the next epoch of the source does not depend on timing.
+        With `read_on=True`, then reads all items that the threads could have read ahead, for at most `patience`
+        seconds, so that the source's next epoch does not depend on timing.
         """
         work = self.work
         work.close()
@@ -343,7 +345,8 @@ class ThreadedNode(PassingNode[T]):
             run.work.join(_SECONDS)
 
     def _close_run(self) -> ReadSource | None:
-        """Closes and returns the current run, because another thread may replace `_run`."""
+        """Closes and returns the current run. Callers use the returned run, because another thread may replace
+        `_run`."""
         run = self._run
         if run is not None:
             run.work.close()

@@ -44,7 +44,7 @@ class IteratingNode(BaseNode[T]):
         {"_digest", "_iterator", "_loaded_digest", "_saved", "_started", "_steps", "_stream", "_to_drop"}
     )
 
-    #: The current iterator. A loop over `_steps` yields the items of the iterator.
+    #: The current iterator. `_steps` is an iterator over the same items for use in loops.
     _iterator: Iterator[Any] = iter(())
     _steps: Iterator[Any] = iter(())
     #: The iterable, if it has a state. `_is_exact` is True if this state is exact even before the first item.
@@ -55,8 +55,8 @@ class IteratingNode(BaseNode[T]):
     _num_yielded = 0
     _started = False
     _to_drop = 0
-    #: A checksum of some items of an iterable without a state. After the items of a loaded state are reread, `_digest`
-    #: must equal `_loaded_digest`.
+    #: A checksum of some items of an iterable without a state. If `_digest` differs from `_loaded_digest` after the
+    #: items of a loaded state are reread, a warning is issued.
     _digest: SampleDigest | None = None
     _loaded_digest: SampleDigest | None = None
 
@@ -68,7 +68,7 @@ class IteratingNode(BaseNode[T]):
         self._iterator, self._steps = iterator, steps_of(iterator)
 
     def _prepare(self) -> None:
-        """Prepares the iterable before an iteration or a load."""
+        """Called before an iteration begins or a state is loaded."""
 
     # -- resets -------------------------------------------------------------------------------------
 
@@ -93,7 +93,7 @@ class IteratingNode(BaseNode[T]):
         return stream.has_state
 
     def _return_to(self, yielded: int) -> None:
-        """Rereads the iterable up to the position after `yielded` items.
+        """Resets the node, and rereads the iterable until `yielded` items of the epoch were read.
 
         Raises:
             RuntimeError: the iterable is a one-shot iterator, or the position of its pipe was never saved.
@@ -115,7 +115,7 @@ class IteratingNode(BaseNode[T]):
             self.next()
 
     def _new_digest(self) -> SampleDigest | None:
-        """Returns a new checksum for an iterable that may yield other items when it is reread, or None."""
+        """Returns an empty checksum if reread items must be compared with the original items, or None."""
         iterable = getattr(self, self.ITERABLE)
         is_sampled = self._stateful is None and is_stream(iterable) and type(iterable) is not SequentialSampler
         return SampleDigest() if is_sampled else None
@@ -186,7 +186,7 @@ class IteratingNode(BaseNode[T]):
         except Exception:
             raise
         except BaseException:
-            # The exception has ended a generator, has made a pipe lose an item, or has interrupted `add`.
+            # An item may be lost, because the exception has interrupted a generator, a pipe, or `add`.
             if item is not _NONE or self._stateful is not None or getattr(self._iterator, "gi_frame", self) is None:
                 self._use(_Interrupted(self))
             raise
@@ -331,8 +331,8 @@ class SamplerWrapper(IteratingNode[T]):
     """Creates a node from a sampler. If the sampler has `set_epoch`, the node calls it with the number of each epoch.
 
     A sampler that is not `Stateful` is reread when a state is loaded, so the epoch must determine its order. If the
-    order differs when the sampler is reread, a `RuntimeWarning` is issued. A state contains the number of the epoch,
-    which is passed to `set_epoch` before the state of the sampler is loaded.
+    order differs when the sampler is reread, a `RuntimeWarning` is issued. A state contains the number of the epoch.
+    Loading a state calls `set_epoch` with this number, and then loads the sampler's state.
 
     The node has a length if the sampler has a length.
 
@@ -340,8 +340,8 @@ class SamplerWrapper(IteratingNode[T]):
         sampler: the sampler, which is read once per epoch.
         initial_epoch: the number of the first epoch; 0 by default.
         epoch_updater: a function that takes the number of an epoch, and returns the number of the next epoch.
-            `epoch_updater` is called only if an item of the epoch was requested. The default function adds one to the
-            epoch's number. If the function is `Stateful`, its state is part of the node's state.
+            `epoch_updater` is not called after an epoch of which no item was requested. The default function adds one
+            to the epoch's number. If the function is `Stateful`, its state is part of the node's state.
 
     Raises:
         TypeError: `sampler` is not iterable, `initial_epoch` is not an integer, or `epoch_updater` is not a function.
@@ -382,7 +382,7 @@ class SamplerWrapper(IteratingNode[T]):
         """
         if initial_state is None:
             if self._started:
-                # Ctrl-C cannot repeat one of these assignments, because no function is called between them.
+                # Ctrl-C cannot occur between these two assignments, which would repeat the call of `epoch_updater`.
                 self.epoch, self._started = self.epoch_updater(self.epoch), False
             self._begin_epoch()
         else:

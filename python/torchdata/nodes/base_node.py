@@ -1,6 +1,6 @@
 """The base class of all nodes, `BaseNode`, and helper functions for reading sources.
 
-Role: one thread at a time reads a node. After its reset, a node is the only reader of its sources.
+Role: one thread at a time reads a node. Once a node was reset, only this node may read its sources.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BaseNode(Iterator[T]):
     A copy (by pickle or `copy`) of a node has its parameters and starts from the beginning.
 
     Args:
-        *args: ignored, so that subclasses may pass on their arguments.
+        *args: ignored, so that a subclass may pass any arguments to `super().__init__`.
         **kwargs: ignored, as well.
 
     Example:
@@ -73,7 +73,7 @@ class BaseNode(Iterator[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance"})
 
     _advance: Callable[[], Any]
-    #: The counter and clock of the node's items; None if the loader does not measure its nodes.
+    #: Counts and times the node's items; None if no loader measures this node.
     _counted: IterationToken | None = None
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -174,8 +174,7 @@ class BaseNode(Iterator[T]):
 
 
 class PassingNode(BaseNode[T]):
-    """A node whose `reset` sets `_advance` to a function that returns the node's next item, so that `next` only calls
-    it."""
+    """A node whose `next` only calls `_advance`, a function that `reset` sets."""
 
     def next(self) -> T:
         item: T = self._advance()
@@ -217,8 +216,8 @@ def advance_of(source: BaseNode[T]) -> Callable[[], T]:
 
 
 def reader_of(items: Iterator[T]) -> Callable[[], T]:
-    """Returns a function that reads the next item of an iterator. After a call of a function of C, Ctrl-C may lose the
-    result, but Ctrl-C cannot interrupt between a step of a loop and returning the item."""
+    """Returns a function that reads the next item of an iterator. This function uses a loop, because Ctrl-C may lose
+    the result of a call of `next`, but cannot interrupt a loop between reading an item and returning it."""
 
     def read() -> T:
         for item in items:
@@ -249,7 +248,7 @@ def is_repeatable(node: BaseNode[Any]) -> bool:
 def sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
     """Returns the nodes in a node's attributes, including nodes in lists and dicts."""
     found: dict[int, BaseNode[Any]] = {}
-    # `list` makes a copy, because threads that read ahead may set attributes meanwhile.
+    # `list` copies the values, because threads that read ahead may set attributes during this loop.
     for value in list(vars(node).values()):
         held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
         found.update((id(one), one) for one in held if isinstance(one, BaseNode) and one is not node)

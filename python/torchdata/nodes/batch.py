@@ -170,7 +170,7 @@ class Unbatcher(BaseNode[T]):
     _before: Any = None
     #: The number of yielded members of the current batch, and the length of this batch.
     _index = _length = 0
-    #: Whether `_batch` was read, and `_length` does not contain the length of `_batch` yet.
+    #: Whether `_batch` is new, and `_length` is not yet the length of `_batch`.
     _is_new = False
     #: The number of members of the next batch that were yielded before a loaded state was saved.
     _skipped = 0
@@ -184,8 +184,8 @@ class Unbatcher(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
-            # The program has loaded a state from within a batch, but begins a new epoch. The new epoch may depend on
-            # the source's position, so the source first rereads the unfinished batch.
+            # The program begins a new epoch although it has loaded a state from within a batch. The source first
+            # rereads this batch, because the source's new epoch may depend on its position.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)
@@ -218,7 +218,7 @@ class Unbatcher(BaseNode[T]):
                 except Exception:
                     self._skipped = 0
                     raise
-                # Ctrl-C cannot interrupt the following lines, because they call no function.
+                # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
                 self._index = self._length = self._skipped
                 self._batch, self._before, self._skipped, self._is_new = batch, before, 0, True
             index, length = self._index, len(self._batch)

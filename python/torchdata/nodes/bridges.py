@@ -25,9 +25,9 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
 
     Args:
         pipe: the last pipe of a graph.
-        seed: the seed of the graph's random pipes in each epoch. With a seed, a resumed
-            run has the same later epochs as an uninterrupted run. With `seed=None` (the default), each epoch draws new
-            seeds from the global generator, so that only the resumed epoch is the same as in an uninterrupted run.
+        seed: the seed of the graph's random pipes in each epoch. With a seed, a resumed run has the same later epochs
+            as an uninterrupted run. With `seed=None` (the default), each epoch draws new seeds from the global
+            generator, so the epochs after the resumed epoch differ from an uninterrupted run.
 
     Raises:
         TypeError: `pipe` is not an iterable-style pipe, or `seed` is not an integer.
@@ -82,8 +82,8 @@ class NodePipe(IterDataPipe[T]):
 
     def reset(self) -> None:
         if self._restored is not None and not self._began_for_state:
-            # The program has loaded a state from within an epoch, but begins a new epoch. The new epoch may depend on
-            # the saved position, so the node is first reset to this position.
+            # The program begins a new epoch although it has loaded a state from within an epoch. The node is first
+            # reset to the loaded position, because the new epoch may depend on this position.
             self.source_node.reset(self._restored)
             self._restored = None
 

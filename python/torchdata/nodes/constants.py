@@ -1,4 +1,4 @@
-"""A constant that programs for torchdata 0.11 import from this module."""
+"""Defines `QUEUE_TIMEOUT`, which programs for torchdata 0.11 import from this module."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Loader(ObservedLoader, Generic[T]):
 
     Args:
         root: the last node.
-        restart_on_stop_iteration: what the first `iter()` does after a state from the end of an epoch was loaded: True
+        restart_on_stop_iteration: what the first `iter()` does after loading a state from the end of an epoch: True
             (the default) begins the next epoch, False yields nothing.
         stats: "counts" only counts the items that the loader yields. "full" also measures the time of each node. With
             `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set.
@@ -81,7 +81,7 @@ class Loader(ObservedLoader, Generic[T]):
         self._it: LoaderIterator[T] | None = None
         #: Whether the iterator exists only because a state was requested.
         self._began_for_state = False
-        #: A lock that a thread holds while it begins an epoch, and the id of the process that created the lock.
+        #: A lock, which a thread holds while it begins an epoch, and the id of the process that created this lock.
         self._beginning, self._process = threading.RLock(), os.getpid()
 
     def __iter__(self) -> Iterator[T]:
@@ -149,7 +149,8 @@ class Loader(ObservedLoader, Generic[T]):
         while True:  # repeats if another thread begins the next epoch meanwhile
             iterator = self._it
             assert iterator is not None
-            # In a thread of a node, `state_dict` would wait for the thread that waits for this thread's item.
+            # `state_dict` waits until no item is being computed, so a thread that computes an item would wait for
+            # itself.
             if iterator.turn.is_mine or threading.current_thread() in self._threads():
                 raise RuntimeError(
                     "Loader: state_dict() was called while this thread computes an item, in a signal handler or in a "
@@ -218,13 +219,13 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_before_item", "_item", "_restart_at"})
 
     _num_yielded = 0
-    #: The number of items of the epoch that were yielded before the loaded state was saved.
+    #: The number of items that the epoch had yielded when the loaded state was saved.
     _given_before = 0
-    #: The item that `has_next` has read in advance. `_before_item` is the position before this item.
+    #: An item that `has_next` has read in advance. `_before_item` is the position of the iterator before `_item`.
     _item: Any = _NONE
     _before_item: Any = None
-    #: The number of yielded items in the loaded state, or None. If no further item follows, the state is from the end
-    #: of an epoch, and the next epoch begins.
+    #: The number of yielded items in the loaded state, or None. If no item follows, the loaded state is from the end of
+    #: an epoch, so the iterator begins the next epoch.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:
@@ -244,8 +245,7 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
         super().reset(initial_state)
 
     def state_was_loaded(self, loader: Loader[T]) -> None:
-        """Makes this iterator resume from the loaded state. If the iterator has already yielded items, its next call
-        raises RuntimeError."""
+        """Makes this iterator resume from the loaded state."""
         self._item = _NONE
         self._advance = partial(self._take_state_of, weakref.ref(loader))
 

@@ -96,7 +96,7 @@ class _ThreadMapper(ThreadedNode[T]):
         super().__init__(mapper.source, mapper.snapshot_frequency)
         self._called = "ParallelMapper"
         self.map_fn, self.in_order, self.num_workers = mapper.map_fn, mapper.in_order, (count := mapper.num_workers)
-        #: A function that starts the processes, or None if threads call the user's function.
+        #: A function that starts the worker processes; None if threads call `map_fn`.
         self.processes: Callable[..., Workers] | None = None
         self.limits = {"limit": mapper.max_concurrent or 2 * count}
         if mapper.method == "process":
@@ -131,8 +131,8 @@ class _ThreadMapper(ThreadedNode[T]):
         super().shutdown()
 
     def _end_workers(self) -> None:
-        # The attribute is set before the run is closed, because `reset` in another thread starts a run before it reads
-        # the attribute.
+        # `_workers` is cleared before the run is closed, because `reset` in another thread starts a run before it reads
+        # `_workers`.
         workers, self._workers = self._workers, None
         self._close_run()
         if workers is not None:
@@ -161,18 +161,18 @@ class ParallelMapper(PassingNode[T]):
     original traceback. Later results can still be read after an error.
 
     A state contains the position after the yielded items. After a state is loaded, items that were in progress are
-    reread, and the function is called with them again. With `in_order=False`, a resumed node yields exactly the results
-    that had not been yielded when the state was saved, in any order. If the order of the source itself may vary,
-    results keep the source's order and `snapshot_frequency` is 1, regardless of the arguments.
+    reread, and the function is called with them again. With `in_order=False`, a resumed node yields, in any order,
+    exactly the results that had not been yielded when the state was saved. If the source may change its order when it
+    is reread, results keep the source's order and `snapshot_frequency` is 1, regardless of the arguments.
 
     Processes run from the first `reset` until `shutdown()`, or until the node is deleted. Arrays are sent to and from
-    processes in shared memory, with one copy in each direction. If a process exits, a `WorkerExitedError` (of
-    `torchdata.dataloader2.error`) names the process, and the next `reset` starts new processes. If the processes return
-    no result for a minute, a `RuntimeWarning` names the process with the oldest item, and shows the stack of this
-    process. Like PyTorch's workers, each process first seeds torch, NumPy and `random` with the sum of a base seed and
-    its own number. The base seed is derived from torch's global generator, so `torch.manual_seed` before the first
+    processes in shared memory, with one copy in each direction. If a process exits, the node raises a
+    `WorkerExitedError` (of `torchdata.dataloader2.error`), and the next `reset` starts new processes. If the processes
+    return no result for a minute, a `RuntimeWarning` names the process with the oldest item, and shows the stack of
+    this process. Like PyTorch's workers, each process first seeds torch, NumPy and `random` with the sum of a base seed
+    and its own number. The base seed is derived from torch's global generator, so `torch.manual_seed` before the first
     `reset` makes the seeds reproducible. With several processes, it may depend on timing which process computes an
-    item. A replacement process gets a new number, and therefore another seed.
+    item. A replacement process has another number, and therefore another seed.
 
     Args:
         source: the node to read.
@@ -188,7 +188,7 @@ class ParallelMapper(PassingNode[T]):
             `num_workers`. By default (None), `max_concurrent` is twice `num_workers`. With processes, the default
             maximum grows while items and results are small (numbers, short strings, and tuples of these): by one for
             each eight yielded items, up to 128 times `num_workers`. Several small items are sent together.
-        snapshot_frequency: the number of items (with `prebatch`, of batches) between saved states of the source, as for
+        snapshot_frequency: the number of items (with `prebatch`, of batches) between saved states of the source; see
             `Prefetcher`.
         prebatch: the number of items that a worker receives together, which helps if items are small; None (the
             default) for single items.
@@ -262,10 +262,11 @@ class ParallelMapper(PassingNode[T]):
                 )
         self.snapshot_frequency = check_int(name, "snapshot_frequency", snapshot_frequency, least=0)
         self.prebatch = None if prebatch is None else check_int(name, "prebatch", prebatch, least=1)
-        #: The source of the items, even if `prebatch` combines items into lists.
+        #: The user's source of single items. With `prebatch`, `self.source` yields lists of items.
         self._of_items = self.source
         if self.prebatch is not None:
-            # Without workers, Ctrl-C interrupts the function, and `_InlineMapper` keeps the list for the next call.
+            # Without workers, `MapEach` does not catch KeyboardInterrupt, because `_InlineMapper` keeps the list for
+            # the next call.
             self.map_fn = MapEach(self.map_fn, BaseException if num_workers else Exception)
             self.source = Batcher(self.source, self.prebatch, drop_last=False)
         mapper: BaseNode[Any] = _ThreadMapper(self) if num_workers else _InlineMapper(self.source, self.map_fn)

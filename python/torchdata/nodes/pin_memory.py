@@ -23,7 +23,7 @@ class PinMemory(ThreadedNode[T]):
         source: the node to read. The source runs in the thread, together with all its own sources.
         pin_memory_device: the CUDA device for the pinned memory, such as `"cuda:1"`; empty (the default) for the
             current device when the node is created.
-        snapshot_frequency: the number of items between saved states of the source, as for `Prefetcher`.
+        snapshot_frequency: the number of items between saved states of the source; see `Prefetcher`.
 
     Raises:
         TypeError: `source` is not a node, or `pin_memory_device` is not a string.

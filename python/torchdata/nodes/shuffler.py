@@ -66,7 +66,7 @@ class Shuffler(BaseNode[T]):
             ValueError: a field of the state is missing or out of range, or belongs to another `buffer_size`.
         """
         self._ended, self._random = False, random.Random(self.seed)
-        #: Yields random numbers with as many bits as `_count`, the number of items in the buffer.
+        #: Yields random numbers of `_count.bit_length()` bits. `_count` is the number of items in the buffer.
         self._draws: Iterator[int] = iter(())
         self._count = 0
         fields = StateFields("Shuffler", initial_state)
@@ -78,8 +78,8 @@ class Shuffler(BaseNode[T]):
         self._advance = fields.reset(self.source, self.SOURCE_KEY)
         self._buffer: list[T] = list(fields.list_of(self.BUFFER_KEY)) if stored else []
         self._num_yielded, repeated = (count, 0) if stored else (0, count)
-        #: Whether states contain the buffer. After a state with a buffer was loaded, the source will not yield its
-        #: items, so later states also contain the buffer.
+        #: Whether states contain the buffer. After a state with a buffer was loaded, the source does not yield the
+        #: buffered items again, so later states also contain the buffer.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
         #: The states of the source and of the random generator at the beginning of the epoch, if states omit the
         #: buffer.
@@ -119,7 +119,7 @@ class Shuffler(BaseNode[T]):
         for index in self._draws:  # the same numbers as `randrange`, which Ctrl-C may interrupt
             if index < count:
                 break
-        # Ctrl-C cannot interrupt the following lines, because they call no function.
+        # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
         item, buffer[index] = buffer[index], buffer[-1]
         del buffer[-1]
         self._num_yielded += 1

@@ -2,13 +2,13 @@
 numbers, even if the program has seeded the global generators differently.
 
 Role: a state contains the positions of all generators for orders and seeds. A resumed loader sets its own generators to
-the saved positions, but not the global generators, which belong to the program. Instead of a global generator, a
-resumed loader uses a *displaced* copy, which starts from the saved position. A draw from the global generator or from
-its copy advances both generators. If the program seeds the global generator, the loader drops the copy.
+the saved positions. It does not set the global generators, which belong to the program, but draws from *displaced*
+copies, which start at the saved positions. A draw from a global generator also advances its copy, and a draw from the
+copy also advances the global generator. If the program seeds the global generator, the loader drops the copy.
 
 For a sampler without a state, `Replay` sets the generators to their states from the beginning of the epoch, and rereads
-the sampler. If the program or the dataset also draws from these generators, `Draws` records the position of the
-generator before the sampler's next draw. A checksum of some indices verifies that the order is the same.
+the sampler. Rereading does not repeat draws by the program or the dataset from the same generators, so `Draws` records
+the generators' states after such draws. A checksum of some indices verifies that the order is the same.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NEAR = 1 << 22
 
 
 class Moments(NamedTuple):
-    """The states of all generators at one time. `program` returns the program's state of a global generator by name."""
+    """The states of all generators at one time. `program` returns a global generator's state in the program."""
 
     order: Moment
     program: Callable[[str], Any]
@@ -63,13 +63,14 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: The global generators that change when an epoch begins. Without workers, the dataset may use any generator.
+        #: The global generators that may change when an epoch begins; without workers, all, because the dataset may use
+        #: them.
         self._shared = names if loader.num_workers else GLOBAL
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
-        #: For each displaced copy, the state of the copy and the state of the global generator at the same time.
+        #: The state of each displaced copy, and the state that its global generator had at the same time.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: For each global generator, its state and its number of restores when this loader loaded a state.
+        #: The state and the count in `_restores` of each global generator when this loader loaded a state.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -140,8 +141,8 @@ class Drawing:
         self._at_load |= {name: (read(name), self._restores[name]) for name in names}
 
     def restore(self, moment: Moment) -> None:
-        """Sets the program's global generators to saved states. Other loaders that have loaded a state also draw from
-        these generators."""
+        """Sets the program's global generators to saved states, and counts this in `_restores`, so that `was_set`
+        returns True for other loaders."""
         set_all(moment)
         self._restores.update([*moment])
         self.loaded(moment)
@@ -157,18 +158,18 @@ class Drawing:
         return then is not None and _moved(then, now, _NEAR) is None
 
     def has_passed(self, name: str, saved: Any) -> bool:
-        """Returns whether a global generator has reached or passed its saved state since this loader loaded a state.
-        The program itself has then restored the generator."""
+        """Returns whether the program has moved a global generator to its saved state, or to a later state, since this
+        loader loaded a state."""
         then, _ = self._at_load.get(name, (None, 0))
         is_later = then is None or _moved(saved, then, _NEAR) is not None
         return not is_later and _moved(saved, read(name), _NEAR) is not None
 
     @contextmanager
     def going_on(self, moment: Moment) -> Iterator[None]:
-        """Within this context, the generators have the states in `moment`, while a sampler's position is restored.
+        """Sets the generators to the states in `moment`. Within this context, the caller restores a sampler's position.
 
-        At the end, the displaced copies take over these states, and the global generators return to the program's
-        states.
+        At the end, the displaced copies keep the generators' new states, and the global generators return to the
+        program's states.
         """
         program = {name: read(name) for name in self._names}
         kept = {name for name in self._names if name in moment and self.was_set(name, moment[name])}
@@ -239,15 +240,15 @@ class Draws:
 
         Args:
             first: the states of the generators before the first index; empty if no index will be read.
-            noted: the draws that a loaded state has recorded for this epoch.
+            noted: the entries of `self.noted` in a loaded state.
             digest: the checksum of the indices that were read in this epoch; None if no indices were read.
         """
         self._digest = digest or SampleDigest()
         self._left: Moment = self._drawing.marks() if first else {}
         self._before: Moment = {}
         self._moment: Moment = {}
-        #: For each recorded draw, the number of indices that were read before the draw, and the encoded states of the
-        #: generators.
+        #: For each recorded draw, the number of indices before the draw, and the encoded states of the generators at
+        #: that time.
         self.noted: deque[list[Any]] = deque(noted, maxlen=_MOST)
         #: For each generator, the number of indices that were read before the sampler last drew from the generator.
         self.last: dict[Any, int] = {}
@@ -259,15 +260,15 @@ class Draws:
         self._moment = self._drawing.now(moved) if moved else {}
 
     def is_within(self) -> bool:
-        """Returns whether a generator was used since the last call of `before`."""
+        """Returns whether any generator of the loader was used since the last call of `before`."""
         return self._drawing.marks() != self._before
 
     def after(self, number: int, drawn: int, indices: list[Any]) -> None:
         """Records whether the sampler drew random numbers for an index or a batch.
 
         Args:
-            number: the number of indices that `Replay` must read to reach this index or batch.
-            drawn: the number of indices, or batches of indices, that the sampler had returned before this one.
+            number: the number of indices before this index or batch, which `Replay` rereads.
+            drawn: the number of indices (or, if the sampler returns batches, of batches) before this index or batch.
         """
         digest = self._digest
         while number <= digest.next < number + len(indices):
@@ -305,7 +306,8 @@ class Replay(Iterator[Any]):
 
         Args:
             given: the number of indices whose samples the user had received.
-            ahead: the number of further indices that had been read from the sampler.
+            ahead: the number of indices that had been read from the sampler, but whose samples the user had not
+                received.
             draws: for each recorded draw, the number of indices read before the draw, and the generators' states then.
 
         Raises:

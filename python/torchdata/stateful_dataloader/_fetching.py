@@ -44,7 +44,7 @@ class _Fetcher(_BaseDatasetFetcher):
     def __init__(self, *how: Any, skips: bool) -> None:
         super().__init__(*how)
         self.skips = skips
-        #: The index and the exception (see `line_of`) of each sample that was omitted from the last batch.
+        #: The index and the exception of each sample that was omitted from the last batch, as returned by `line_of`.
         self.skipped: list[dict[str, Any]] = []
 
     def _collated(self, data: Any, samples: Any) -> Any:
@@ -133,8 +133,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
     #: Whether Ctrl-C has interrupted the dataset's iterator, so that the iterator cannot continue.
     is_broken = is_generator = False
     wanted = 1
-    #: The number of exceptions since the last sample. `_doubtful` is the last exception, if this exception may have
-    #: ended a generator.
+    #: The number of exceptions since the last sample. `_doubtful` is the last exception, if it has passed through a
+    #: generator, which may have ended.
     _in_a_row = 0
     _doubtful: Exception | None = None
 
@@ -142,13 +142,13 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         super().__init__(*how, skips=skips)
         #: The number of samples and exceptions of this epoch; None if the dataset has loaded a state within the epoch.
         self.position: int | None = 0
-        #: The samples that were already read for the current batch. `_is_cut_off` is True if reading the batch was
-        #: interrupted.
+        #: The samples that were already read for the current batch. `_is_cut_off` is True if Ctrl-C has interrupted
+        #: this batch.
         self._data: list[Any] = []
         self._is_cut_off = False
         self._counted = 0
-        #: A checksum of some samples of the complete batches, or None for a dataset with a state. `_samples` is a
-        #: checksum that includes the current batch.
+        #: A checksum of some samples of the complete batches, or None for a dataset with a state. `_samples` also
+        #: includes the samples of an incomplete batch.
         self.digest: int | None = None
         self._samples = SampleDigest()
 
@@ -191,7 +191,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return self._collated(data if self.auto_collation else data[0], data)
 
     def _is_interrupted(self, error: BaseException) -> bool:
-        """Returns whether the error has interrupted a generator, or an iterator other than the dataset."""
+        """Returns whether the error has interrupted a generator, or an iterator that is not the dataset itself."""
         *_, (last, _) = walk_tb(error.__traceback__)
         is_within = last.f_code.co_filename != __file__
         return has_passed_a_generator(error.__traceback__) or (is_within and self.dataset_iter is not self.dataset)
@@ -202,8 +202,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         while (missing := wanted - len(data) - len(skipped)) > 0:
             before = len(data)
             try:
-                # `extend` runs no Python code between two samples, so Ctrl-C loses no sample. `islice` would call
-                # `iter`, which resets some iterators.
+                # `extend` runs no Python code between two samples, so Ctrl-C loses no sample. `islice` is not used,
+                # because it calls `iter`, which resets some iterators.
                 data.extend(map(next, repeat(self.dataset_iter, missing)))
             except Exception as error:
                 self._count(1)

@@ -1,8 +1,8 @@
 """Checks whether a saved state fits a loader, and creates a loader's state before its first loop.
 
 Role: a state from between two epochs also fits a loader with another length of the dataset or another number of ranks.
-A state from within an epoch does not, because its order differs. If such a state was saved before the first batch, the
-epoch starts over.
+A state from within an epoch fits only a loader with the same order; if no batch had been read yet, the epoch starts
+over in the new order.
 
 The state before the first loop is created without iterating over the dataset or the sampler.
 """
@@ -66,8 +66,7 @@ def set_epoch(index_sampler: Any, epoch: int | None) -> None:
 
 
 def unstarted_at(loader: Any) -> StateAt:
-    """Returns a function that creates the state of a loader before its first epoch. The function may be called while
-    the epoch begins."""
+    """Returns a function that creates the state of a loader before its first epoch."""
     kind, workers = int(loader._dataset_kind), loader.num_workers
     dataset = source_of(loader.dataset) if kind else loader.dataset
     sampler, iterator = unstarted_sampler(loader._index_sampler)
@@ -115,8 +114,8 @@ def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
 
 
 def _told(one: Any) -> Any:
-    """Returns the state of an object, `UNKNOWN` if the object has a state only while it is iterated, or None if it has
-    no state."""
+    """Returns the state of an object; None if the object is not `Stateful`; `UNKNOWN` if it has a state only while it
+    is iterated."""
     if not is_stateful(one):
         return None
     try:
@@ -146,7 +145,7 @@ def facts_of(loader: Any) -> LoaderFacts:
 
 def fitted(state: EpochState, loader: Any, strict: bool) -> EpochState:
     """Raises ValueError if the loader's order differs from the saved order. With `strict=False`, returns a state
-    without checksums, so that no other order or samples raise an error."""
+    without checksums, so that a different order and different samples raise no error."""
     there, here = state.facts, facts_of(loader)
     if here.rank != there.rank and None not in (here.rank, there.rank):
         warnings.warn(
@@ -218,7 +217,8 @@ def _is_exact(position: ReadingPosition) -> bool:
 
 
 def _check_epoch(state: EpochState, loader: Any, strict: bool) -> None:
-    """Warns if the program has set another epoch, which no checksum of a `DistributedSampler` detects."""
+    """Warns if the program has set an epoch of a `DistributedSampler` other than the saved epoch, which no checksum
+    detects."""
     there, here = state.order.epoch, epoch_of(loader._index_sampler)
     is_known = isinstance(innermost_of(loader._index_sampler), torch.utils.data.DistributedSampler)
     if strict and is_known and state.order.yielded and None not in (there, here) and here != there:

@@ -1,7 +1,7 @@
 """Reads, sets and saves the random generators that determine orders, worker seeds and samples.
 
-Role: `read` and `write` exchange a generator's state as an opaque value, which is fast. `encoded` converts such a value
-to plain values, and `decoded` checks plain values and converts them back.
+Role: `read` and `write` exchange a generator's state as an opaque value, which is fast. `encoded` converts an opaque
+value to plain values, which a saved state contains, and `decoded` checks and converts plain values.
 
 The default generators of torch, NumPy and Python are Mersenne Twisters, whose states consist of 624 words of 32 bits
 and the index of the next word. If a torch generator is set to the words of a NumPy or Python generator, it produces the
@@ -28,8 +28,8 @@ MANY = 1 << 53
 _OBJECTS: dict[str, Any] = {
     "torch": torch.default_generator, "python": random._inst, "numpy": numpy.random.mtrand._rand
 }  # fmt: skip
-#: The states of several generators. A key is the name of a global generator, or an index in the list of the loader's
-#: own generators.
+#: The states of several generators. The key of a state is the name of a global generator, or the index of one of the
+#: loader's own generators.
 Moment = dict[Any, Any]
 
 
@@ -134,7 +134,8 @@ def with_words(state: Any, words: Words) -> Any:
 def encoded(state: Any) -> Any:
     if (words := words_of(state)) is None:
         return {"bits": _plain(state)}
-    # Normal numbers are generated in pairs, so a generator may store the second number of a pair.
+    # Normal numbers are generated in pairs. `kept` is the second number of a pair, which some generators store for the
+    # next request.
     seed, kept = None, list[Any]()
     if isinstance(state, bytes):
         seed, _, rest = torch_parts(state)
@@ -222,7 +223,8 @@ def set_all(moment: Moment) -> None:
 #: Two positions in a stream are considered equal if the next `_NEEDLE` words are equal.
 _NEEDLE = 8
 _FIRST, _MOST = 1 << 10, 1 << 20
-#: Byte offsets in the state of torch's CPU generator: seed, words left, words, stored normal numbers.
+#: Byte offsets in the state of torch's CPU generator, which contains the seed, the number of unused words, the words,
+#: and stored normal numbers.
 _LEFT, _SEEDED, _NEXT, _WORDS, _REST, _SIZE = 8, 12, 16, 24, 5016, 5056
 
 Words = tuple[Any, int]
@@ -264,7 +266,8 @@ def moved_on(words: Words, count: int) -> Words:
 
 
 def _search(stream: torch.Generator, needle: Any) -> Iterator[tuple[int, int | None]]:
-    """Yields how many words of the stream were searched, and the number of words before `needle`, or None."""
+    """Searches a generator's words for the sequence `needle`. Yields the number of searched words, and the position of
+    `needle`, or None."""
     searched, size, tail = 0, _FIRST, _drawn(stream, _NEEDLE - 1)
     while True:
         heap = numpy.concatenate([tail, _drawn(stream, size)])
@@ -288,8 +291,8 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
     """Returns how many words lie between two positions; None if `target` precedes `origin` or is too far away.
 
     Args:
-        seeded: a new generator with the seed of `origin`, if the seed is known. If `target` is closer to this generator
-            than to `origin`, the program has seeded the generator, and the result is None.
+        seeded: a new generator with the seed of `origin`, if the seed is known. If `seeded` reaches `target` after
+            fewer words than `origin`, the program has seeded the generator anew, and the result is None.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
         return 0

@@ -64,10 +64,11 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         #: The states of the global generators before `iter(dataset)`, which may shuffle with these generators.
         self._then: Moment = {}
         self._marks: dict[str, Any] = {}
-        #: The last drawn index. `_before` is the number of batches that were returned before this index was drawn.
+        #: The last index from the sampler. `_before` is the number of batches that were returned before `_index` was
+        #: drawn.
         self._index: Any = _NONE
         self._before = 0
-        #: A batch that was read, but not delivered, because Ctrl-C interrupted the delivery.
+        #: A batch that was read, but not returned, because Ctrl-C interrupted `next`.
         self._batch: Any = _NONE
         self._counts: Counts = {}, 0
         if state is not None and not state.is_over:
@@ -86,7 +87,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         """Restores the global generators that were used in the epoch, because the dataset and the program share these
         generators.
 
-        If the state was saved between two epochs, generators that the program has set after the load are not restored.
+        If the state was saved between two epochs, a generator that the program has set since `load_state_dict` is not
+        restored.
         """
         position = state.positions[0]
         if state.workers or position is None:
@@ -181,7 +183,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._reader.count_last()
         try:
             batch = StatefulIterator.__next__(self)
-            # Ctrl-C cannot interrupt the delivery from here on, because no function is called.
+            # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
             self._batch = _NONE
             return batch
         except Exception:
@@ -204,7 +206,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     @property
     def _num_received(self) -> int:
-        # PyTorch's `__next__` counts a batch before it returns the batch.
+        # PyTorch's `__next__` counts a batch in `_num_yielded` before it returns the batch.
         return self._num_yielded if self._batch is _NONE else self._before
 
     def state_at(self) -> StateAt:
@@ -251,15 +253,15 @@ class LocalPool:
         self._running: ShardReader | None = None
         self.turn = 0
         self._ended: set[int] = set()
-        #: The snapshot from before the first batch of the epoch, for each shard whose dataset has a state.
+        #: For each shard whose dataset has a state, the snapshot that was taken before the first batch of the epoch.
         self.told: dict[int, bytes] = {}
         self.is_ending = False
         self.counting: Counting | None = None
 
     @contextlib.contextmanager
     def _entered(self, shard: ShardReader | None) -> Iterator[None]:
-        """Within this context, the global generators and the worker info are those of `shard`, or new if `shard` is
-        None."""
+        """Within this context, the global generators and the worker info belong to `shard`, or, if `shard` is None, to
+        a shard that is created within this context."""
         with one_at_a_time():
             try:
                 with InterruptsDeferred():
@@ -278,8 +280,8 @@ class LocalPool:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Within this context, the generators and the worker info belong to the program, even if a signal handler
-        requests the state while a shard is read."""
+        """Within this context, the generators and the worker info belong to the program. A signal handler that requests
+        the state while a shard is read needs this context."""
         with one_at_a_time():
             shard = self._running
             if shard is None:

@@ -50,16 +50,16 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         self._facts = facts_of(loader)
         #: The loader, if it has loaded a state since this iterator was created. `_successor` is the iterator that
-        #: resumes from the loaded state.
+        #: replaces this iterator after such a load.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: `_lives_on` is True if the workers are persistent, and the loaded state is from the end of an epoch with
-        #: workers.
+        #: `_lives_on` is True if new persistent workers continue from the states that the saved run's workers had
+        #: between two epochs.
         self.is_finished = self._lives_on = False
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
-        #: `_num_empty` counts batches in which all samples were skipped. `_given_before` counts batches that were
-        #: returned before the epoch was resumed. `_passing_over` is the number of batches to drop for a state of
-        #: torchdata 0.11.
+        #: `_num_empty` counts batches in which all samples were skipped. `_given_before` is the number of batches that
+        #: the epoch had returned when it was resumed. `_passing_over` is the number of batches to drop after loading a
+        #: state of torchdata 0.11.
         self._num_empty = self._given_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given
@@ -95,7 +95,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         """Returns the iterator that replaces this iterator after a state was loaded.
 
         Raises:
-            RuntimeError: this iterator had already returned a batch, and no new loop has begun.
+            RuntimeError: the state was loaded after this iterator had returned a batch, and the program has begun no
+                new loop.
         """
         loader = self._loading
         if loader is not None and loader._loaded is not None:
@@ -147,7 +148,8 @@ class StatefulIterator(_BaseDataLoaderIter):
             )
 
     def _pass_over(self) -> None:
-        """For a state of torchdata 0.11 without a position, drops the batches that the user had received."""
+        """Drops the batches that the user had received, if a state of torchdata 0.11 contains no position of the
+        dataset."""
         count, self._passing_over = self._passing_over, 0
         if count and self._reading.is_iterable:
             logger.warning(
@@ -176,7 +178,7 @@ class StatefulIterator(_BaseDataLoaderIter):
 
         Args:
             waiting: the drawn indices whose batches the user has not received, in drawing order.
-            positions_at: a function that creates the positions from a function that returns generator states.
+            positions_at: a function that returns the positions. Its argument is `Moments.program`.
         """
         reading = self._reading
         batches = (self._num_given, (reading.batch_size or 0) * reading.auto_collation)
@@ -201,7 +203,7 @@ class StatefulIterator(_BaseDataLoaderIter):
 
     @abstractmethod
     def state_at(self) -> StateAt:
-        """Returns a function that creates the state of the iterator from the states of all generators.
+        """Returns a function that takes the states of all generators and returns the state of the iterator.
 
         The function can still be called after the next epoch has begun. The function does not refer to the iterator, so
         it keeps no workers running.

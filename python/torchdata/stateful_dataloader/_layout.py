@@ -1,27 +1,27 @@
 """Defines the keys of a `StatefulDataLoader` state. Programs inspect states, so the keys have the same meaning as in
-torchdata 0.8 to 0.11. The values describe what the user has received. The keys are the same before, during and after an
-epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new loader has. A new loader does
-not know the keys in the states of a user's iterators, so these states are stored under the key `OURS`, together with
-all other data that torchdata 0.11 does not save. The value of `OURS` is a tuple, which a checkpoint treats as one
-value, and which contains a single dict with these keys:
+torchdata 0.8 to 0.11. A state describes the position after the last batch that the user received. The keys are the same
+before, during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new
+loader has. A new loader does not know the keys in the states of a user's iterators, so these states are stored under
+the key `OURS`, together with all other data that torchdata 0.11 does not save. The value of `OURS` is a tuple, which a
+checkpoint treats as one value, and which contains a single dict with these keys:
 
-- "generators": the states of the generators for orders and seeds at the time of the state ("now"). For samplers without
-  a position, "iter" contains the generators from before the sampler's iterator was created, and "first" the generators
-  from before its first index. "first" omits generators that are equal in "iter", and "now" omits generators that are
-  equal in "first".
+- "generators": the states of the generators for orders and seeds when the state was saved ("now"). For samplers without
+  a position, "iter" contains the states before the sampler's iterator was created, and "first" the states before its
+  first index. "first" omits states that are equal in "iter", and "now" omits states that are equal in "first".
 - "indices": the indices that the sampler had returned before its saved state, but whose batches the user had not
-  received. The key exists if batches may be out of order, and, for a user's sampler, before the first batch
+  received. "indices" exists if batches may be returned out of order, and, for a user's sampler, also before the first
+  batch
 - "indices_since": the number of indices that were drawn after the sampler's state was saved
 - for a sampler without a state, "ahead": the number of indices (or of samples, if this package forms the batches) that
   the sampler had returned, but whose samples the user had not received; "used_up": whether the sampler had returned all
   indices; "digest": a checksum of the indices; "draws": the generators' states at each draw of the sampler that
   followed a draw by other code
 - "batch_size": the number of samples per batch, if the sampler provides it
-- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Inside an epoch, the epoch that the
-  order belongs to, even if the program has already set the next epoch
+- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Within an epoch, "epoch" is the
+  epoch of the current order, even if the program has already set the next epoch
 - "skipped": if samples may be skipped, the number of skipped samples by kind of exception, and the number of all
   samples
-- "workers", or "reading" without workers: for each worker, the parts of its position that 0.11 does not save
+- "workers", or "reading" without workers: for each worker, the parts of its position that torchdata 0.11 does not save
 - "sampler": the complete states of a user's sampler and its iterator, because a checkpoint may drop parts of these
   states under the keys of torchdata 0.11
 - "loader": properties that must be equal in a loader that loads the state; see `_fitting`
@@ -51,10 +51,10 @@ _AGAIN = 1 << 24
 _STEPS = 1 << 31
 _HIDDEN = "_sampler_iter_state", "dataset_iter_state"
 _KINDS = {"_num_yielded", "_snapshot"}
-#: The keys of the states of a dataset and its iterator in a saved position.
+#: The keys of the dataset's state and of its iterator's state in a saved position.
 _STATES = "dataset_state", "dataset_iter_state"
 
-#: The keys in a saved position that torchdata 0.11 does not save. Empty values are left out.
+#: The keys of a saved position that torchdata 0.11 does not know. Empty values are left out.
 _OWN = "collate_state", "random", "random_then", "random_since", "since", "digest"
 
 
@@ -214,12 +214,12 @@ def _parse_with_workers(state: dict[str, Any], ours: dict[str, Any] | None) -> E
 def _parsed(
     state: dict[str, Any], main: dict[str, Any], ours: dict[str, Any] | None, found: EpochState, own: list[Any] | None
 ) -> EpochState:
-    """Adds the sampler's position, the seeds and the loader's properties to an incomplete state.
+    """Completes `found` with the sampler's position, the seeds and the loader's properties.
 
     Args:
         main: the part of the state with the sampler's states and the seeds.
         ours: the dict under the key `OURS`; None for a state of torchdata 0.8 to 0.11.
-        found: the incomplete state, with the number of workers, their positions and the number of returned batches.
+        found: a state with only the number of workers, their positions and the number of returned batches.
     """
     seeds = main.get("_base_seed"), main.get("_shared_seed")
     for name, seed in zip(("_base_seed", "_shared_seed"), seeds, strict=True):
@@ -242,7 +242,7 @@ def _parsed(
     if own is not None:
         if len(own) != len(positions):
             raise ValueError(f"the state is damaged: it is of {len(positions)} workers, and has {len(own)} positions")
-        # `order.yielded` also counts batches in which all samples were skipped.
+        # `order.yielded` is larger than `found.given` if all samples of a batch were skipped.
         given = max(found.given, order.yielded)
         positions = [_completed(one, more, given) for one, more in zip(positions, own, strict=True) if one is not None]
     if finished:
@@ -306,7 +306,8 @@ def _parse_draws(saved: Any) -> list[list[Any]]:
 
 
 def _parse_position(saved: dict[str, Any], own: dict[str, Any] | None) -> ReadingPosition:
-    """Converts a saved position. If keys of torchdata 0.11 are missing, their values are taken from `own`."""
+    """Converts a saved position. If a key of torchdata 0.11 is missing, its value is taken from `own`, the data that
+    only this package saves."""
     fetcher, more = saved["fetcher_state"], own or {}
     fills = own is not None
     iterator = _filled(fetcher, more, "dataset_iter_state", fills) if fetcher is not None else None
@@ -324,7 +325,8 @@ def _filled_sampler(main: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any
 
 
 def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool = True) -> Any:
-    """Returns the value of a key of torchdata 0.11, with missing members taken from `ours`."""
+    """Returns `theirs[key]`, the value of a key of torchdata 0.11. If the value, or an entry of a dict, is missing,
+    `ours` provides it."""
     if not fills:
         return theirs[key]
     if key not in theirs or (theirs[key] is None and key in _HIDDEN):
@@ -336,10 +338,10 @@ def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool 
 
 
 def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> ReadingPosition:
-    """Adds the data that torchdata 0.11 does not save to a position.
+    """Completes `position` with `more`, the data that torchdata 0.11 does not save.
 
     Args:
-        given: the number of batches that the user has received in the epoch, which is a limit for other numbers.
+        given: the number of batches that the user has received in the epoch, and the limit for "since".
     """
     is_list = isinstance(position.since, list)
     since, follows_end = more.get("since", [] if is_list else 0), None

@@ -2,14 +2,14 @@
 
 Role: indices are drawn from the loader's sampler as in PyTorch's loader. When workers read ahead, the sampler has
 returned indices whose batches the user has not received, but a state must contain the position after the last received
-batch. The contents of a state depend on the sampler:
+batch. A state contains different data for different samplers:
 
-- For PyTorch's `RandomSampler`, a state contains the generator from before the order was drawn, and the number of
-indices that the user has received.
-- If the sampler or its iterator has `state_dict`, the loader calls this method after each n-th index, and keeps the
-result until the user has received the batch of this index.
+- For PyTorch's `RandomSampler`, a state contains the generator's state before the order was drawn, and the number of
+  indices that the user has received.
+- If the sampler or its iterator has `state_dict`, the loader calls this method once per `snapshot_every_n_steps`
+  indices, and keeps each result until the user has received the batch of the last index.
 - For any other sampler, a resumed loader sets the generators to their states from the beginning of the epoch, and
-rereads the sampler. Indices whose batches the user had not received are returned next.
+  rereads the sampler. Next, the sampler returns the indices whose batches the user had not received.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ from torchdata.stateful_dataloader.sampler import (
 _NONE: Any = object()
 _PLAIN = (SequentialSampler, _InfiniteConstantSampler, list, tuple, range)
 _RANDOM = (TorchRandomSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-#: These samplers draw only from torch's global generator, and only when the first index is requested.
+#: Of the global generators, these samplers use only torch's, and only at the first index.
 _KNOWN = (*_PLAIN, *_RANDOM, DistributedSampler, StatefulDistributedSampler)
 
 
-#: The error message for a state that is requested between the positions before and after an index.
+#: The error message for a state that is requested while the sampler computes an index.
 _WITHIN_A_DRAW = (
     "state_dict() was called while the sampler computes an index, in the sampler or in a signal handler: let the "
     "handler set a flag, and call state_dict() between two batches"
 )
-#: The error message for a sampler that counts in its own attributes, and that Ctrl-C has interrupted in its first draw.
+#: The error message for a sampler that modified its attributes before Ctrl-C interrupted its first index.
 _CHANGED = (
     "Ctrl-C interrupted {} while it computed its first index, and changed its state, so this epoch cannot continue: "
     "create the sampler and the loader again, or load a saved state"
@@ -90,15 +90,15 @@ class IndexOrder:
         #: Whether the sampler is computing an index.
         self._is_drawing = False
         self.begin(iter(()))
-        #: The generators' states from before the sampler's iterator was created. `_at_first` contains their states from
+        #: The generators' states before the sampler's iterator was created. `_at_first` contains the generators' states
         #: before the first index.
         self._at_iter: Moment = {}
         self._at_first: Moment | None = None
-        #: The sampler's epoch when the order was determined. The program may already have set the next epoch.
+        #: The sampler's epoch when the order was determined. Since then, the program may have set another epoch.
         self._epoch: int | None = None
         self._draws = Draws(drawing)
         self._is_kept = False
-        #: The user's sampler's state before its first index was requested.
+        #: The state of a user's sampler before its first index was requested.
         self._unread_state: Any = None
 
     def note_random(self) -> None:
@@ -106,19 +106,20 @@ class IndexOrder:
         self._at_first, self._epoch = None, epoch_of(self._sampler)
 
     def begin(self, iterator: Iterator[Any]) -> None:
-        """Begins an epoch. `note_random` must be called before the sampler's iterator is created."""
+        """Begins an epoch. `note_random`, which records the generators' states, must be called before the sampler's
+        iterator is created."""
         self._iterator: Iterator[Any] = iterator
-        #: Indices that were drawn in advance, and that `draw` returns first.
+        #: Indices that were drawn in advance. `draw` returns them before it draws a new index.
         self._owed: deque[Any] = deque()
-        #: If Ctrl-C interrupts `draw`, an index is kept: in `_read` if `drawn` does not count the index yet, or else in
+        #: If Ctrl-C interrupts `draw`, the drawn index is kept in `_read` until `drawn` counts the index, and then in
         #: `_counted`.
         self._read = self._counted = _NONE
-        #: Whether Ctrl-C has ended the sampler's iterator, which is a generator.
+        #: Whether Ctrl-C has ended the sampler's iterator, because the iterator is a generator.
         self._is_broken = False
-        #: Whether Ctrl-C has interrupted the sampler's iterator, which continues.
+        #: Whether Ctrl-C has interrupted the sampler's iterator, but the iterator can continue.
         self._is_cut = False
         #: Indices that the saved sampler had returned, but whose batches the user had not received. `_is_used_up` is
-        #: True if the saved sampler had returned all indices.
+        #: True if the saved sampler had returned all indices of its epoch.
         self._early, self._is_used_up = deque[Any](), False
         #: Saved states of a user's sampler: the number of returned indices, and the states of the sampler, its iterator
         #: and the generators.
@@ -133,7 +134,7 @@ class IndexOrder:
                 del self._owed[0]
             else:
                 self._draw()
-        # Ctrl-C cannot interrupt the following lines, because they call no function.
+        # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
         index, self._counted = self._counted, _NONE
         return index
 
@@ -163,16 +164,16 @@ class IndexOrder:
             self._draws.after(number, drawn, indices[early:])
 
     def _note_epoch(self) -> None:
-        """Records the epoch until the iterator is read for the first time, because some samplers determine the order
-        only then."""
+        """Records the sampler's epoch if no index was requested yet, because some samplers determine the order at the
+        first request."""
         one = self._iterator.inner if isinstance(self._iterator, BatchIndices) else self._iterator
         if one is None or (isgenerator(one) and getgeneratorstate(one) == GEN_CREATED):
             self._epoch = epoch_of(self._sampler)
 
     @property
     def _place(self) -> int:
-        """The number of samples that the sampler has returned if this package forms the batches, or else the number of
-        indices."""
+        """The number of indices that the sampler has returned. A batch of a user's batch sampler counts as one
+        index."""
         return self._iterator.samples_yielded if isinstance(self._iterator, BatchIndices) else self.drawn
 
     def _next(self) -> None:
@@ -205,7 +206,7 @@ class IndexOrder:
         self.drawn, self._counted, self._read = drawn, self._read, _NONE
 
     def _draw_again(self) -> None:
-        """Iterates over the sampler anew, up to the last index, and draws the next index."""
+        """Iterates over the sampler a second time, up to the last drawn index, and draws the next index."""
         epoch, before, draws = epoch_of(self._sampler), vars(self).copy(), vars(self._draws).copy()
         set_epoch(self._sampler, self._epoch)
         try:
@@ -235,7 +236,7 @@ class IndexOrder:
         self._owed.appendleft(index)
 
     def _own_state(self) -> Any:
-        """Returns the state of a user's sampler, or None if the sampler has no state before it is read."""
+        """Returns the state of a user's sampler, or None if `state_dict` fails before an index is requested."""
         with suppress(Exception):
             return None if self._is_known else copied(state_of(innermost_of(self._sampler)))
 
@@ -259,14 +260,14 @@ class IndexOrder:
     def state_at(
         self, waiting: list[Any], finished: bool, batches: tuple[int, int] | None, in_order: bool = True
     ) -> Callable[[Moment], OrderState]:
-        """Returns a function that creates the state of the order after the batches that the user has received.
+        """Returns a function that creates the state of the order after the last batch that the user received.
 
         The function takes the generators' states, and can still be called after the next epoch has begun.
 
         Args:
             waiting: the indices of batches that the user has not received, in the order of drawing.
-            batches: for an iterable dataset, the number of returned batches and the number of samples per batch.
-            in_order: whether the user receives the batches in the order in which their indices were drawn.
+            batches: for an iterable dataset, the number of returned batches and the batch size; otherwise None.
+            in_order: whether the loader returns the batches in the order of their indices.
         """
         read = [] if self._read is _NONE else [self._read]
         waiting = [*waiting, *(() if self._counted is _NONE else (self._counted,)), *read, *self._owed]
@@ -286,7 +287,8 @@ class IndexOrder:
         elif isinstance(self._iterator, (BatchIndices, RandomIndices)):
             iterator = self._iterator.state_before(self._size_of(waiting))
         state = OrderState(given, None, iterator, indices=indices, batch_size=self._size, epoch=epoch)
-        # The state of a `RandomSampler` contains the generator that determines the order, so no further data is needed.
+        # The state of a `RandomSampler` contains its generator, so the order can be redrawn without the data of
+        # `_with_beginning`.
         is_random = type(inner) is RandomSampler and (self._sampler is inner or type(self._sampler) is BatchSampler)
         if self._is_plain or is_random or finished:
             return lambda now: state._replace(generators=encoded(now))
@@ -296,8 +298,8 @@ class IndexOrder:
         return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
 
     def _with_beginning(self, state: OrderState, waiting: list[Any]) -> Callable[[Moment], OrderState]:
-        """Adds the data for rereading a sampler from its beginning: the initial states of the generators, the number of
-        returned indices, and the recorded draws."""
+        """Adds the data for rereading a sampler from its beginning to `state`: the generators' initial states, the
+        number of returned indices, and the recorded draws."""
         if self._is_drawing and self.drawn and not self._is_known and self._draws.is_within():
             raise RuntimeError(_WITHIN_A_DRAW)
         has_ended = self._ended or self._is_used_up
@@ -310,7 +312,8 @@ class IndexOrder:
             digest=None if self._is_known or not self.drawn else self._draws.digest,
         )
         encoded, iter_, first = self._drawing.encoded, self._at_iter, self._at_first
-        # A resumed sampler draws its first index again if the state was saved during this draw, or after Ctrl-C in it.
+        # If the state is saved while the first index is drawn, or after Ctrl-C has interrupted this draw, a resumed
+        # sampler repeats the draw.
         is_within = (self._is_drawing or self._is_cut) and self._read is _NONE
         unread = first if is_within and not self.drawn else None
 
@@ -331,7 +334,8 @@ class IndexOrder:
         return self._keeps_position or is_stateful(innermost_of(self._sampler))
 
     def draw_first(self) -> None:
-        """Draws the first index of a user's sampler, because a state from before the first batch contains the index."""
+        """Draws the first index of a user's sampler before a state is saved, because a state from before the first
+        batch contains this index."""
         begins = self.drawn == 0 and self._read is _NONE and not self._ended
         if begins and not self._never_ends and self._keeps_user_s:
             if self._is_drawing:
@@ -344,7 +348,8 @@ class IndexOrder:
             self._owed, self._counted = deque([*self._owed, self._counted]), _NONE
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
-        """Adds the sampler's state after the received indices. Also returns the generators' states at that time."""
+        """Adds the last saved sampler state without unreceived indices to `state`, and returns the generators' states
+        of that time, too."""
         if not self._kept and self._read is not _NONE:
             self._keep(1)
         if not self._kept:
@@ -361,8 +366,8 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # A resumed sampler repeats its draws after the kept state, so their generators must have the states from that
-        # time.
+        # A resumed sampler repeats its draws since the kept state, so the generators of these draws need their states
+        # from then.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 
@@ -376,15 +381,14 @@ class IndexOrder:
         with self._drawing.going_on(now):
             if state.at_iter is None or self._never_ends:
                 self._load(state)
-                # PyTorch's `RandomSampler` redraws the order from its own generator.
+                # PyTorch's `RandomSampler` keeps its generator, from which `_load` has redrawn the order.
                 inner = innermost_of(self._sampler)
                 self._drawing.set(now, but=inner.generator if isinstance(inner, TorchRandomSampler) else None)
                 if self._is_kept and self.drawn:
                     number = self.drawn - state.indices_since
                     self._kept.append((number, state.sampler, state.iterator, self._drawing.now()))
-                    # Some samplers apply a loaded state only when an index is requested. If the program abandoned this
-                    # epoch before its first index, such a sampler would apply the state to the next epoch. Therefore an
-                    # index is requested here.
+                    # An index is requested here, because some samplers apply a loaded state only then. Without this
+                    # request, they could apply the state to the next epoch.
                     self._draw_ahead()
             else:
                 self._drawing.set(iter_)
@@ -426,7 +430,7 @@ class IndexOrder:
         if batches is not None:
             samples = samples_in(state.iterator)
             given = given * size if samples is None else samples
-        # If the saved sampler had ended, the indices of a last, incomplete batch may have been dropped.
+        # At its end, the saved sampler may have returned indices that did not fill a batch.
         ahead = state.ahead + (size if state.used_up else 0)
         replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))
         self._drawing.set(first)
@@ -460,13 +464,14 @@ class IndexOrder:
             self._drawing.set(now)
 
     def _end_again(self, state: OrderState) -> None:
-        """Requests an index after the sampler's last index, because some samplers then prepare the next epoch."""
+        """Requests an index after the sampler's last index, because some samplers prepare the next epoch at this
+        request."""
         try:
             next(self._iterator)
         except StopIteration:
             return
-        # If the sampler returns an index, it has begun the next epoch. Loading the state a second time undoes this
-        # draw.
+        # A sampler that returns an index here has begun the next epoch. Loading the state again moves the sampler back
+        # to the end.
         inner = innermost_of(self._sampler)
         of_batches = state.iterator or {} if isinstance(self._iterator, BatchIndices) else {}
         if is_stateful(self._sampler) and state.sampler is not None:

@@ -1,12 +1,12 @@
-"""The worker processes of one iterator. The main process sends orders (indices to read) to the workers, and receives
-batches.
+"""The worker processes of one iterator. The main process sends orders (requests for the batch of an index) to the
+workers, and receives batches.
 
-Role: a `Collector` receives batches from the workers in turn, and detects exited workers and timeouts. The main process
-never blocks on a worker that may itself wait for the main process: if a command link is full, an order stays in a queue
-of the main process.
+Role: a `Collector` receives batches from the workers in turn, and detects exited workers and timeouts. If a worker's
+command link is full, the main process queues further orders instead of waiting, because the worker may be waiting for
+the main process.
 
-`PinnedUnits` copies batches to pinned memory in a thread before the program requests them. No other thread then
-receives messages from the workers. The thread does not refer to the iterator, so deleting the iterator ends the thread.
+With `PinnedUnits`, only a thread that copies batches to pinned memory receives messages from the workers. The thread
+does not refer to the iterator, so deleting the iterator ends the thread.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata.stateful_dataloader._worker import EpochStart, Job
 from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
-#: The size in bytes of the shared memory for orders that do not fit into the ring. Unused shared memory takes no space.
+#: The size in bytes of the shared memory for orders that do not fit into the ring; unused shared memory takes no space.
 _ORDERS = 64 << 20
 
 
@@ -55,15 +55,15 @@ class WorkerPool(Group):
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
         #: Whether workers read only batches that the main process has ordered. If `is_ordered` is False, workers read
-        #: ahead as far as the main process allows. Persistent workers of an iterable dataset also receive orders,
-        #: because they must complete outstanding orders if the program abandons an epoch.
+        #: ahead as far as the main process allows. Persistent workers of an iterable dataset also wait for orders,
+        #: because they must complete exactly the ordered batches if the program abandons an epoch.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
-        #: For each shard, the outstanding orders as pairs of number and index. `_taken` is the number of orders that
-        #: were sent; the remaining orders wait for space in the command link.
+        #: For each shard, the unanswered orders as pairs of number and index. `_taken` is the number of orders that
+        #: were sent; later orders wait for space in the worker's command link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
@@ -83,10 +83,11 @@ class WorkerPool(Group):
         self._stream: ItemStream
 
     def _finish_when_shut_down(self) -> None:
-        """Makes `shutdown` end the epoch first, because workers that wait for space in a link do not exit."""
+        """Makes `shutdown` end the epoch before it stops the workers, because a worker that waits for space in its link
+        does not exit."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
-    #: `LocalPool` stores the first snapshots of its shards here, whereas worker processes send them in messages.
+    #: None, because worker processes send the first snapshots of their shards in messages; see `LocalPool.told`.
     told: ClassVar[None] = None
 
     # -- an epoch ------------------------------------------------------------------------------------
@@ -98,8 +99,8 @@ class WorkerPool(Group):
             ahead: the maximum number of batches that each worker reads ahead.
             shared_seed: the epoch's seed for pipes of torch.
             positions: for each shard, the snapshot to load; None starts from the beginning.
-            fresh: whether the snapshots were taken between two epochs, so that workers load them and begin a new epoch.
-            first: the shard whose batch is returned first.
+            fresh: whether the workers begin a new epoch after loading the snapshots, instead of continuing an epoch.
+            first: the number of the shard whose batch is returned first.
         """
         if self.restarts is None:
             self.members.check_alive()
@@ -130,9 +131,9 @@ class WorkerPool(Group):
         """Sends the batch requests that an exited worker has not answered to its replacement process.
 
         Args:
-            worker: the index of the worker, and of the worker's only shard if `is_ordered` is True.
-            beginning: commands that move the replacement process to the failed worker's position.
-            received: the number of outstanding orders for which batches have already arrived.
+            worker: the index of the worker; if `is_ordered` is True, also the index of its only shard.
+            beginning: the commands that move the replacement process to the position of the exited worker.
+            received: the number of entries of `self.orders[worker]` whose batches have already arrived.
         """
         for order in beginning:
             self._send(worker, order)
@@ -141,7 +142,8 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def _send(self, worker: int, order: Any) -> None:
-        """Waits for space in the link. If the worker exits, `instruct` sends the order to its replacement."""
+        """Sends an order, and waits for space in the link if needed. If the worker exits, `instruct` sends the order to
+        the replacement."""
         with suppress(Gone):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 
@@ -161,7 +163,8 @@ class WorkerPool(Group):
     def _send_orders(self, worker: int) -> None:
         orders = self.orders[worker]
         while (taken := self._taken[worker]) < len(orders):
-            # A worker without orders takes the order soon, so the main process can wait for space in the link.
+            # A worker without unanswered orders is waiting for the next order, so the main process can wait for space
+            # in the link.
             patience = None if taken == 0 else 0.0
             try:
                 self._senders[worker].send_message(self._shown(orders[taken]), patience, None, self._looks[worker])

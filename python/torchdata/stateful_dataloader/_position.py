@@ -1,4 +1,5 @@
-"""Defines the typed values to which `_layout.parse` converts a loader's state, and which `_layout.dump` converts back.
+"""Defines types for a loader's state. `_layout.parse` converts a saved state to these types, and `_layout.dump`
+converts the types to a saved state.
 
 Role: the main process has a `Progress` for each worker.
 """
@@ -31,7 +32,7 @@ class ReadingPosition(NamedTuple):
         digest: a checksum of some samples of the epoch, for an iterable dataset without a state; otherwise None.
         follows_end: for a snapshot from the beginning of an epoch, whether the previous epoch had ended; None for a
             snapshot from within an epoch.
-        then: the generators' states at the beginning of the epoch, if they differ from `random`.
+        then: the generators' states at the beginning of the epoch; only states that differ from `random`.
         now: the states of the generators for recomputing the last `now_since` batches.
         now_since: the number of batches that were read with the generators `now`.
         unstarted: in a worker, whether the main process took the snapshot before the loader's first epoch.
@@ -64,7 +65,8 @@ class ReadingPosition(NamedTuple):
         return self.follows_end is not None and not self.ended
 
     def of_stream(self, is_own_iterator: bool) -> StreamState:
-        """Returns the position of a dataset. The state of a dataset that is its own iterator is in `iterator`."""
+        """Returns the position of a dataset. If the dataset is its own iterator, its state may be in
+        `self.iterator`."""
         is_own = self.dataset is None and is_own_iterator
         own, inner = (self.iterator, None) if is_own else (self.dataset, self.iterator)
         return StreamState(own, inner, not self.begins, bool(self.follows_end or self.ended))
@@ -92,18 +94,18 @@ class OrderState(NamedTuple):
 
     Args:
         yielded: the number of indices, or batches of indices, that the user has received.
-        is_users: whether `sampler` and `iterator` are states of a user's sampler.
+        is_users: whether `sampler` and `iterator` contain the states of a user-defined sampler and its iterator.
         is_batched: whether `iterator` is the state of a `BatchSampler`'s iterator, whose keys are known.
         indices: the indices that the sampler returned before its state was saved, but whose batches the user has not
             received.
         indices_since: the number of indices that the sampler returned after its state was saved.
-        ahead: for a sampler without a state, the number of drawn indices (or samples, if this package forms the
-            batches) that the user had not received.
+        ahead: for a sampler without a state, the number of drawn indices (or, if this package forms the batches, of
+            samples) that the user had not received.
         used_up: whether the sampler had returned all indices.
         draws: an entry for each random draw of the sampler after other code had used the generator: the number of
             indices before the draw, and the states of the generators.
         digest: a checksum of the sampler's indices.
-        generators: the states of the generators at the time of the state, in the saved form.
+        generators: the generators' states when the state was saved, as `encoded` returns them.
         at_iter: the states of the generators when the iterator was created, for a sampler without a position.
         at_first: the generators' states before the first index was drawn, if they differ from `at_iter`.
         batch_size: the number of samples per batch, if the sampler provides it.
@@ -187,7 +189,8 @@ class Progress:
         self.position: bytes | ReadingPosition | None = None
         self.since = since
         self.ended = False
-        #: A checksum of some samples that the worker has read in this epoch, for an iterable dataset without a state.
+        #: For an iterable dataset without a state, a checksum of some samples of this epoch, which a resumed loader
+        #: compares.
         self.digest: int | None = None
 
     def load(self, position: ReadingPosition | None) -> None:
@@ -206,7 +209,8 @@ class Progress:
             self.since += 1
 
     def stand(self, frozen: bytes) -> None:
-        """Records a pickled snapshot from the worker. Empty bytes mean that the worker's states have not changed."""
+        """Records a pickled snapshot that the worker has sent. Empty bytes mean that the worker's states have not
+        changed."""
         self.since = type(self.since)()
         if frozen:
             self.position = frozen
@@ -231,7 +235,8 @@ class Progress:
         return position._replace(random={name: encoded(one) for name, one in (position.random or {}).items()})
 
     def saved_of_program(self) -> ReadingPosition:
-        """Converts the position of a loader without workers to the form of a worker's saved position."""
+        """Returns the position as a loader without workers saves it, because the worker resumes an epoch of such a
+        loader."""
         position = self.reached()
         then = position.random or {}
         now, behind = position.now, position.now_since

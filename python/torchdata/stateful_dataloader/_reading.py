@@ -1,11 +1,11 @@
 """Reads a dataset through PyTorch's fetchers, and saves the states of the dataset, its iterator and the collate
 function.
 
-A `ReadingPosition` contains a snapshot of the states, and the batches that were read after the snapshot (`since`). A
-resumed reader loads the snapshot and rereads these batches, so that not every batch needs a snapshot.
+A `ReadingPosition` contains the last snapshot of these states, and the batches that were read after the snapshot
+(`since`). A resumed reader rereads these batches, so a snapshot at each batch is not needed.
 
-If a position is requested while a batch is being read, the position contains an earlier snapshot, because the current
-state of an iterable dataset already includes a part of the batch.
+A position that is requested while a batch is being read contains an earlier snapshot, because the current state of an
+iterable dataset may already include samples of this batch.
 """
 
 from __future__ import annotations
@@ -66,24 +66,25 @@ class EpochReader:
 
     def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:
         self._stream = StatefulStream(())
-        #: The position to restore before the next batch is read, because Ctrl-C has interrupted a batch.
+        #: After Ctrl-C has interrupted a batch, the position to restore before the next batch is read.
         self._back: ReadingPosition | None
         self.use(reading)
         self._generators = generators
         self._fetcher: Any = None
-        #: The last snapshot of an iterable dataset, and the number of batches that the program has received since.
+        #: The last snapshot of an iterable dataset. `_since` is the number of batches that the program has received
+        #: after this snapshot.
         self._kept: ReadingPosition | bytes | None = None
         self._since = 0
         #: The number of batches that were requested from this fetcher. `count` is the number of calls of `read` in this
         #: epoch.
         self._fetched = self.count = 0
-        #: `_is_uncounted` is True if `_since` does not count the last batch, because the program may not have received
-        #: this batch. `_is_cut_off` is True if an exception such as KeyboardInterrupt has interrupted a batch.
+        #: `_is_uncounted` is True while `_since` does not count the last batch, which the program may not have
+        #: received. `_is_cut_off` is True if an exception such as KeyboardInterrupt has interrupted a call of `read`.
         self._is_over = self._is_uncounted = self._is_cut_off = False
         #: A batch that was read before Ctrl-C interrupted `read`.
         self._held: Any = _NONE
         self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
-        #: The clock that measures batches. `_timed_next` is the number of the next measured batch.
+        #: The clock that measures batches. `_timed_next` is the number of the next batch to measure.
         self._clock: BatchClock | None = None
         self._timed_next = _NEVER
 
@@ -104,7 +105,7 @@ class EpochReader:
 
     @property
     def restores_position(self) -> bool:
-        """Whether a state restores the position in the dataset, so that the dataset is not reread from its
+        """Whether loading a state moves the dataset to the saved position, so that the dataset is not reread from its
         beginning."""
         return not self.reading.is_iterable or self._stream.has_state
 
@@ -128,7 +129,7 @@ class EpochReader:
     # -- beginning an epoch --------------------------------------------------------------------------
 
     def begin(self, position: ReadingPosition | None = None) -> None:
-        """Begins an epoch, after a position from between two epochs was restored if `position` is not None."""
+        """Begins an epoch. If `position` is not None, it is a position between two epochs, which is restored first."""
         if position is not None:
             self.restore(position)
             if position.begins:
@@ -147,8 +148,8 @@ class EpochReader:
         self._kept, self._since = (position, position.since) if self.reading.is_iterable else (None, 0)
         random = position.random or {}
         set_all(random)
-        # Loading a dataset's state may set the global generators. The generators in a state from before the first epoch
-        # belong to the main process, and must not replace the generators of a worker.
+        # Loading a dataset's state may set the global generators. A state from before the first epoch would set the
+        # main process's generators in a worker, so such changes are undone.
         with put_back_afterwards(GLOBAL if position.ended or (position.unstarted and not position.begins) else ()):
             self._fetcher = None
             if not position.ended or position.has_state:
@@ -176,8 +177,8 @@ class EpochReader:
             self._fetcher.is_generator = isinstance(self._stream.iterator, GeneratorType)
 
     def _complain(self, since: Any, is_noise: bool) -> None:
-        """Raises ValueError because the reread samples differ. If random numbers per sample may be the reason
-        (`is_noise`), issues a warning instead."""
+        """Raises ValueError because the reread samples differ from the samples of the saved run. If they may differ
+        only by random numbers, such as for augmentation (`is_noise`), issues a warning instead."""
         if is_noise:
             warn_outside(
                 f"the samples of the first {since} batches have other numbers than when the state was saved. If these "
@@ -228,7 +229,8 @@ class EpochReader:
             finally:
                 self._held = _NONE
         if position.digest is not None and self.digest not in (None, position.digest):
-            # The samples may differ if the dataset and the program both draw from a global generator.
+            # If the dataset draws from a global generator, reread samples may differ, because the program also draws
+            # from this generator.
             draws = before != [*map(mark_of, GLOBAL)]
             self._complain(since, draws or SampleDigest.differ_in_numbers_alone(position.digest, self.digest or 0))
 
@@ -245,7 +247,7 @@ class EpochReader:
             self.count += 1
             self._is_uncounted, self._is_cut_off = True, False
             raise
-        # Ctrl-C cannot interrupt the following lines, because they call no function.
+        # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
         self.count += 1
         self._is_uncounted, self._is_cut_off, self._held = True, False, _NONE
         return batch
@@ -284,7 +286,7 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program has received the last batch; if not, the snapshot is from before this batch.
+            is_given: whether the program has received the last batch. If not, the position is from before this batch.
         """
         if self._back is not None:
             return self._back
@@ -296,7 +298,7 @@ class EpochReader:
         state = self._state()
         if not self.restores_position and not self.has_ended and isinstance(self._kept, ReadingPosition):
             state = state._replace(collate=self._kept.collate)  # all batches of the epoch are collated again
-        # `digest` and `ended` may include a batch that the program has not received.
+        # `digest` and `ended` must not include a batch that the program has not received.
         return state if is_exact else state._replace(digest=None, ended=False)
 
     def took(self, position: ReadingPosition | bytes) -> None:
@@ -308,8 +310,8 @@ class EpochReader:
             self._kept, self._since = position, 0
 
     def prepare(self, restore: Callable[[ReadingPosition], None]) -> None:
-        """Must be called before `read` in the main process, where Ctrl-C may interrupt a batch. Takes a snapshot at
-        intervals, and calls `restore` with an earlier position if the interrupted batch cannot continue."""
+        """Must be called before `read` in the main process, where Ctrl-C may interrupt a batch. Takes snapshots at
+        intervals. If an interrupted batch cannot continue, this method calls `restore` with an earlier position."""
         is_broken = self._is_cut_off and (self.restores_position or self._fetcher.is_broken)
         if self._back is not None or (is_broken and self.reading.is_iterable):
             self._back = self._back or self.position().copied()
@@ -343,5 +345,5 @@ class EpochReader:
 
 
 def _mark_of_generators() -> Callable[[], None]:
-    """Returns a function that resets the global generators to their current states."""
+    """Returns a function that resets the global generators to the states that they have now."""
     return partial(set_all, {name: read(name) for name in GLOBAL})

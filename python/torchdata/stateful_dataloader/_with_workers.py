@@ -1,10 +1,10 @@
 """The iterators of a loader with workers, which distribute indices to the workers and return their batches in turn.
 
-Role: indices are drawn from the sampler at the same times as in PyTorch's loader: for all batches that workers may
-prefetch at the beginning, and then one index whenever a batch is returned.
+Role: as in PyTorch's loader, the indices of all batches that workers may prefetch are drawn when the epoch begins, and
+one more index is drawn whenever a batch is returned.
 
 `RestartingIterator` replaces workers that exit or hang. A replacement process loads the worker's last snapshot, rereads
-the batches that the main process has received since, and then receives the outstanding orders. A worker that exits
+the batches that the main process has received since, and then receives the unanswered orders. A worker that exits
 before its first batch of an epoch has sent no snapshot of this epoch, so its replacement first repeats the previous
 epoch.
 """
@@ -42,8 +42,8 @@ from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# The first use of `record_function` imports a module of torch. If this import read files during an epoch,
-# `processes/positions.py` could not detect that workers share open files.
+# The first use of `record_function` imports a module of torch, so it is used here: an import during an epoch would read
+# files, and `processes/positions.py` could not detect that workers share open files.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 
@@ -56,8 +56,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._has_begun = False
         self._prefetch_factor = loader.prefetch_factor if loader.num_workers else 1
         self._in_order = loader.in_order
-        #: The ids of threads that were reading when another thread began the next epoch. Their next read raises an
-        #: error.
+        #: The ids of threads that were reading when another thread began the next epoch.
         self._left_behind: set[int] = set()
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for a loader with workers")
@@ -108,8 +107,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _start(self, loader: Any, state: EpochState | None) -> None:
         if state is None or state.is_over:
-            # Like PyTorch's loader, this code creates the sampler's iterator twice, and draws two seeds for pipes, but
-            # uses only the first seed.
+            # PyTorch's loader creates the sampler's iterator twice, and draws two seeds for pipes, but uses only the
+            # first seed. This code does the same, so that the random numbers are equal.
             seed = self._shared_seed
             self._begin_again(loader, True)
             if not self._lives_on:
@@ -153,8 +152,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return found
 
     def _position_of_program(self, position: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
-        """Converts a position of the main process for a worker, which recomputes the batches before the position with
-        the generators from the beginning of the epoch."""
+        """Converts a position of the main process for a worker. The worker recomputes earlier batches with the
+        generators' states from the beginning of the epoch."""
         if position is None:
             return None
         now = {name: decoded(name, one) for name, one in (position.random or {}).items()}
@@ -180,12 +179,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
         tells = reading.is_iterable or self._is_stateful or self._has_begun
-        #: Workers that have sent no message in this epoch, so that the main process may not know their positions.
+        #: Workers that have sent no message in this epoch, and whose positions the main process may not know.
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
         self._is_cut_off = False
         self._hand: list[Any] = []
-        #: Messages that arrived while `state_dict()` waited for workers. Later requests for batches process them first.
+        #: Messages that arrived while `state_dict()` waited for workers, and that are processed before new messages.
         self._held: deque[Any] = deque()
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
@@ -199,7 +198,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._order_next((first + number) % self._num_workers)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Begins the next epoch. Threads that are reading the last epoch get an error."""
+        """Begins the next epoch. In threads that are reading the last epoch, the next read raises an error."""
         if not self.is_finished:
             self._left_behind = self._readers - {threading.get_ident()}
         self._skipped, self._num_empty, self._given_before = Skipped.of(loader, None), 0, 0
@@ -258,8 +257,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return worker, number, batch, news
 
     def _hand_over(self) -> tuple[Any] | None:
-        """Returns the batch of the next message in a tuple, or None if the message contains no batch. `HandingIterator`
-        defers signals while this method runs."""
+        """Processes the next message. Returns the message's batch as a 1-tuple, or None if the message contains no
+        batch. `HandingIterator` defers signals while this method runs."""
         if self._successor is not None:
             return (self._hand.pop(),)
         self._is_cut_off = True
@@ -283,7 +282,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return (batch,)
 
     def _account(self, unit: Any) -> bool:
-        """Processes a message, and orders the next index. Returns whether the message contains a batch or an error."""
+        """Processes a message, and sends the next index to a worker. Returns whether the message contains a batch or an
+        error."""
         worker, _, _, news = unit
         progress = self._progress[worker]
         self._next_worker = (worker + 1) % self._num_workers
@@ -365,8 +365,8 @@ class RestartingIterator(WorkersIterator):
     reads are modified only under the lock for sending.
     """
 
-    #: For each worker, the snapshot with which it began this epoch, and the commands that repeat the epochs before this
-    #: epoch in a new process.
+    #: For each worker, the snapshot from which the worker began this epoch, and the commands that repeat its earlier
+    #: epochs in a new process.
     _beginnings: list[tuple[Any, list[tuple[Any, ...]]]]
 
     # -- epochs --------------------------------------------------------------------------------------
@@ -395,7 +395,7 @@ class RestartingIterator(WorkersIterator):
         return before, position, self._fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns commands that repeat the last epoch of a worker in a new process, including outstanding orders."""
+        """Returns commands that repeat the last epoch of a worker in a new process, including unanswered orders."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
@@ -420,9 +420,8 @@ class RestartingIterator(WorkersIterator):
         self._pool.instruct(worker, [*before, beginning], received)
 
     def _start_of(self, shard: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int]:
-        """Returns what a replacement process needs to continue a shard after the received messages: commands that
-        repeat earlier epochs, the position in this epoch, and the number of outstanding orders that were already
-        answered."""
+        """Returns the data with which a replacement process continues a shard: the commands that repeat earlier epochs,
+        the position in this epoch, and the number of orders whose batches have arrived, but are unprocessed."""
         progress, orders = self._progress[shard], self._pool.orders[shard]
         unseen = 0 if progress.ended else account[0] - self._seen[shard]
         again = [index for _, index in islice(orders, unseen)] if self._pool.is_ordered else [None] * unseen

@@ -6,8 +6,8 @@ Without orders, a worker reads an iterable dataset as far ahead as the main proc
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If the loaded
 state is from a loader with more workers, a worker runs several shards in turn, each with a copy of the dataset.
 
-A message to the main process is called a *unit*: a tuple of shard, number of the order, batch, and the fields of `News`
-(or None).
+A message to the main process (`Unit`) is a tuple of the shard, the number of the order, the batch, and the fields of
+`News` (or None).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class EpochStart:
 
     Args:
         position: the snapshot to load; None for the beginning.
-        account: the number and the checksum of the messages that were received from a failed worker.
+        account: the number and the checksum of the messages that the main process has received from a failed worker.
         again: the indices that are reread after the snapshot was loaded.
     """
 
@@ -124,8 +124,8 @@ class ShardReader:
         return error if self.worker is None else describe(error, self.worker.setup.name)
 
     def work_off(self, indices: list[Any]) -> None:
-        """Reads the outstanding orders of an epoch that the program has abandoned, as PyTorch's workers do, so that the
-        dataset's next epoch does not depend on the speed of this worker."""
+        """Reads the ordered batches of an epoch that the program has abandoned. As in PyTorch, the dataset's next epoch
+        therefore does not depend on the speed of this worker."""
         if self.reader is None or self.failure is not None:
             return
         for index in indices:
@@ -138,8 +138,8 @@ class ShardReader:
         """Begins or resumes an epoch.
 
         Args:
-            iterates: whether the shard reads an iterable dataset without waiting for orders.
-            fresh: whether the snapshot was taken between two epochs, so that a new epoch begins after loading.
+            iterates: whether the shard reads an iterable dataset ahead, without orders.
+            fresh: whether a new epoch begins after loading the snapshot, instead of continuing the snapshot's epoch.
         """
         position, again = start.position, start.again
         batches = Batches(self, iterates)
@@ -160,7 +160,8 @@ class ShardReader:
         return batches
 
     def _read_again(self, indices: Sequence[Any]) -> bool:
-        """Rereads the batches that the failed worker had read. Returns False if the dataset has fewer batches."""
+        """Rereads the batches that the failed worker had read. Returns False if the dataset ends before these
+        batches."""
         assert self.reader is not None
         is_whole = True
         for index in indices:
@@ -204,7 +205,7 @@ class _Worker:
         self.failure: tuple[Any, ...] | None = None
         self.shards: list[ShardReader] = []
         self._turns = ShardTurns((), self._exchange, 0)
-        #: The indices of orders that were outstanding when the main process ended the last epoch.
+        #: The indices of orders that the worker had not read when the main process ended the last epoch.
         self._left: list[Any] = []
 
     def prepare(self, program: Job) -> None:
@@ -275,12 +276,13 @@ class Job(Program):
     base_seed: int
     persistent: bool
     every: int = 1
-    #: The number of shards. If a worker resumes an epoch of a loader without workers, the number is 0, and the worker
-    #: has copies of the main process's generators and no worker info.
+    #: The number of shards; 0 if the worker resumes an epoch of a loader without workers. Such a worker has copies of
+    #: the main process's generators, and no worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     lasts_one_epoch: bool = False
-    #: Copies the dataset and the functions for processes with several shards. `reading` then contains neither.
+    #: Copies the dataset and the functions for a process with several shards. If `copies` is not None, `reading`
+    #: contains neither.
     copies: Copies | None = None
 
     def copied(self) -> Job:
@@ -311,10 +313,10 @@ class Job(Program):
 
 
 class Batches(Iterator[Unit]):
-    """Yields the messages of a shard in one epoch, which the engine sends to the main process.
+    """Yields the messages of a shard in one epoch. The engine sends these messages to the main process.
 
     Args:
-        iterates: whether the shard reads without orders.
+        iterates: whether the shard reads an iterable dataset ahead, without orders.
     """
 
     def __init__(self, shard: ShardReader, iterates: bool) -> None:
@@ -322,23 +324,23 @@ class Batches(Iterator[Unit]):
         self._reader: EpochReader | None = None
         self._owed: list[Unit] = []
         self._order = NO_ORDER
-        #: The `News` of the next message. `_brought` is the `News` of the last message.
+        #: Data to send in the next message, in addition to the batch. `_brought` is the `News` of the last message.
         self.news = self._brought = NO_NEWS
         #: `_takes_positions` is True if snapshots contain the state of the dataset.
         self.is_over = self._takes_positions = False
         self._cadence = SnapshotCadence(shard.job.every) if shard.failure is None else SnapshotCadence(1)
-        #: The earliest time of the next snapshot, and of the next check of the random generators.
+        #: The earliest time of the next snapshot or the next check of the random generators.
         self._due = 0.0
         self._last = b""
         self._digest: int | None = None
 
     def begin(self, reader: EpochReader, went_on: bool, told: bool = False) -> None:
-        """Takes a snapshot of the reader if the main process may need one.
+        """Takes a snapshot for the first message, if the main process may need one.
 
         Args:
-            went_on: whether the epoch resumes from a saved position, which the main process knows.
-            told: whether the main process has unprocessed messages of this epoch, and would assign the snapshot to a
-                wrong batch.
+            went_on: whether the epoch resumes from a position that the main process has sent.
+            told: whether the failed worker has sent messages of this epoch. The main process may not have processed
+                these messages, and would assign the snapshot to a wrong batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
@@ -398,7 +400,7 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _ordered(self) -> Any:
-        """Returns the index of the next order. Any other command ends the epoch."""
+        """Returns the index of the next order. A command that is not an order ends the epoch."""
         worker = self._shard.worker
         assert worker is not None
         order = worker.child.next_command()

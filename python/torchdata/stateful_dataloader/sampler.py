@@ -65,7 +65,7 @@ class RandomIndices(Iterator[int]):
         self._chunks: Iterator[list[int]] = iter(())
         #: The indices that were drawn last. `_place` is the position of the next index in `_chunk`.
         self._chunk, self._place = list[int](), 0
-        #: Whether Ctrl-C has interrupted `take`, so that indices may be missing.
+        #: Whether Ctrl-C has interrupted `take`, which may have lost indices.
         self._is_broken = False
 
     def __next__(self) -> int:
@@ -124,8 +124,8 @@ class RandomIndices(Iterator[int]):
         else:
             for _ in range(sampler.num_samples // there):
                 yield torch.randperm(there, generator=generator).tolist()
-            # Like PyTorch's sampler, this code draws a permutation even if none of its indices is used, because the
-            # draw changes later epochs.
+            # Like PyTorch's sampler, this code draws a last permutation even if none of its indices is used, because
+            # each draw changes the orders of later epochs.
             yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,8 +137,7 @@ class RandomIndices(Iterator[int]):
         return {"yielded": self._yielded - count, "generator": origin}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restores a position. The state contains no order: if the sampler has its own generator, the order is redrawn
-        from it."""
+        """Restores a position. The order is redrawn from the saved state of the generator."""
         if isinstance(state_dict, dict) and state_dict.get("generator") is None:
             self._origin, self._yielded = None, 0
             return
@@ -191,8 +190,8 @@ class BatchIndices(Iterator[list[int]]):
         self._batches = batches
         self.inner: Iterator[int] | None = None
         self.samples_yielded = 0
-        #: Whether the sampler has returned all indices. `_dropped` is the number of last indices that did not fill a
-        #: batch.
+        #: Whether the sampler has returned all indices. `_dropped` is the number of indices at the end that did not
+        #: fill a batch.
         self.has_ended, self._dropped = False, 0
         #: The indices of the next batch that were read before Ctrl-C interrupted `__next__`.
         self._batch: list[int] = []
@@ -217,13 +216,14 @@ class BatchIndices(Iterator[list[int]]):
         if not batch or (self._batches.drop_last and count < size):
             self._dropped, self.has_ended, self._batch = count, True, []
             raise StopIteration
-        # Ctrl-C cannot interrupt the following lines, because they call no function.
+        # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
         self.samples_yielded += count
         self.has_ended, self._batch = count < size, []
         return batch
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
-        """Skips `count` indices of the sampler, or up to `most_missing` indices fewer if the sampler ends."""
+        """Skips `count` indices of the sampler. If the sampler ends, up to `most_missing` of these indices may be
+        missing."""
         if self.inner is None:
             self.inner = iter(self._batches.sampler)
         pass_over(self.inner, count - most_missing)
@@ -240,7 +240,7 @@ class BatchIndices(Iterator[list[int]]):
         return state
 
     def state_before(self, count: int) -> dict[str, Any]:
-        """Returns the state from before the last `count` samples, for a sampler without a user-defined state."""
+        """Returns the state before the last `count` samples. The state of a user-defined sampler is not included."""
         state: dict[str, Any] = endless_state(1, self.samples_yielded - count)
         if type(self.inner) is RandomIndices:
             state["sampler_iter_state"] = self.inner.state_before(count + self._dropped + len(self._batch))
@@ -264,8 +264,8 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self.inner, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self.inner, _NONE) is not _NONE and is_stateful(sampler):
-            # A sampler that returns an index after its end has begun the next epoch. Loading the state a second time
-            # undoes this draw.
+            # A sampler that returns an index after its end has begun the next epoch. Loading the state again moves the
+            # sampler back to the end.
             give(sampler, state_dict["sampler_state"])
 
 
@@ -309,7 +309,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
     ) -> None:
         super().__init__(dataset, num_replicas, rank, shuffle, seed, drop_last)
         self.yielded = 0
-        # The number of indices that the next iterator skips because a state was loaded.
+        # The number of indices that the next iterator skips; None unless a state was loaded.
         self.next_yielded: int | None = None
 
     def __iter__(self) -> Iterator[Any]:

@@ -101,11 +101,12 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             `timeout / 2` seconds. With `patience=None`, `timeout` applies to all workers.
         on_error: what happens to a sample if `dataset[index]` or `__getitems__` raises. "raise" raises the exception,
             and the batch is lost. "skip" omits the sample, which makes the batch shorter; an empty batch is not
-            returned. If `__getitems__` raises, it is called again for each index of the batch. If `__next__` of an
-            iterable dataset's iterator raises, `__next__` is called again. A generator ends when it raises, so a
-            dataset is refused if its `__iter__` is a generator function. Exceptions of `collate_fn`, `MemoryError`,
-            `KeyboardInterrupt`, `SystemExit` and worker exits are never skipped. The state contains the number of
-            skipped samples per kind of exception, and a `RuntimeWarning` reports these numbers after an epoch.
+            returned. If `__getitems__` raises, `__getitems__` is called again for each index of the batch. If
+            `__next__` of an iterable dataset's iterator raises, `__next__` is called again. A generator ends when it
+            raises, so a dataset is refused if its `__iter__` is a generator function. Exceptions of `collate_fn`,
+            `MemoryError`, `KeyboardInterrupt`, `SystemExit` and worker exits are never skipped. The state contains the
+            number of skipped samples per kind of exception, and a `RuntimeWarning` reports these numbers after an
+            epoch.
         error_limit: the number (or, as a float, the fraction) of samples that all workers together may skip per epoch
             before `TooManySkipped` is raised; None for no limit. A fraction is checked from the 100th sample on and at
             the end of the epoch.
@@ -203,10 +204,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.on_worker_exit, self.on_timeout, self.patience = on_worker_exit, on_timeout, patience
         self.on_error, self.error_limit = on_error, error_limit
         self.error_log = None if error_log is None else os.fspath(error_log)
-        #: The number of epochs that have begun, which `error_log` contains.
+        #: The number of epochs that have begun, which is written to `error_log`.
         self._epochs_begun = 0
-        # Setting the samplers through `vars` bypasses a check of PyTorch's loader, which refuses new samplers. The new
-        # samplers have the same order.
+        # Samplers of this package replace PyTorch's samplers without changing the order. `vars` bypasses a check of
+        # PyTorch's loader, which refuses new samplers.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
@@ -214,12 +215,12 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             own["batch_sampler"] = BatchSampler(self.sampler, self.batch_size or 1, self.drop_last)
         self._loaded: Any = None
         self._is_strict = True
-        #: The state from before the epoch that is beginning, and the generators' states at that time. After a failure
-        #: to begin the epoch, the generators' states are None, which stands for their states at the next attempt.
+        #: While an epoch begins, the state from before the epoch, and the generators' states at that time. If beginning
+        #: the epoch fails, None replaces the generators' states, so that a saved state contains their current states.
         self._before: tuple[StateAt, Moments | None] | None = None
         #: The generators for orders and seeds.
         self._drawing = Drawing(self, generators_drawn_by(self._index_sampler))
-        #: The reader that reads the dataset without workers. It is kept from one epoch to the next.
+        #: The reader of a loader without workers, which all epochs share.
         self._reader: EpochReader | None = None
 
     # -- iterating -----------------------------------------------------------------------------------
@@ -234,8 +235,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         last = self._iterator
         is_kept = last is not None and self.persistent_workers and not last.is_inherited()
         if last is not None and is_kept and last.lasts_one_epoch:
-            # These workers cannot read another epoch, because the loaded state had a different number of workers. If
-            # the epoch is finished, the new workers continue from its state.
+            # These workers cannot read another epoch, because the loaded state had a different number of workers. After
+            # a finished epoch, new workers resume from the state at the end of this epoch.
             if last.is_finished:
                 self.load_state_dict(self.state_dict())
                 return iter(self)
@@ -248,7 +249,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
                 if last is not None and is_kept:
                     last.turn.call(partial(last._reset, self))
                 else:
-                    # Stops the last iterator's workers, unless the program refers to the iterator.
+                    # Deleting the last iterator stops its workers, unless the program still refers to the iterator.
                     last = self._iterator = None
                     self._iterator = self._get_iterator()
                 self._before = None
@@ -258,7 +259,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         return self._iterator
 
     def _state_at(self) -> StateAt:
-        """Returns a function that creates the current state, and that can still be called while an epoch begins."""
+        """Returns a function that creates the current state. The function can still be called while the next epoch
+        begins."""
         if self._before is not None:  # beginning an epoch has failed
             return self._before[0]
         last = self._iterator
@@ -331,7 +333,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         """
         if state_dict != {}:
             state = parse(state_dict)
-            # Between two epochs, the program may already have set the epoch to begin with.
+            # With a state from between two epochs, the program may already have set the number of the next epoch.
             if not (state.is_over and epoch_of(self._index_sampler)):
                 set_epoch(self._index_sampler, state.order.epoch)
         self._drawing.loaded()

@@ -47,7 +47,8 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
         """Returns the next item; see `BaseNode.next`."""
         names = self.dataset_names
         while not self._is_over:
-            # `following` is computed before the item is read, because Ctrl-C may interrupt the program after `len`.
+            # `following` is computed first, because Ctrl-C may be raised at the call of `len`, and would lose an item
+            # that was read.
             following = (self._current + 1) % len(names)
             try:
                 item: T = self._item_of(names[self._current])
@@ -65,8 +66,8 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
     def _length_of_turns(self, lengths: list[int]) -> int:
         if self.stop_criteria == StopCriteria.CYCLE_FOREVER and any(lengths):
             return super()._length_of_turns(lengths)
-        # The end of a source is detected in the round after its last item. In this round, only the sources before the
-        # ended source yield an item. Sources without items are skipped in all rounds.
+        # A source with n items ends in round n + 1, in which only the sources before the ended source yield an item.
+        # Sources without items yield in no round.
         ends = [(length, place) for place, length in enumerate(lengths)]
         rounds, last = min(ends) if self.stop_criteria == StopCriteria.FIRST_DATASET_EXHAUSTED else max(ends)
         return sum(rounds + (place < last) for place, length in enumerate(lengths) if length)

@@ -21,15 +21,15 @@ __all__ = ["MultiNodeWeightedSampler"]
 #: 0.11.
 _DRAWN = 1000
 
-#: The maximum epoch number in a state. The time to compute the seed of an epoch is proportional to its number.
+#: The maximum epoch number in a state, because the time to compute an epoch's seed is proportional to the epoch number.
 _MOST_EPOCHS = 10_000_000
 
 
 class MultiNodeWeightedSampler(MultiNode[T]):
     """Yields items of its sources, chosen at random by `torch.multinomial`, in the same order as torchdata 0.11.
 
-    The choices depend on the seed, the rank, the number of ranks and the epoch. The node has a length if the stop
-    criterion makes it yield every item once, and all sources have a length.
+    The choices depend on the seed, the rank, the number of ranks and the epoch. The node has a length if
+    `stop_criteria` is `ALL_DATASETS_EXHAUSTED` and all sources have a length.
 
     Subclasses may extend the checks in `_validate`, which `__init__` calls last. A subclass that chooses sources
     differently returns its own iterator over names from `_get_new_weighted_sampler`, which `reset` calls, and whose
@@ -70,8 +70,8 @@ class MultiNodeWeightedSampler(MultiNode[T]):
 
     _num_yielded = 0
     _started = False
-    #: The name of the chosen source until the source has yielded an item. After an error, the next call reads the same
-    #: source.
+    #: The name of the chosen source until this source has yielded an item, so that the next call after an error reads
+    #: the same source.
     _chosen: str | None = None
 
     def __init__(
