@@ -163,7 +163,7 @@ impl Setting {
             return Err("what was dealt was not counted");
         }
         for (worker, (account, share)) in dealt.accounts.iter().zip(shares).enumerate() {
-            let share = share.unwrap_or_default(); // a worker without a position has read nothing in the first iteration
+            let share = share.unwrap_or_default(); // a worker without a position has read nothing in iteration 1
             if share.pass == 1 && (dealt.pass, account.items) > (1, share.account.items) {
                 return Err("a worker's reading is before the dispatching process's snapshot");
             }
