@@ -1,5 +1,5 @@
-//! Tests carriers, which connect links on two machines. Units (messages) must arrive unchanged and in order. Control
-//! words in the header of a link must not wait for units.
+//! Tests carriers, which connect links on two machines. Messages must arrive unchanged and in order. A full ring must
+//! not delay the control words in a link's header.
 
 #![cfg(not(loom))]
 
@@ -51,7 +51,7 @@ fn bytes_of(buffer: &Buffer) -> Vec<u8> {
 
 type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
 
-/// Transfers a frame between the carriers. While the receiving link is full, its consumer takes units to make room.
+/// Transfers a frame between the carriers. While the receiving link is full, its consumer takes messages.
 fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let mut frame = Frame::default();
     let words = way.here.take(&mut frame, most).unwrap();

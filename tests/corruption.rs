@@ -1,5 +1,5 @@
-//! Tests that a process detects if another process has damaged shared memory, for each part of the memory. In addition,
-//! `tests/python/support/random_scribbles.py` overwrites random bytes of shared memory.
+//! Tests that a process detects if another process has damaged shared memory, for each part of the memory. The program
+//! `tests/python/support/random_scribbles.py` tests random damage.
 #![cfg(not(loom))]
 
 mod common;

@@ -1,5 +1,4 @@
-//! Tests what happens when a process is killed: published units (messages) stay available, and other processes detect
-//! the exit.
+//! Tests what happens when a process is killed: published messages stay available, and other processes detect the exit.
 //!
 //! The child process kills itself with SIGKILL at a given point, so that each test is reproducible.
 #![cfg(not(loom))]
@@ -79,7 +78,7 @@ fn die_at(point: &str) -> ! {
 fn drain_until_death(receiver: &mut Receiver, watch: &Watch) -> Vec<Arrived> {
     let mut arrived = Vec::new();
     loop {
-        // The exit is checked first, so that all units that were published before the exit are then taken.
+        // The check for the exit comes first, so that the loop takes all messages that were published before the exit.
         let dead = watch.exited();
         while let Some((_, unit)) = receiver.poll().expect("a death does not corrupt") {
             arrived.push(unit);
@@ -156,7 +155,7 @@ fn a_child_exits_when_its_parent_is_killed() {
         assert_eq!(pipe.read(&mut byte).unwrap(), 1, "{}", String::from_utf8_lossy(&text));
         text.push(byte[0]);
     }
-    // The grandchild's parent stays a zombie. If the grandchild did not exit, the watchdog would abort the test.
+    // If the grandchild did not exit, the pipe would not end, and the watchdog would abort the test.
     middle.0.kill().unwrap();
     pipe.read_to_end(&mut text).unwrap();
     drop((link, bells));

@@ -1,7 +1,7 @@
 //! Tests the guarantees of a link between threads and between processes, with both kinds of shared memory.
 //!
-//! A process uses only one kind of shared memory. The test `everything_holds_on_the_portable_backing` therefore runs
-//! this binary again with the portable fallback.
+//! The test `everything_holds_on_the_portable_backing` runs this binary again with the portable fallback, because a
+//! process uses only one kind of shared memory.
 #![cfg(not(loom))]
 
 mod common;
@@ -27,7 +27,7 @@ fn item_of(inline: usize, buffers: &[usize]) -> Item {
     Item { inline: random.bytes(inline), buffers: buffers.iter().map(|&len| random.bytes(len)).collect() }
 }
 
-/// Creates both ends of a link for a test with a single thread. Such a test must never wait for the other end.
+/// Creates both ends of a link for a test with a single thread, which must never wait for the other end.
 fn pair(config: LinkConfig, window: u64) -> (Sender, Receiver) {
     let (link, bells) = open(config);
     let (sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
@@ -98,7 +98,7 @@ fn units_of_every_length_wrap_at_every_position_of_the_ring() {
             let (link, bells) = open(SMALL);
             let mut producer = link.producer(bells.bell(CONSUMER).unwrap()).unwrap();
             let mut consumer = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
-            // Sends and receives units until both cursors are at `place`, at most a quarter of the ring at a time.
+            // Moves the cursors of both ends to `place`, by messages of at most a quarter of the ring.
             let mut rest = place;
             while rest > 0 {
                 let step = if rest > 1000 { 800 } else { rest };
@@ -286,7 +286,7 @@ fn a_consumer_is_told_to_copy_before_its_leases_starve_the_producer() {
     let held = receiver.poll().unwrap();
     assert!(!receiver.end.should_copy(12 << 10) && receiver.end.should_copy((12 << 10) + 1));
     drop(held);
-    // The items are small, but the number of their blocks reaches half of the return ring's capacity.
+    // The consumer must also copy if returning the held blocks would fill half of the return ring.
     let (mut sender, mut receiver) = pair(LinkConfig { arena_capacity: 16 << 20, ..SMALL }, 10_000);
     let mut held = Vec::new();
     while !receiver.end.should_copy(1) {
@@ -347,7 +347,7 @@ fn a_block_of_another_link_is_rejected() {
 fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10);
-    // The producer ends the epoch without sending the item of the fragments, so the consumer must drop the fragments.
+    // The producer never sends the item to which the fragments belong, so the consumer must drop the fragments.
     sender.stream(&[1; 500]).unwrap();
     sender.send_end().unwrap();
     assert!(receiver.receive().unwrap().is_none());
@@ -363,7 +363,7 @@ fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let part = sender.stream(&[5; 700]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
     assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [5; 700]);
-    // If a unit refers to fewer fragments than the consumer has received, the consumer must report an error.
+    // If a message refers to fewer fragments than the consumer has received, the consumer must report an error.
     sender.stream(&[6; 500]).unwrap();
     let part = sender.stream(&[7; 500]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));

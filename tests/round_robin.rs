@@ -1,4 +1,4 @@
-//! Compares the rotation of peers with a simple model that stores a list of active peers.
+//! Compares `RoundRobin` with a simple model, which is a list of the peers that have not ended.
 
 use proptest::prelude::*;
 use torchdata_core::round_robin::RoundRobin;

@@ -1,5 +1,5 @@
-//! Tests how often a waiting thread yields. A thread must keep yielding if its yields end waits, and must rarely yield
-//! if the yields only let unrelated threads run.
+//! Tests how often a waiting thread yields. A thread must continue to yield if yielding ends its waits early, and must
+//! rarely yield if only unrelated threads run instead.
 
 use proptest::prelude::*;
 use torchdata_core::process::turns::Turns;
@@ -20,7 +20,7 @@ impl Waiter {
         Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
     }
 
-    /// Simulates a wait. Each yield lasts `turn` nanoseconds, and the yield with number `helps` ends the wait.
+    /// Simulates a wait in which each yield lasts `turn` nanoseconds. If `helps` is a number, this yield ends the wait.
     fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
         let turns = self.turns.begin(self.now);
         self.without += u64::from(turns == 0);
@@ -129,8 +129,8 @@ fn yields_resume_when_the_unrelated_thread_is_gone() {
 }
 
 proptest! {
-    /// A thread may yield at most one eighth of its time, plus a constant, to unrelated threads. Yields of up to one
-    /// millisecond are ignored, because a yield to an unrelated thread takes several milliseconds.
+    /// A thread may yield at most one eighth of its time, plus a constant, to unrelated threads. The test ignores
+    /// yields of up to one millisecond, because a yield to an unrelated thread takes several milliseconds.
     #[test]
     fn the_time_of_unrelated_threads_is_bounded(
         waits in prop::collection::vec((0_u64..10, any::<bool>(), 0_u64..2_000, 0_u64..2_000), 1..2_000)

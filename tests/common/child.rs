@@ -36,7 +36,7 @@ pub fn start_with(role: &str, fds: &[BorrowedFd<'_>]) -> Process {
     let fds: Vec<i32> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "child_process", "--ignored", "--nocapture"]).env(ROLE, role).stdout(Stdio::null());
-    // SAFETY: a process may call `dup2` between fork and exec. The new descriptors do not have the close-on-exec flag.
+    // SAFETY: a process may call `dup2` between fork and exec.
     unsafe {
         command.pre_exec(move || {
             for (&from, to) in fds.iter().zip(FIRST_FD..) {

@@ -166,7 +166,7 @@ impl Receiver {
         Self { end, bell: bells.bell(CONSUMER).unwrap(), unit: Message::default() }
     }
 
-    /// Returns the next unit (message), or None if the stream has ended or no unit has arrived.
+    /// Returns the next message, or None if the stream has ended or no message has arrived.
     pub fn poll(&mut self) -> Result<Option<(u16, Arrived)>, Corrupted> {
         let mut unit = Message::default();
         match self.end.take(&mut unit) {
@@ -181,7 +181,7 @@ impl Receiver {
         Ok(Some((unit.kind, Arrived { inline: unit.payload, buffers: unit.buffers })))
     }
 
-    /// Waits for the next unit, whose buffers are not copied. The buffers of the previous unit are freed.
+    /// Waits for the next message without copying its buffers, and frees the buffers of the previous message.
     pub fn next_unit(&mut self) -> &Message {
         self.unit.buffers.clear();
         loop {

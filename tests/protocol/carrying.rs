@@ -1,7 +1,7 @@
-//! Models workers on other machines. Each link of such a worker exists on both machines, and two carriers transfer
-//! units (messages) and control words (header fields) between the copies.
+//! Models workers on other machines. Each link of a remote worker exists on both machines, and two carriers transfer
+//! messages and control words (header fields) between the link's copies.
 //!
-//! A frame contains copies of the control words, and all units that are in the link when the frame is created. A
+//! A frame contains copies of the control words, and all messages that are in the link when the frame is created. A
 //! carrier stores received control words immediately, because the reader of a full link may need a control word before
 //! it frees space. The main process may detect the exit of a worker before the worker's last frames arrive.
 
@@ -38,11 +38,11 @@ pub struct Carrier {
     order: u64,
     up: VecDeque<Up>,
     down: VecDeque<Down>,
-    /// Received data that waits for space in a full link: `arrived` contains units for the main process, and `to_tell`
-    /// contains commands for the worker.
+    /// Received data that waits for space in a full link: `arrived` contains messages for the main process, and
+    /// `to_tell` contains commands for the worker.
     arrived: VecDeque<Unit>,
     to_tell: VecDeque<Ordered>,
-    /// The control words that were last sent to the worker: order, grant, and number of granted items.
+    /// The control words last sent to the worker: order, permission to send (`Grant`), number of permitted items.
     told: (u64, u64, u32),
     said: Said,
     acknowledged: bool,

@@ -189,7 +189,7 @@ impl World {
         }
     }
 
-    /// Sends the unit (message) that the child has prepared, unless the reader wants no more items.
+    /// Sends the message that the child has prepared, unless the reader wants no more items.
     fn send(&mut self, setting: &Setting, index: usize) -> &'static str {
         let (child, links, first) = self.writer(setting, index);
         let pump = &mut child.pump;

@@ -58,7 +58,7 @@ impl Hash for Fingerprint {
 /// the beginning of each word makes words of different lengths distinct.
 struct Words {
     halves: Fingerprint,
-    /// The bytes that were collected since the last full word, after a 1 bit that marks their beginning.
+    /// The bytes since the last full word. A 1 bit marks the beginning of these bytes.
     word: u64,
 }
 
@@ -195,7 +195,7 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
     let mut known = Known::new(&start);
-    // The number of the state from which each state was first reached.
+    // For each state: the number of the preceding state on the shortest path from the start.
     let mut before: Vec<u32> = vec![0];
     let mut first: Vec<usize> = Vec::new();
     let mut after: Vec<u32> = Vec::new();

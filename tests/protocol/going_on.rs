@@ -40,8 +40,7 @@ impl Place {
         Self { workers, turn: 0, dealt }
     }
 
-    /// Returns the data with which each child resumes. The workers' positions determine the dispatching process's
-    /// position.
+    /// Returns the data with which each child resumes.
     pub fn resumptions(&self, setting: &Setting) -> Vec<Part<Resumption>> {
         let mut shares = Vec::new();
         let mut children = Vec::new();
@@ -75,8 +74,7 @@ impl Place {
 }
 
 impl Setting {
-    /// Returns how many of the `total` delivered items the user has not received from the read-ahead thread, or None if
-    /// this number is unknown.
+    /// Returns how many of the `total` delivered items have not reached the user yet, or None if unknown.
     pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),
@@ -103,8 +101,8 @@ impl Setting {
         for ago in 0..=u64::from(world.given) {
             let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
-                // If the number of items that the user has received is unknown, the log of deliveries must also contain
-                // the items that have not reached the user.
+                // Items that have not reached the user also fill the log of deliveries if the main process does not
+                // know how many items the user has received.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
                 }
@@ -165,7 +163,7 @@ impl Setting {
             return Err("what was dealt was not counted");
         }
         for (worker, (account, share)) in dealt.accounts.iter().zip(shares).enumerate() {
-            let share = share.unwrap_or_default(); // a worker without a position has read nothing in the first pass
+            let share = share.unwrap_or_default(); // a worker without a position has read nothing in iteration 1
             if share.pass == 1 && (dealt.pass, account.items) > (1, share.account.items) {
                 return Err("a worker's reading is before the dispatching process's snapshot");
             }
@@ -229,7 +227,7 @@ pub fn account_of(epoch: u32, items: &[u8]) -> Account {
 }
 
 impl World {
-    /// Returns the records of deliveries (`Books`) of the main process, and the complete records for comparison.
+    /// Returns both records of deliveries: `books`, which drops old entries, and `all`, which is complete.
     pub fn both_books(&mut self) -> impl Iterator<Item = &mut Books<Graph>> {
         let Kept { books, all, .. } = &mut *self.kept;
         [books, all].into_iter().map(|books| &mut **books)

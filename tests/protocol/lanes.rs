@@ -1,8 +1,8 @@
 //! Models how items are dispatched to workers on other machines. A lane (connection) transfers items to a worker, and
-//! transfers the worker's grants (permissions) back.
+//! transfers the worker's permissions to send (`Grant`) back.
 //!
-//! A lane sends no frames while earlier frames wait for space at the other end. The lane of an exited worker transfers
-//! nothing and does not report the exit.
+//! A lane sends no frames while earlier frames wait for space in the worker's link. The lane of an exited worker
+//! transfers nothing and does not report the exit.
 
 use std::collections::VecDeque;
 
@@ -17,10 +17,10 @@ use super::world::{Act, Doing, Main, Setting, Take, World};
 #[derive(Debug, Clone, Hash)]
 pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
-    /// Grants on their way to the dispatching process: each entry is the word and the number of granted items.
+    /// Permissions (`Grant`) on their way to the dispatching process, each with the number of permitted items.
     up: VecDeque<(u64, u32)>,
     arrived: VecDeque<Unit>,
-    /// The grant that was last sent to the dispatching process: the word and the number of granted items.
+    /// The last permission sent to the dispatching process, with the number of permitted items.
     said: (u64, u32),
 }
 

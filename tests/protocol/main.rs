@@ -48,7 +48,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     };
     let mut all = vec![
         ("nothing in particular", setting.clone()),
-        // The worker may look for a snapshot before or after it requests an item, and `looks` includes both cases.
+        // With `looks`, the worker checks for a snapshot either before or after it requests an item.
         ("a look into the share, breaks", with(&|s| (s.looks, s.breaks) = (s.dispatches, true))),
         ("an error", with(&|s| s.fails_at = Some(1))),
         ("an error, two passes", with(&|s| (s.fails_at, s.passes) = (Some(1), 2))),

@@ -21,7 +21,7 @@ impl Setting {
         }
         let mut push = |name, after: After| take(Act::Main(name), after);
         if !matches!(world.main, Main::Stopping(_) | Main::Reading(_)) {
-            // The main process also checks for exits while it sends commands or waits for answers.
+            // The main process checks for exited children even while it sends commands or waits for answers.
             if world.is_dead() && !(self.restarts && world.main == Main::Between) {
                 let mut learnt = world.clone();
                 if !self.restarts || !learnt.replace_dead(self) {
@@ -59,8 +59,8 @@ impl Setting {
             }
             Main::Telling(epoch, left) => {
                 let ordered = after.ordered(left - 1);
-                // The main process sends the command to the children in descending order, because the dispatching
-                // process must receive the command first.
+                // The order of the children is descending, because the dispatching process is the last child, but must
+                // receive the command first.
                 if world.kept.told >> (left - 1) & 1 == 1 || after.tell(left - 1, ordered) {
                     after.main = Main::Telling(epoch, left - 1);
                     push("tells a child of the epoch", Ok(after));
@@ -267,7 +267,7 @@ impl World {
     }
 
     fn collect(&mut self, setting: &Setting, next: Next, finds_death: bool) -> Asked {
-        // The main process may detect the exit of a child while units of this child are still unread.
+        // The main process may detect the exit of a child before it has read all messages of this child.
         if finds_death {
             self.waits = false;
             if setting.restarts && self.replace_dead(setting) {
@@ -329,8 +329,8 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// Takes a unit or permits another item while the main process waits for answers from children. Returns whether the
-    /// main process has done either.
+    /// Takes a message or permits another item while the main process waits for answers from children. Returns false if
+    /// neither is possible.
     fn relieve(&mut self, setting: &Setting) -> bool {
         let arrived = self.arrived().unwrap_or_else(|| {
             self.drop_old();

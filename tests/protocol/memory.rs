@@ -33,10 +33,10 @@ impl Unit {
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The reader's grant word, and the number of items that the grant permits.
+    /// The reader's permission to send (`Grant`), and the number of permitted items.
     pub grant: u64,
     pub count: u32,
-    /// The epoch in which the writer waits for dispatched items, or 0 if the writer does not wait.
+    /// The epoch in which the worker (the writer) waits for dispatched items, or 0 if the worker does not wait.
     pub starving: u32,
 }
 

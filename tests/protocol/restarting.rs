@@ -2,8 +2,8 @@
 //!
 //! Without a dispatching process, only the exited worker is replaced, and its replacement gets a new link. With a
 //! dispatching process, all children are replaced, because the remaining children do not know which items were lost.
-//! First, the main process reads all units that the old children have sent. Then the new children recompute the items
-//! that the main process has received since the last snapshot.
+//! The main process reads all messages of the old children before the new children recompute the items since the last
+//! snapshot.
 
 use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
 
@@ -20,7 +20,7 @@ impl Setting {
     }
 }
 
-/// Returns the start of a child that must repeat the epoch although the reader already has all items.
+/// Returns the start of a replacement that must repeat the epoch, although its reader needs no more items.
 fn repeated(start: &Resumption) -> Resumption {
     let starts = start.starts.iter().map(|&(sent, ..)| (sent, ALL, None)).collect();
     Resumption { starts, ..start.clone() }
@@ -57,7 +57,7 @@ impl World {
         if self.called > 0 {
             return false; // the graph of a replacement would lack the applied function
         }
-        self.drain(setting, replaced.iter().copied()); // children that were killed for their replacement may have sent units
+        self.drain(setting, replaced.iter().copied()); // the killed children may have sent messages
         let ended: Vec<bool> = (0..setting.workers).map(|worker| self.has_ended(worker)).collect();
         let received: Vec<Account> = (0..setting.workers).map(|worker| self.received(worker)).collect();
         for &worker in replaced.iter().filter(|&&child| child < setting.workers) {
@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    /// Returns the account of the items that were received from a worker, including undelivered items.
+    /// Returns the number and checksum of the items received from a worker, including undelivered items.
     fn received(&self, worker: usize) -> Account {
         let mut account = self.kept.books.taken(worker);
         self.held[worker].iter().filter_map(Unit::item).for_each(|item| account.count(digest(item)));

@@ -2,8 +2,7 @@
 //!
 //! The model checks every position at which the user can request a state. The snapshots in a state must belong to the
 //! current epoch, and must not contain items that the user has not received. The snapshot of the dispatching process
-//! must not contain items that a worker has not read yet. Recomputed items must equal the items that the reader already
-//! has.
+//! must not contain items that a worker has not read yet. Recomputed items must equal the original items.
 
 use super::explore::holds;
 use super::setting;
@@ -63,7 +62,7 @@ fn dispatched_items_resume_from_any_state() {
     holds("1 worker, dispatching, a look into the share", &Setting { looks: true, passes: 2, snapshots: 1, ..one });
     let two = saving(2, true, &[1, 1]);
     holds("2 workers, dispatching, goes on", &Setting { resumes: 1, snapshots: 0, ..two.clone() });
-    // With two snapshots or more, a saved state can contain a snapshot of the dispatching process.
+    // A saved state can contain a snapshot of the dispatching process only if children send at least two snapshots.
     holds("2 workers, dispatching, a look into the share", &Setting { looks: true, snapshots: 2, ..two.clone() });
     holds("2 workers, dispatching", &Setting { snapshots: 3, ..two });
 }

@@ -1,5 +1,5 @@
-//! Models how a child sends snapshots of its graph between two items. A worker also relays snapshots of the dispatching
-//! process.
+//! Models how a child sends snapshots of its graph between two items, and how a worker relays snapshots of the
+//! dispatching process.
 
 use torchdata_core::protocol::{Account, Command, Dealt, Reader, Share, Snapshot, Stream};
 
@@ -23,8 +23,8 @@ pub fn digest((epoch, item): (u32, u8)) -> u64 {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resumption {
     pub graph: Option<Graph>,
-    /// For each link: the items before the snapshot, the number of later items that the reader already has, and the
-    /// checksum of these later items.
+    /// For each link: the items before the snapshot, the number of later items that the child must recompute, and the
+    /// checksum of all these items.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
     pub share: Account,
@@ -33,8 +33,8 @@ pub struct Resumption {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ordered {
     pub command: Command,
-    /// The number of the epoch in the user's program, which determines the items. A resumed epoch keeps this number,
-    /// but gets a new number in the protocol (`Stream`).
+    /// The number of the epoch in the user's program, which determines the items. Resuming an epoch keeps this number,
+    /// but changes the number in `Stream`.
     pub epoch: u32,
     pub start: Option<Part<Resumption>>,
 }
@@ -100,7 +100,7 @@ impl Setting {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
 
-    /// Models that the first worker looks for a snapshot before its graph requests an item.
+    /// Models that the first worker checks for a dispatched snapshot before its graph requests an item.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
         let first = Stream::first(child.pump.stream().epoch());

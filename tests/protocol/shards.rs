@@ -1,6 +1,6 @@
 //! Models workers that run several shards, all of which send over one link.
 //!
-//! The state machines in `torchdata_core::protocol` make all decisions.
+//! The model runs the same state machines (`torchdata_core::protocol`) as real processes.
 
 mod explored;
 
@@ -17,7 +17,7 @@ use super::explore::{Model, Take};
 struct Shards {
     workers: usize,
     shards: usize,
-    /// The number of items that each peer computes. Peer p is a shard of worker p % workers.
+    /// The number of items that each shard computes. Shard p belongs to worker p % workers.
     items: &'static [u8],
     window: u64,
     ring: usize,
@@ -93,7 +93,7 @@ enum Main {
 struct World {
     main: Main,
     epoch: u32,
-    /// The number of the epoch in the protocol. A resumed epoch gets a new number.
+    /// The number of the epoch in `Stream`. A resumed epoch gets a new number.
     number: u32,
     links: Vec<Link>,
     workers: Vec<Worker>,
@@ -235,7 +235,7 @@ impl Shards {
             .map(|worker| (0..self.shards).all(|shard| has_ended(worker + shard * self.workers)))
             .collect();
         for worker in world.replacing.wanted(&dead, &ended) {
-            // A replacement does not know which shard is next in the main process, and begins with its first shard.
+            // A new worker begins with its first shard, because the worker does not know which shard is read next.
             let start = self.start(world, &accounts, worker, 0);
             self.renew(world, worker, start);
         }
@@ -255,8 +255,7 @@ impl Shards {
             }
         }
         let expected = self.expected(world.given.iter().map(|&given| usize::from(given)).sum());
-        // A shard after `turn` may provide the next item if the main process has not noticed yet that the shards in
-        // between ended.
+        // The main process may not have noticed yet that the shard at `turn` has ended, so a later shard may be next.
         let passes = |from: usize, to: usize| {
             let peers = (0..self.peers()).map(|step| (from + step) % self.peers()).take_while(|&peer| peer != to);
             peers.into_iter().all(|peer| world.given[peer] == self.items[peer])
@@ -286,7 +285,7 @@ impl Shards {
             Next::Wait if self.replace_dead(&mut after) => return Some(Ok(after)),
             Next::Wait => {
                 let units = |world: &World| -> usize { world.links.iter().map(|link| link.units.len()).sum() };
-                return (units(&after) < units(world)).then_some(Ok(after)); // dropping units counts as progress
+                return (units(&after) < units(world)).then_some(Ok(after)); // dropping messages counts as progress
             }
             Next::Over => {
                 if after.given != self.items {

@@ -1,6 +1,6 @@
 //! Lets several states share equal parts, because each step changes only a few parts of a state.
 //!
-//! Millions of states consist of only some thousands of different parts. A pool stores each of these parts once.
+//! Millions of states consist of only some thousands of different parts, and a pool stores each different part once.
 
 use std::cell::OnceCell;
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ use std::rc::Rc;
 
 use super::explore::{ByFingerprint, Fingerprint};
 
-/// A part of a state. The fingerprint of the part is computed only once for all states that contain the part.
+/// A part that several states share, so that its hash (fingerprint) is computed only once.
 pub struct Part<T>(Rc<Held<T>>);
 
 struct Held<T> {

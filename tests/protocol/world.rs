@@ -1,7 +1,7 @@
 //! Models a small loader: the main process, workers, and optionally the dispatching process. Rings have room for a few
-//! units (messages).
+//! messages.
 //!
-//! The model simulates shared memory and processes. The state machines in `torchdata_core::protocol` decide.
+//! The model simulates shared memory and processes, but runs the real state machines (`torchdata_core::protocol`).
 
 use std::cell::RefCell;
 use std::collections::{HashSet, VecDeque};
@@ -30,12 +30,12 @@ pub struct Setting {
     pub ring: usize,
     pub epochs: u32,
     pub passes: u32,
-    /// The number of source items after which each of the first `leavers` workers ends every pass. None means that no
-    /// worker ends a pass early.
+    /// The number of source items after which each of the first `leavers` workers ends every iteration, or None if no
+    /// worker ends an iteration early.
     pub header: Option<u8>,
     pub leavers: usize,
     pub in_order: bool,
-    /// Whether the first worker may look for a snapshot before its graph requests an item.
+    /// Whether the first worker may check for a dispatched snapshot before its graph requests an item.
     pub looks: bool,
     /// Whether the main process may leave an epoch after any item.
     pub breaks: bool,
@@ -56,7 +56,7 @@ pub struct Setting {
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead of the user.
     pub reads_ahead: bool,
-    /// The source item at which the graph of the dispatching process fails, or a worker's graph without this process.
+    /// The source item at which the graph fails: the dispatching process's graph, if there is one, or a worker's graph.
     pub fails_at: Option<u8>,
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
 }
@@ -67,7 +67,7 @@ pub enum Doing {
     Pumping,
     /// The child's graph runs or waits for a dispatched item.
     InGraph,
-    /// The dispatching process waits until a worker requests another pass.
+    /// The dispatching process waits until a worker begins another iteration.
     Between,
     Gone,
 }
@@ -85,12 +85,12 @@ pub struct Child {
     pub target: usize,
     pub skips: bool,
     pub share: ReadEnd,
-    /// Whether the worker has looked for a snapshot since its graph last requested an item.
+    /// Whether the worker has checked for a dispatched snapshot since its graph last requested an item.
     pub looked: bool,
-    /// The number of source items that the child has read in the current pass, and the number of completed passes.
+    /// The number of source items that the child has read in the current iteration, and of completed iterations.
     pub read: u8,
     pub pass: u32,
-    /// The source item that the graph read last, and the number of items computed from it that were not sent yet.
+    /// The source item that the graph read last, and how many items will still be computed from this item.
     pub made: (u8, u8),
     pub exhausted: bool,
     pub failed: bool,
@@ -98,7 +98,7 @@ pub struct Child {
     /// Whether the child has changed since its last snapshot.
     pub may_save: bool,
     pub next_link: usize,
-    /// The dispatched items that the worker has read in the pass, and the items before the position of its resumption.
+    /// The dispatched items that the worker has read in this iteration, and the items before the resumed position.
     pub share_account: Account,
     pub share_start: Account,
     pub relay: Option<Part<Dealt<Graph>>>,
@@ -132,8 +132,7 @@ impl Child {
         }
     }
 
-    /// Returns how many items this child and its predecessors have computed. Between epochs, all items count as
-    /// computed.
+    /// Returns how many items this child and its predecessors have computed, or `u64::MAX` between epochs.
     pub fn place(&self) -> u64 {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());
@@ -149,17 +148,17 @@ impl Child {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
-    /// The main process begins an epoch. The values are the epoch's number, and how many children lack the command.
+    /// The main process begins an epoch: the epoch's number, and the number of children that must still be informed.
     Telling(u32, usize),
     /// The main process replaces the thread that read ahead in the previous epoch.
     Replacing(u32),
-    /// The main process requests the next item. The value is true if no item was ready at the first attempt.
+    /// The main process requests the next item.
     Reading(bool),
     Paused,
-    /// The main process calls a function. Values: how many children lack the call, and whether the loader stays paused.
+    /// The main process calls a function in the children: how many calls are left, and whether the loader stays paused.
     Calling(usize, bool),
     Between,
-    /// The main process stops the children. The value is the number of children that have received the command.
+    /// The main process stops the children. The value is the number of children that were told to stop.
     Stopping(usize),
     Gone,
 }
@@ -207,7 +206,7 @@ pub type Links = Shared<Link, WORKERS>;
 #[derive(Debug, Clone, Hash)]
 pub struct World {
     pub main: Main,
-    /// The number of the epoch in streams. A resumed epoch gets a new number.
+    /// The number of the epoch in `Stream`. A resumed epoch gets a new number.
     pub number: u32,
     pub epoch: u32,
     pub collecting: Part<Collecting>,

@@ -62,7 +62,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_finish() -> None:
     """Makes importing torch faster in processes that tests start (see `support/lean`).
 
-    In the pytest process, `lean` could hide objects that a test has left behind."""
+    The pytest process does not use `lean`, because `gc.freeze` could hide objects that a test has left behind."""
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if LEAN not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [LEAN, *paths]))
@@ -137,7 +137,7 @@ def _small_heap() -> None:
 
 @pytest.fixture(autouse=True)
 def _every_interrupt_is_raised() -> Iterator[None]:
-    """Removes Hypothesis's callback from the garbage collector, because a KeyboardInterrupt in it is only printed."""
+    """Removes the callbacks of garbage collection, in which a KeyboardInterrupt would only be printed."""
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
     yield

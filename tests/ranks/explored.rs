@@ -161,7 +161,7 @@ impl Explorer {
         if !job.harmed {
             steps.push(Step::Harm);
         }
-        // Time passes only if no other step is possible, because the timeout is longer than all other durations.
+        // The timeout is much longer than any step takes, so time passes only if no other step is possible.
         let wait = job
             .ranks
             .iter()

@@ -1,4 +1,4 @@
-"""The states of a loader also contain the state that child processes keep between epochs."""
+"""The states of a loader contain the state that child processes keep between epochs."""
 
 import contextlib
 import itertools

@@ -63,7 +63,7 @@ SOURCES: dict[str, Callable[[int], Any]] = {
 
 
 class Replicated(IterableWrapper):
-    """A source that yields all its items in each worker. The linter does not warn of user-defined sources."""
+    """A user-defined source, so that the linter does not warn that each worker yields all items."""
 
 
 Replicated.__module__ = __name__

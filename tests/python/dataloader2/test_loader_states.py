@@ -1,4 +1,4 @@
-"""The states of a loader have the documented contents and restore the loader. States of other loaders are refused."""
+"""The states of a loader have the documented contents and restore the loader."""
 
 import copy
 import pickle

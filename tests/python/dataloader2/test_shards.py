@@ -120,7 +120,7 @@ def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(number: 
     with loader(form, old) as made:
         first, states = with_states(made)
         later = list(made)
-    # With state between epochs, later epochs keep the number of shards, because each shard has a separate state.
+    # If pipes keep state between epochs, later epochs keep the number of shards, because each shard has its own state.
     following = later if lasts(FORMS[form]()) else epochs_of(loader(form, new))[1]
     for place in sorted({1, len(first) // 2, len(first) - 1}):
         assert epochs_of(loader(form, new, states[place - 1])) == [first[place:], following], place

@@ -161,7 +161,7 @@ def press_at_random(script, phase, method, tries, seed=0):
     [*with_methods("start", "iterate", "shut_down", "shut_down_stuck", "drop"), ("forkserver", "shut_down")],
 )
 def test_ctrl_c_at_any_moment_raises_one_keyboard_interrupt_and_leaves_nothing(script, phase, method):
-    # Each shutdown waits for the hanging worker.
+    # Each shutdown with a hanging worker takes long, so this phase is tried only once.
     tries = 1 if phase == "shut_down_stuck" else TRIES[method]
     seconds, noise = press_at_random(script, phase, method, tries)
     assert noise == []
@@ -200,7 +200,7 @@ class Handler:
         self.calls += 1
 
 
-#: The first forking process that imports this module kills itself shortly before it reports a fork.
+#: A module that kills the first forking process after a fork, before the new process id is reported.
 LATE_SERVER = """
 import os, signal, time
 from torchdata._engine.processes.forking_process import _ForkingProcess

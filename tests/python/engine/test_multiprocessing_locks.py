@@ -170,7 +170,7 @@ def run_apart(script, output):
     assert run.returncode == 0
 
 
-#: Python calls fork hooks in the reverse order of their registration.
+#: Python calls the first registered hook last, so the program registers its hook before it imports the package.
 IMPORTING = """
 import gc, os, sys, threading, time
 

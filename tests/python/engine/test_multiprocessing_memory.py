@@ -48,7 +48,7 @@ class LargeTensors:
 def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(monkeypatch):
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     pipe = IterableWrapper(range(120)).map(LargeTensors())
-    # Forked workers would inherit the main process's choice whether torch aligns tensors to pages.
+    # Torch decides once per process whether it aligns tensors to pages, and a forked worker would inherit the decision.
     with loader(pipe, num_workers=1, multiprocessing_context="spawn") as dl:
         grown = list(dl)
     # After 60 items, freed memory has gaps for every tensor, so further tensors must not take new pages.

@@ -25,7 +25,7 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
-#: A process without a handler for such a signal ends.
+#: Signals that end a process without a handler.
 HANDLED = [signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN + 3]
 
 SCRIPT = """
@@ -248,7 +248,7 @@ def is_rang(error):
     return error is not None
 
 
-# If a handler raises during `Thread.start`, CPython 3.11 prints a KeyError, and the new thread ends.
+# The filter ignores the KeyError that CPython 3.11 prints if a handler raises during `Thread.start`.
 @pytest.mark.filterwarnings("ignore:Exception ignored in thread started by:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_an_exception_of_a_handler_while_workers_start_is_raised_and_leaves_nothing(family):

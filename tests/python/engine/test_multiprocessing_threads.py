@@ -4,10 +4,9 @@ import pytest
 
 from programs import run
 
-#: Helper objects are created only once per process, so the program forks a process for each attempt. In this process,
-#: several threads create loaders, while another thread sends items that need NumPy's API and the codec's helpers for
-#: the first time. The program has already imported all modules, because the engine does not protect imports of the
-#: program during a fork.
+#: Helper objects are created only once per process, so the program forks a process for each attempt. Several threads of
+#: the forked process create loaders, while another thread sends the first items that need NumPy's API and the codec's
+#: helpers.
 ROUNDS = """
 import sys, threading, time, traceback
 import torchdata.datapipes.iter, torchdata.dataloader2

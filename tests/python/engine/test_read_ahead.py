@@ -78,7 +78,7 @@ class Loader(Iterator[Any]):
 
 
 class Way(NamedTuple):
-    #: The arguments are the count of numbers, a function to apply to each number, and a state or None.
+    #: Begins reading: the arguments are the number of items, a function for each item, and a state or None.
     begin: Callable[[int, Function, Any], Any]
     in_order: bool = True
     #: Whether a reader yields further items after the function has raised an error.

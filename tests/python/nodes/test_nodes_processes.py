@@ -1,4 +1,4 @@
-"""ParallelMapper over processes returns results, reports errors and exits, and leaves no processes behind."""
+"""ParallelMapper over processes returns results, reports errors and process exits, and leaves no process behind."""
 
 import gc
 import os

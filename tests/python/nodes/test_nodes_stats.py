@@ -1,4 +1,4 @@
-"""The statistics of a `Loader` over nodes contain counts, times by node, the responsible code, and the progress."""
+"""The statistics of a `Loader` over nodes contain counts, times by node, the users' functions, and the progress."""
 
 import copy
 import pickle

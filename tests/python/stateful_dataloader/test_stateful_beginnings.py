@@ -1,4 +1,4 @@
-"""A state saved while an epoch begins is the previous state. If the beginning fails, the next loop begins the epoch."""
+"""A state saved while an epoch begins equals the last state before the epoch."""
 
 import itertools
 import pickle
@@ -81,7 +81,7 @@ class Saving:
 
 
 BEFORE = ["nothing", "an epoch", "a break", "a loaded state between epochs", "a loaded state from within an epoch"]
-#: Workers start slowly, so each kind of loader with workers is tested with two of the five moments.
+#: Workers start slowly, so each kind of loader with workers is tested with two of the five situations in `BEFORE`.
 PAIRS = itertools.product(enumerate(with_workers([*LOADERS])), enumerate(BEFORE))
 CASES = [(*case, before) for (i, case), (j, before) in PAIRS if not case[1] or (i + j) % 5 < 2]
 

@@ -36,7 +36,7 @@ def watching_threads() -> int:
     return found
 
 
-#: A list of the loader would be copied with the loader's pipes, whereas all copies share a global list.
+#: This list is global, because a list inside the pipeline would be copied with the pipeline.
 told: list[warnings.WarningMessage] = []
 
 
@@ -70,7 +70,7 @@ def recorded() -> Iterator[list[warnings.WarningMessage]]:
 
 @pytest.fixture
 def a_loader_in_main() -> Iterator[None]:
-    """Keeps a loader of the main thread alive during the test. Only the main thread releases the memory for stacks."""
+    """Keeps a loader alive, because only the main thread releases the shared memory for stack traces."""
     with DataLoader2(IterableWrapper([0, 1])) as loader:
         next(iter(loader))
         yield

@@ -430,7 +430,7 @@ def test_each_snapshot_that_a_child_sends_is_counted(dispatched, tmp_path, monke
 
 
 def test_pipes_that_have_one_place_on_a_board_are_counted_apart_for_their_states() -> None:
-    """After a state was loaded, the new graph uses the counter slots of the old graph."""
+    """The graph `now` uses the same counter slots as the graph `before`."""
     counting = Counting(StatsBoard(1, 1, PIPES, False), MAIN_PAGE)
     before, now = (IterableWrapper(range(9)).enumerate() for _ in range(2))
     counting.bind(before)

@@ -26,7 +26,7 @@ MOST_MEMORY = 256 << 10
 
 Target = Callable[[random.Random], None]
 
-#: Numbers near powers of two often cause failures in readers.
+#: Numbers near powers of two, which often reveal errors in code that reads files.
 _EDGES = [
     sign * (1 << bits) + more for bits in (0, 7, 8, 15, 16, 31, 32, 63) for sign in (1, -1) for more in (-1, 0, 1)
 ]

@@ -65,10 +65,10 @@ def with_state(pipe: Any, state: Any, **options: Any) -> Any:
 
 
 def check_resumes(make: Callable[[Any], Any], *moments: tuple[int, int], pause: float = 0.0) -> list[list[Any]]:
-    """Resumes from states of some moments, and compares the items with those of the uninterrupted loader.
+    """Resumes from the states of the given moments, and compares the items with those of the uninterrupted loader.
 
-    A moment is an epoch and the number of items before the state is saved. -2 stands for a state after the last item,
-    and -1 for a state after StopIteration."""
+    A moment is an epoch and the number of items after which the state is saved. The number -2 means after the last
+    item, and -1 means after StopIteration."""
     whole: list[list[Any]] = []
     states: list[list[Any]] = []
     with make(None) as loader:

@@ -2,9 +2,8 @@
 
     python -m drivers positions --seconds 5000    # in tests/python/support
 
-A plan consists of a pipeline from the tests of shards, and the number of workers of the loader that saves the states. A
-loader with this number of workers saves a state at each position. A new interpreter loads each state with each number
-of workers, and reads three epochs.
+A plan consists of a pipeline, and the number of workers with which a loader saves a state at each position. A new
+interpreter loads each state with each number of workers, and reads three epochs.
 """
 
 import argparse
@@ -30,7 +29,7 @@ sys.path += [str(FOLDER / "dataloader2"), str(FOLDER / "stateful_dataloader")]
 
 ITEMS, SPLIT_ITEMS, SPLITS = 11, 24, 12
 WORKERS = (0, 1, 2, 3, 5, 8)
-#: As threads of one process, several ranks cannot load without workers.
+#: Numbers of ranks and workers. Several ranks need workers, because the ranks are threads of one process.
 RANKS = ((1, 0), (1, 3), (2, 1), (2, 2), (3, 1), (3, 2))
 STATEFUL = ("Plain", "WithState", "WithIterator", "shuffled_pipe")
 

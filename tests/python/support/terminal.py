@@ -83,7 +83,7 @@ class Screen:
         self.stream = pyte.ByteStream(self.screen)
         self.pid, self.master = pty.fork()
         if self.pid == 0:
-            # pytest imports readline, which sets LINES and COLUMNS without Python's knowledge.
+            # LINES and COLUMNS, which readline sets when pytest imports it, would override the terminal's size.
             environment = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES")}
             os.execve(sys.executable, [sys.executable, *arguments], {**environment, "TERM": "xterm-256color"})
         fcntl.ioctl(self.master, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))

@@ -3,7 +3,7 @@ with torchdata 0.11.0.
 
     python support/upstream_states.py data/upstream_states.pt
 
-`test_stateful_upstream.py` reads the file, and uses the datasets and loader options of this module."""
+`test_stateful_upstream.py` loads the saved states, and uses the datasets and loader options of this module."""
 
 import itertools
 import sys

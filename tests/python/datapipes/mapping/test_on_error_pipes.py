@@ -225,7 +225,7 @@ AS_OTHERS = {
     "S3FileLoader": "Mapper", "Saver": "Mapper", "Slicer": "Mapper", "StreamReader": "LineReader",
     "TFRecordLoader": "TarArchiveLoader", "XzFileLoader": "Decompressor", "ZipArchiveLoader": "TarArchiveLoader",
 }  # fmt: skip
-#: In these classes, the source is not a pipe, the pipe raises at the same item again, or all ranks take part.
+#: Classes without a test: the source is not a pipe, an error is raised repeatedly, or all ranks take part.
 END = {
     "AISFileLister", "EndOnDiskCacheHolder", "FSSpecFileLister", "FullSync", "HuggingFaceHubReader",
     "IoPathFileLister", "OnDiskCacheHolder", "S3FileLister",

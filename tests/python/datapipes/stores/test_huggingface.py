@@ -16,7 +16,7 @@ from torchdata.datapipes.state import save_state
 
 datasets = pytest.importorskip("datasets")
 
-#: Importing `datasets` reads the hub's address, so the program runs in a separate process.
+#: The program runs in a separate process, because `datasets` reads the hub's address only when it is imported.
 STREAMED = """
 import json, sys
 from torchdata.datapipes.iter import HuggingFaceHubReader

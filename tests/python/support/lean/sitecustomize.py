@@ -1,8 +1,8 @@
 """Runs at the start of each process that tests start, to make importing torch and exiting faster.
 
 Objects that torch's import creates stay alive, so garbage collection during the import and at interpreter exit would
-waste time. The import runs without garbage collection, and later collections skip the imported objects. A test that
-needs normal garbage collection sets `TESTS_LEAN=0`.
+waste time. Garbage collection is disabled during the import, and later collections skip the imported objects. A test
+that needs normal garbage collection sets `TESTS_LEAN=0`.
 
 Libraries in `TESTS_HIDDEN` appear as not installed, so that Ray does not import some slow libraries into each worker.
 """

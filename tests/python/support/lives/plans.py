@@ -114,13 +114,13 @@ class Life:
         if self.block is not None:
             self.behind.insert(0, "block")
         if self.shard == "dispatch" and "cycle" in self.behind:
-            # A `header` pipe ends passes early, so the items that the dispatching process reads would depend on timing.
+            # If a `header` pipe ends an iteration early, the items that the dispatching process reads depend on timing.
             self.behind = [step for step in self.behind if step != "header"]
         self._choose_failing(dice)
         self._choose_blow(dice, blow)
         steps = {*self.before, *self.behind}
         if LASTING & steps and (self.threads or self.shard == "dispatch"):
-            # `header` pipes end epochs early, so the pipes' kept state would depend on threads' read-ahead.
+            # `header` pipes end epochs early, so the state of other pipes would depend on how far threads read ahead.
             self.before, self.behind = (
                 [step for step in part if step != "header"] for part in (self.before, self.behind)
             )

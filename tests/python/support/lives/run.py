@@ -243,7 +243,7 @@ class Run:
             return
         if self.life.draws_in_main:
             raise Skipped("generators were drawn from")  # The interrupted attempt has already drawn its random numbers.
-        # A new loader resumes from this loader's state. The state may also last across epochs.
+        # A new loader may resume from the state of this loader, and must do so if pipes keep state between epochs.
         if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self.state()))
@@ -267,7 +267,7 @@ class Run:
             raise Differs("an iterator went on after iter() was called again")
 
     def _is_cut_off(self, function: Callable[[], None]) -> bool:
-        """Checks the result, because Ctrl-C may have interrupted the function."""
+        """Calls the function, and returns False if Ctrl-C interrupts the call."""
         if not self.life.presses or threading.current_thread() is not threading.main_thread():
             function()
             return True

@@ -93,8 +93,8 @@ def check(
     reader: type[Plain],
     away: bool = False,
 ) -> None:
-    """Saves a graph at one position, and resumes from this state. For each number in `chain`, the resumed graph yields
-    this many items, and is saved and resumed again. -1 stands for a state before an iteration begins."""
+    """Saves a graph at one position, and resumes from this state. For each number in `chain`, a graph resumes, yields
+    that number of items, and saves the next state. The number -1 stands for a state before an iteration begins."""
     start(graph.number)
     run = reader(graph)
     for earlier in range(epoch):

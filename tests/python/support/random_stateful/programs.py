@@ -49,7 +49,7 @@ class Program:
     draws_more: int = 0
     seeds_epochs: bool = False
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The epoch, and "before" the iterator, a number of batches, after the "last" batch, or after the "end".
+    #: The epoch and moment of the stop: "before" the iterator, after N batches, after the "last" one, or at the "end".
     stop_epoch: int = 0
     stop_at: int | str = 0
     peeks: tuple[int, ...] = ()
