@@ -1,3 +1,5 @@
+//! Provides the Python class of the generator of random seeds.
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};

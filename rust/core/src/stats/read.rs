@@ -1,3 +1,5 @@
+//! Converts the counters of a process from shared memory to values, which are named after the fields in `layout`.
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{self, Relaxed};
 

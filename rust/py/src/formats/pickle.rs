@@ -1,3 +1,5 @@
+//! Checks that a pickle contains only the instructions of plain data.
+
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use torchdata_core::formats::pickle;

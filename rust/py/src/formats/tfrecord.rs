@@ -1,3 +1,5 @@
+//! Reads examples from TFRecord files.
+
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;

@@ -1,3 +1,5 @@
+//! Prevents the worker threads of a queue from starting items while another thread inspects the queue.
+
 use std::time::Duration;
 
 use super::OrderedQueue;
