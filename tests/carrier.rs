@@ -1,5 +1,5 @@
-//! Tests carriers, which connect links on two machines. Messages must arrive unchanged and in order. A full ring must
-//! not delay the control words in a link's header.
+//! Tests `Carrier`, which connects links on two machines. Messages must arrive unchanged and in order. Header fields
+//! must arrive even if the ring is full.
 
 #![cfg(not(loom))]
 

@@ -1,4 +1,4 @@
-//! Tests that a process detects if another process has damaged shared memory, for each part of the memory. The program
+//! Tests that a process detects damage to any part of shared memory. The program
 //! `tests/python/support/random_scribbles.py` tests random damage.
 #![cfg(not(loom))]
 

@@ -116,7 +116,7 @@ fn a_killed_producer_leaves_exactly_what_it_had_published() {
                 _ => assert_eq!(unit.inline, b"batch", "{point}"),
             }
         }
-        // The item stays readable after the receiver was dropped, because the killed producer cannot reuse the block.
+        // The producer was killed and cannot reuse the block, so the item stays readable.
         drop(receiver);
         assert!(arrived[0].item() == item(0));
     }

@@ -1,4 +1,4 @@
-//! Compares `RoundRobin` with a simple model, which is a list of the peers that have not ended.
+//! Compares `RoundRobin` with a simple list of peers.
 
 use proptest::prelude::*;
 use torchdata_core::round_robin::RoundRobin;

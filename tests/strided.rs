@@ -1,9 +1,9 @@
-//! Compares copies of non-contiguous elements with the copies of a simple loop.
+//! Compares `Strided` with a simple loop that copies non-contiguous elements.
 
 use proptest::prelude::*;
 use torchdata_core::strided::{Strided, memory_order};
 
-/// An array in a buffer that ends with the array's last element.
+/// An array at the end of a buffer.
 #[derive(Debug, Clone)]
 struct Array {
     size: usize,

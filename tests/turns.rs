@@ -20,7 +20,7 @@ impl Waiter {
         Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
     }
 
-    /// Simulates a wait in which each yield lasts `turn` nanoseconds. If `helps` is a number, this yield ends the wait.
+    /// Simulates a wait in which each yield lasts `turn` nanoseconds. The yield number `helps` ends the wait.
     fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
         let turns = self.turns.begin(self.now);
         self.without += u64::from(turns == 0);

@@ -1,9 +1,9 @@
-//! Models workers on other machines. Each link of a remote worker exists on both machines, and two carriers transfer
-//! messages and control words (header fields) between the link's copies.
+//! Models workers on other machines. Each link of a remote worker has a copy on both machines. Two carriers transfer
+//! messages and header fields between the copies.
 //!
-//! A frame contains copies of the control words, and all messages that are in the link when the frame is created. A
-//! carrier stores received control words immediately, because the reader of a full link may need a control word before
-//! it frees space. The main process may detect the exit of a worker before the worker's last frames arrive.
+//! A frame contains the header fields, and all messages that are in the link when the frame is created. A carrier
+//! writes received header fields to its link immediately, even if the link is full. The main process may detect the
+//! exit of a worker before the worker's last frames arrive.
 
 use std::collections::VecDeque;
 
@@ -23,7 +23,7 @@ pub struct Up {
     words: Said,
 }
 
-/// Whether the worker has acknowledged the call, and the epoch in which it waits for dispatched items (or 0).
+/// The worker's values of `acknowledged` and `starving`.
 type Said = (bool, u32);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -38,11 +38,11 @@ pub struct Carrier {
     order: u64,
     up: VecDeque<Up>,
     down: VecDeque<Down>,
-    /// Received data that waits for space in a full link: `arrived` contains messages for the main process, and
-    /// `to_tell` contains commands for the worker.
+    /// Messages that wait for space in the main process's link.
     arrived: VecDeque<Unit>,
+    /// Commands that wait for space in the worker's link.
     to_tell: VecDeque<Ordered>,
-    /// The control words last sent to the worker: order, permission to send (`Grant`), number of permitted items.
+    /// The values of `order`, `grant` and `count` that were last sent to the worker.
     told: (u64, u64, u32),
     said: Said,
     acknowledged: bool,
@@ -176,7 +176,7 @@ impl World {
         self.elsewhere.carriers.get(index).map_or(self.children[index].acknowledged, |carrier| carrier.acknowledged)
     }
 
-    /// Returns whether the main process can detect now that a child has exited.
+    /// Returns whether the main process can detect the exit of a child.
     pub fn is_gone(&self, index: usize) -> bool {
         let child = &self.children[index];
         let all_arrived = |carrier: &Carrier| {

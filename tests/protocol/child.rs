@@ -21,7 +21,7 @@ impl Setting {
             after.children[index].doing = Doing::Gone;
             return push("ends with main", after);
         }
-        // A child that runs its graph reads no commands, and only checks whether its epoch was abandoned.
+        // A child reads no commands while its graph runs.
         if child.doing != Doing::InGraph && !child.control.is_empty() && !self.holds_call(index, child) {
             let mut after = world.clone();
             after.obey(self, index);
@@ -172,7 +172,7 @@ impl World {
     fn apply(&mut self, setting: &Setting, index: usize) {
         let child = &mut self.children[index];
         child.applied += 1;
-        // A child that must stop or begin another epoch skips the remaining items of its current epoch.
+        // A child skips the remaining items of an abandoned epoch.
         let goes_on = !Obedience::is_superseded(child.pump.stream().epoch(), child.order);
         if setting.restarts && goes_on && child.place() < self.kept.had[index] {
             self.broken = Some("a function is met before items that main has from before it");
@@ -189,7 +189,7 @@ impl World {
         }
     }
 
-    /// Sends the message that the child has prepared, unless the reader wants no more items.
+    /// Sends the message that the child has prepared.
     fn send(&mut self, setting: &Setting, index: usize) -> &'static str {
         let (child, links, first) = self.writer(setting, index);
         let pump = &mut child.pump;
@@ -382,7 +382,7 @@ impl World {
         "takes of its share"
     }
 
-    /// Records for the main process that the worker waits for a dispatched item in `epoch`, or does not wait (0).
+    /// Sets the worker's field `starving`.
     fn starve(&mut self, setting: &Setting, index: usize, epoch: u32) {
         if self.outgoing(setting, index).0[index].starving != epoch {
             self.writer(setting, index).1[index].starving = epoch;

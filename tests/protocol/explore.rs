@@ -12,7 +12,7 @@ pub type Take<'a, Step, State> = dyn FnMut(Step, After<State>) + 'a;
 pub trait Model {
     type State: Clone + Hash + Debug;
     type Step: Copy + Debug;
-    /// A pool of parts, each of which several states have in common.
+    /// A pool of parts that several states share.
     type Parts: Default;
 
     fn start(&self) -> Self::State;
@@ -58,7 +58,7 @@ impl Hash for Fingerprint {
 /// the beginning of each word makes words of different lengths distinct.
 struct Words {
     halves: Fingerprint,
-    /// The bytes since the last full word. A 1 bit marks the beginning of these bytes.
+    /// The bytes since the last full word, after a 1 bit.
     word: u64,
 }
 
@@ -195,7 +195,7 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
     let mut known = Known::new(&start);
-    // For each state: the number of the preceding state on the shortest path from the start.
+    // For each state: its predecessor on the shortest path.
     let mut before: Vec<u32> = vec![0];
     let mut first: Vec<usize> = Vec::new();
     let mut after: Vec<u32> = Vec::new();
@@ -244,7 +244,7 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let states = first.len() - 1;
     let mut reaches = vec![false; states];
     ends.iter().for_each(|&end| reaches[end as usize] = true);
-    // Most steps lead to states with higher numbers, so visiting the states in descending order needs few rounds.
+    // The descending order is fast, because most steps lead to states with higher numbers.
     let mut goes_on = true;
     while std::mem::take(&mut goes_on) {
         for state in (0..states).rev() {
@@ -283,7 +283,7 @@ fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &
     format!("{what}, after these steps:\n  {}\nin {state:#?}", steps.join("\n  "))
 }
 
-/// A model for tests of the explorer. Its states are numbers, starting with 0, and state 9 violates a rule.
+/// A model for tests of the explorer. Each state is a number, and 9 violates a rule.
 struct Numbers {
     steps: &'static [(u8, u8)],
     ends: &'static [u8],

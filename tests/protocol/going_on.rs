@@ -1,4 +1,4 @@
-//! Models the positions that the main process can save, and checks that the epoch can resume from each of them.
+//! Models how an epoch resumes from each position that the main process can save.
 
 use torchdata_core::protocol::{Account, Books, Command, Dealt, Share, Snapshot};
 
@@ -12,7 +12,7 @@ const ALL: u64 = 1 << 62;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Place {
-    /// For each worker: the delivered items, and the snapshot from which the worker resumes.
+    /// Each worker's delivered items, and its snapshot for resuming.
     pub workers: Vec<(Account, Option<Snapshot<Graph>>)>,
     pub turn: usize,
     pub dealt: Option<Dealt<Graph>>,
@@ -40,7 +40,7 @@ impl Place {
         Self { workers, turn: 0, dealt }
     }
 
-    /// Returns the data with which each child resumes.
+    /// Returns each child's data for resuming.
     pub fn resumptions(&self, setting: &Setting) -> Vec<Part<Resumption>> {
         let mut shares = Vec::new();
         let mut children = Vec::new();
@@ -74,7 +74,7 @@ impl Place {
 }
 
 impl Setting {
-    /// Returns how many of the `total` delivered items have not reached the user yet, or None if unknown.
+    /// Returns how many of `total` items the user has not received yet, if known.
     pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),
@@ -101,8 +101,7 @@ impl Setting {
         for ago in 0..=u64::from(world.given) {
             let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
-                // Items that have not reached the user also fill the log of deliveries if the main process does not
-                // know how many items the user has received.
+                // If `follows` is false, the log of deliveries also contains items that the user has not received.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
                 }
@@ -198,7 +197,7 @@ impl Setting {
         made
     }
 
-    /// Adds steps in which the user leaves the epoch, and resumes from a state in the current or in new processes.
+    /// Adds steps in which the user leaves the epoch and resumes from a state.
     pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
             let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };

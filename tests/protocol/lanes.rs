@@ -1,8 +1,8 @@
-//! Models how items are dispatched to workers on other machines. A lane (connection) transfers items to a worker, and
-//! transfers the worker's permissions to send (`Grant`) back.
+//! Models how items are dispatched to workers on other machines. A `Lane` is a connection to one worker. The lane
+//! transfers items, and returns the worker's permissions to send (`Grant`).
 //!
-//! A lane sends no frames while earlier frames wait for space in the worker's link. The lane of an exited worker
-//! transfers nothing and does not report the exit.
+//! A lane sends no items while earlier items wait for space in the worker's link. After a worker has exited, its lane
+//! transfers nothing.
 
 use std::collections::VecDeque;
 
@@ -17,10 +17,10 @@ use super::world::{Act, Doing, Main, Setting, Take, World};
 #[derive(Debug, Clone, Hash)]
 pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
-    /// Permissions (`Grant`) on their way to the dispatching process, each with the number of permitted items.
+    /// Messages to the dispatching process, each with a `Grant` and a number of items.
     up: VecDeque<(u64, u32)>,
     arrived: VecDeque<Unit>,
-    /// The last permission sent to the dispatching process, with the number of permitted items.
+    /// The last element that was added to `up`.
     said: (u64, u32),
 }
 

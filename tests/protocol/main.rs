@@ -48,7 +48,6 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
     };
     let mut all = vec![
         ("nothing in particular", setting.clone()),
-        // With `looks`, the worker checks for a snapshot either before or after it requests an item.
         ("a look into the share, breaks", with(&|s| (s.looks, s.breaks) = (s.dispatches, true))),
         ("an error", with(&|s| s.fails_at = Some(1))),
         ("an error, two passes", with(&|s| (s.fails_at, s.passes) = (Some(1), 2))),
@@ -65,7 +64,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ];
-    // The byte limit for large items only matters if a window allows several items.
+    // The byte limit only matters if a window allows several items.
     all.retain(|(_, setting)| !setting.heavy || setting.window > 1 || setting.dispatch_window > 1);
     all
 }
@@ -119,7 +118,7 @@ fn two_workers_and_the_dispatching_process() {
 #[test]
 fn three_workers_and_the_dispatching_process() {
     for (what, setting) in happenings(&setting(3, true, &[0, 2])) {
-        // With three workers, settings with exits or loose order take long, so they are only explored by hand.
+        // Settings with exits or with `in_order: false` take too long for three workers.
         if setting.deaths == 0 && setting.in_order {
             holds(&format!("3 workers, dispatching: {what}"), &setting);
         }

@@ -33,10 +33,10 @@ impl Unit {
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The reader's permission to send (`Grant`), and the number of permitted items.
+    /// The reader's permission (`Grant`) to send `count` items.
     pub grant: u64,
     pub count: u32,
-    /// The epoch in which the worker (the writer) waits for dispatched items, or 0 if the worker does not wait.
+    /// The epoch in which the worker waits for dispatched items, or 0.
     pub starving: u32,
 }
 
@@ -107,10 +107,9 @@ pub struct Pump {
     pub sending: Vec<Sending>,
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
-    /// For each link: the number and checksum of the items that were sent in the epoch, including items before the
-    /// epoch was resumed.
+    /// For each link: the number and checksum of the epoch's items.
     pub accounts: Part<Vec<Account>>,
-    /// For each link: the checksum that the recomputed items must have.
+    /// For each link: the expected checksum of recomputed items.
     pub expected: Part<Vec<Option<u64>>>,
 }
 

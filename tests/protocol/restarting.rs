@@ -2,7 +2,7 @@
 //!
 //! Without a dispatching process, only the exited worker is replaced, and its replacement gets a new link. With a
 //! dispatching process, all children are replaced, because the remaining children do not know which items were lost.
-//! The main process reads all messages of the old children before the new children recompute the items since the last
+//! The main process first reads all messages of the old children. The new children recompute the items since the last
 //! snapshot.
 
 use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
@@ -20,7 +20,7 @@ impl Setting {
     }
 }
 
-/// Returns the start of a replacement that must repeat the epoch, although its reader needs no more items.
+/// Returns the data with which a new child repeats the epoch.
 fn repeated(start: &Resumption) -> Resumption {
     let starts = start.starts.iter().map(|&(sent, ..)| (sent, ALL, None)).collect();
     Resumption { starts, ..start.clone() }
@@ -109,7 +109,7 @@ impl World {
         }
     }
 
-    /// Returns the number and checksum of the items received from a worker, including undelivered items.
+    /// Returns the number and checksum of a worker's received items.
     fn received(&self, worker: usize) -> Account {
         let mut account = self.kept.books.taken(worker);
         self.held[worker].iter().filter_map(Unit::item).for_each(|item| account.count(digest(item)));

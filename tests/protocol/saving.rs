@@ -1,5 +1,4 @@
-//! Models how a child sends snapshots of its graph between two items, and how a worker relays snapshots of the
-//! dispatching process.
+//! Models how children send snapshots, and how workers relay snapshots of the dispatching process.
 
 use torchdata_core::protocol::{Account, Command, Dealt, Reader, Share, Snapshot, Stream};
 
@@ -23,8 +22,7 @@ pub fn digest((epoch, item): (u32, u8)) -> u64 {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resumption {
     pub graph: Option<Graph>,
-    /// For each link: the items before the snapshot, the number of later items that the child must recompute, and the
-    /// checksum of all these items.
+    /// For each link: the items before the snapshot, the number of items to recompute, and the expected checksum.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
     pub share: Account,
@@ -33,14 +31,13 @@ pub struct Resumption {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ordered {
     pub command: Command,
-    /// The number of the epoch in the user's program, which determines the items. Resuming an epoch keeps this number,
-    /// but changes the number in `Stream`.
+    /// The number of the epoch in the user's program, which determines the items. A resumed epoch keeps this number.
     pub epoch: u32,
     pub start: Option<Part<Resumption>>,
 }
 
 impl Pump {
-    /// Counts an item of a link, even if the item is dropped.
+    /// Adds an item to the account of a link.
     pub fn count(&mut self, setting: &Setting, link: usize, digest: u64) {
         if setting.saves() {
             self.accounts[link].count(digest);
@@ -100,7 +97,7 @@ impl Setting {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
 
-    /// Models that the first worker checks for a dispatched snapshot before its graph requests an item.
+    /// Models a step in which the first worker checks for a dispatched snapshot.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
         let first = Stream::first(child.pump.stream().epoch());

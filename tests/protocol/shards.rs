@@ -28,7 +28,7 @@ struct Shards {
     snapshots: u8,
     /// How often an epoch is left and resumed in new processes.
     resumes: u8,
-    /// Whether the main process stores messages that arrive before their turn, so that their worker can continue.
+    /// Whether the main process stores messages that arrive before their turn.
     keeps: bool,
     counts: bool,
 }
@@ -57,7 +57,7 @@ struct Link {
 #[derive(Debug, Clone, Hash, Default)]
 struct Strand {
     account: Account,
-    /// The number of items that the shard must recompute, and the checksum that these items must have.
+    /// The number of items to recompute, and their expected checksum.
     owed: u64,
     expected: u64,
     made: u8,
@@ -93,7 +93,7 @@ enum Main {
 struct World {
     main: Main,
     epoch: u32,
-    /// The number of the epoch in `Stream`. A resumed epoch gets a new number.
+    /// Identifies the epoch in `Stream`. A resumed epoch gets a new number.
     number: u32,
     links: Vec<Link>,
     workers: Vec<Worker>,
@@ -235,7 +235,7 @@ impl Shards {
             .map(|worker| (0..self.shards).all(|shard| has_ended(worker + shard * self.workers)))
             .collect();
         for worker in world.replacing.wanted(&dead, &ended) {
-            // A new worker begins with its first shard, because the worker does not know which shard is read next.
+            // A new worker begins with its first shard.
             let start = self.start(world, &accounts, worker, 0);
             self.renew(world, worker, start);
         }
@@ -255,7 +255,7 @@ impl Shards {
             }
         }
         let expected = self.expected(world.given.iter().map(|&given| usize::from(given)).sum());
-        // The main process may not have noticed yet that the shard at `turn` has ended, so a later shard may be next.
+        // The shard at `turn` may have ended, so a later shard may be next.
         let passes = |from: usize, to: usize| {
             let peers = (0..self.peers()).map(|step| (from + step) % self.peers()).take_while(|&peer| peer != to);
             peers.into_iter().all(|peer| world.given[peer] == self.items[peer])

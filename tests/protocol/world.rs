@@ -21,7 +21,7 @@ pub struct Setting {
     pub workers: usize,
     pub dispatches: bool,
     pub carried: bool,
-    /// For each item of the source, the number of items that a worker computes from the item.
+    /// For each source item: the number of computed items.
     pub outputs: &'static [u8],
     pub window: u64,
     pub dispatch_window: u64,
@@ -30,12 +30,12 @@ pub struct Setting {
     pub ring: usize,
     pub epochs: u32,
     pub passes: u32,
-    /// The number of source items after which each of the first `leavers` workers ends every iteration, or None if no
-    /// worker ends an iteration early.
+    /// The number of source items after which some workers end each iteration early.
     pub header: Option<u8>,
+    /// The number of workers that end iterations early.
     pub leavers: usize,
     pub in_order: bool,
-    /// Whether the first worker may check for a dispatched snapshot before its graph requests an item.
+    /// Whether the first worker may check for a dispatched snapshot.
     pub looks: bool,
     /// Whether the main process may leave an epoch after any item.
     pub breaks: bool,
@@ -50,13 +50,13 @@ pub struct Setting {
     pub snapshots: u8,
     /// How often the main process may leave an epoch and resume it from a saved position.
     pub resumes: u8,
-    /// The number of deliveries before the user's position that the log (`Books`) keeps.
+    /// How many old deliveries `Books` keeps.
     pub look_back: usize,
     /// Whether the main process knows the number of items that the user has received.
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead of the user.
     pub reads_ahead: bool,
-    /// The source item at which the graph fails: the dispatching process's graph, if there is one, or a worker's graph.
+    /// The source item at which a graph fails.
     pub fails_at: Option<u8>,
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
 }
@@ -65,9 +65,9 @@ pub struct Setting {
 pub enum Doing {
     Idle,
     Pumping,
-    /// The child's graph runs or waits for a dispatched item.
+    /// The child runs its graph.
     InGraph,
-    /// The dispatching process waits until a worker begins another iteration.
+    /// The dispatching process waits for another iteration.
     Between,
     Gone,
 }
@@ -81,16 +81,18 @@ pub struct Child {
     pub acknowledged: bool,
     pub applied: u8,
     pub pump: Pump,
-    /// The link to which the graph's next item belongs, and whether this item is dropped.
+    /// The link of the graph's next item.
     pub target: usize,
+    /// Whether the graph's next item is dropped.
     pub skips: bool,
     pub share: ReadEnd,
     /// Whether the worker has checked for a dispatched snapshot since its graph last requested an item.
     pub looked: bool,
-    /// The number of source items that the child has read in the current iteration, and of completed iterations.
+    /// The number of source items that were read in this iteration.
     pub read: u8,
+    /// The number of completed iterations.
     pub pass: u32,
-    /// The source item that the graph read last, and how many items will still be computed from this item.
+    /// The last source item, and the number of its remaining outputs.
     pub made: (u8, u8),
     pub exhausted: bool,
     pub failed: bool,
@@ -98,8 +100,9 @@ pub struct Child {
     /// Whether the child has changed since its last snapshot.
     pub may_save: bool,
     pub next_link: usize,
-    /// The dispatched items that the worker has read in this iteration, and the items before the resumed position.
+    /// The dispatched items that the worker has read in this iteration.
     pub share_account: Account,
+    /// The dispatched items before the resumed position.
     pub share_start: Account,
     pub relay: Option<Part<Dealt<Graph>>>,
 }
@@ -132,7 +135,7 @@ impl Child {
         }
     }
 
-    /// Returns how many items this child and its predecessors have computed, or `u64::MAX` between epochs.
+    /// Returns how many items this child and its predecessors have computed.
     pub fn place(&self) -> u64 {
         let made: u64 = self.pump.accounts.iter().map(|account| account.items).sum();
         let waits = self.pump.departing.as_ref().is_some_and(|(_, unit)| unit.item().is_some());
@@ -148,14 +151,14 @@ impl Child {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
-    /// The main process begins an epoch: the epoch's number, and the number of children that must still be informed.
+    /// The main process begins an epoch. The values are the epoch's number, and the number of uninformed children.
     Telling(u32, usize),
     /// The main process replaces the thread that read ahead in the previous epoch.
     Replacing(u32),
     /// The main process requests the next item.
     Reading(bool),
     Paused,
-    /// The main process calls a function in the children: how many calls are left, and whether the loader stays paused.
+    /// The main process must still call a function in this number of children. The flag is set if the loader is paused.
     Calling(usize, bool),
     Between,
     /// The main process stops the children. The value is the number of children that were told to stop.
@@ -178,24 +181,25 @@ pub enum Ended {
 /// Parts of a state that most steps leave unchanged.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
-    /// For each child: the number of items that the main process had received when its replacement was started.
+    /// For each child: how many items had arrived when its replacement started.
     pub had: Part<Vec<u64>>,
     pub books: Part<Books<Graph>>,
-    /// Complete records for comparison with `books`, which drops old entries.
+    /// Like `books`, but without dropping old entries.
     pub all: Part<Books<Graph>>,
     pub going_on: Option<Part<GoingOn>>,
     pub replacing: Part<Replacing>,
-    /// A bit mask of the replacements that received the epoch's command when they were started.
+    /// A bit mask of the children that were started with the epoch's command.
     pub told: u8,
 }
 
 #[derive(Debug, Clone, Hash)]
 pub struct Elsewhere {
-    /// The links of workers on other machines, as they exist on these machines.
+    /// The copies of links on the workers' machines.
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
-    /// The links on the dispatching process's machine, and the lanes (connections) to the workers' machines.
+    /// The links on the dispatching process's machine.
     pub dealing: Links,
+    /// The connections to the workers' machines.
     pub lanes: Shared<Lane, WORKERS>,
 }
 
@@ -206,7 +210,7 @@ pub type Links = Shared<Link, WORKERS>;
 #[derive(Debug, Clone, Hash)]
 pub struct World {
     pub main: Main,
-    /// The number of the epoch in `Stream`. A resumed epoch gets a new number.
+    /// Identifies the epoch in `Stream`. A resumed epoch gets a new number.
     pub number: u32,
     pub epoch: u32,
     pub collecting: Part<Collecting>,
@@ -226,8 +230,9 @@ pub struct World {
     pub broken: Option<&'static str>,
     pub kept: Part<Kept>,
     pub children: Children,
-    /// `out` contains the links to the main process, and `dealt` the links from the dispatching process to the workers.
+    /// The links to the main process.
     pub out: Links,
+    /// The links from the dispatching process to the workers.
     pub dealt: Links,
     pub elsewhere: Part<Elsewhere>,
 }

@@ -101,7 +101,7 @@ def may_run_beside(path: Path) -> bool:
     return not is_alone(path) and not is_of_ray(path)
 
 
-#: For each value of pytest's option `-m`, returns whether a file may contain such tests.
+#: For each value of `-m`: a function that tells whether a file may contain matching tests.
 HAS_SOME = {"alone": may_run_alone, "not alone and not ray": may_run_beside, "ray": is_of_ray, "unit": is_unit}
 
 

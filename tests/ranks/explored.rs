@@ -40,7 +40,7 @@ struct Job {
     /// For each member: the messages on their way to the hub (`up`) and from the hub (`down`).
     up: Vec<VecDeque<Message>>,
     down: Vec<VecDeque<Message>>,
-    /// For each member: whether the connection breaks after the messages in `up` or `down` have arrived.
+    /// For each member: whether `up` or `down` ends after its last message.
     up_ends: Vec<bool>,
     down_ends: Vec<bool>,
     gone: Vec<bool>,
@@ -161,7 +161,7 @@ impl Explorer {
         if !job.harmed {
             steps.push(Step::Harm);
         }
-        // The timeout is much longer than any step takes, so time passes only if no other step is possible.
+        // The timeout is long, so time passes only if no other step is possible.
         let wait = job
             .ranks
             .iter()

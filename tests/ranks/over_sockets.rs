@@ -98,7 +98,7 @@ fn many_unrelated_connections_use_few_descriptors_and_do_not_block_ranks() {
     assert!(hub.descriptors().len() <= 2 + 16 + 3, "{}", hub.descriptors().len());
     assert_eq!(end_of(&member, 0), Answer::Least(0));
     assert_eq!(end_of(&hub, 0), Answer::Least(0));
-    // The hub stops reading after the first message, so only the buffers of both sockets accept more bytes.
+    // The hub stops reading after the first message, so only socket buffers accept more bytes.
     assert!(flooding.join().unwrap() < 16 << 20);
     drop(crowd);
 }

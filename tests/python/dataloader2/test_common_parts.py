@@ -351,7 +351,7 @@ class SavedCounter(EpochCounter):
 
 
 class Through(IterDataPipe[Any]):
-    """A user-defined pipe, which prevents shards from sharing the pipes before its sharding filter."""
+    """A user-defined pipe prevents shards from sharing pipes."""
 
     def __init__(self, source: Any) -> None:
         self.source = source

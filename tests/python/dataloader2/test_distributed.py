@@ -119,7 +119,6 @@ def test_ranks_that_a_user_brings_are_used_as_they_are() -> None:
 
 
 def test_items_that_a_rank_had_read_ahead_are_in_its_state_and_are_voted_on_again(tmp_path: Path) -> None:
-    """With late=True, rank 0 asks all ranks to agree on a read-ahead item before rank 1 reads this item."""
     body = """
     from torchdata.datapipes.state import is_restorable, load_state, save_state
 

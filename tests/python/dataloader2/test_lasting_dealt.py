@@ -192,7 +192,7 @@ def test_a_loader_that_waits_for_an_epoch_to_begin_is_shut_down_by_another_threa
 
 
 class ReadsTwiceAtOnce(Passing):
-    """A pipe that reads its source twice before it yields an item, so that no snapshot is taken in between."""
+    """A pipe that reads its source twice before it yields an item."""
 
     def __iter__(self) -> Iterator[int]:
         return iter([*self.source, *self.source])
@@ -213,7 +213,7 @@ class CountingItsEnds(IterDataPipe[int]):
         self.source, self.ends = source, 0
 
     def reset(self) -> None:
-        """Keeps the number of complete iterations."""
+        """Does not reset `ends`."""
 
     def __iter__(self) -> Iterator[int]:
         for item in self.source:

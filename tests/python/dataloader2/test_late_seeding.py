@@ -1,4 +1,4 @@
-"""A library that is imported within an epoch has its global random generator seeded like all other generators."""
+"""Random generators of libraries that are imported within an epoch are seeded."""
 
 import ast
 import subprocess

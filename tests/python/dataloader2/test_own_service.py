@@ -155,7 +155,7 @@ def test_a_service_learns_whether_pipes_are_timed_and_which_shards_a_resumed_epo
         with DataLoader2(shuffled(), reading_service=Told(), stats="full") as loader:
             if workers is not None:
                 loader.load_state_dict(_state_after_one(workers))
-            # Each shard of the saved epoch yields all items, because the pipeline is not sharded.
+            # The pipeline is not sharded, so each shard yields all items.
             assert len(list(loader)) == 20 * (workers or 1) - (workers is not None)
             assert len(list(loader)) == 20 * (workers or 1)
     assert told == [(True, None, None), (True, None, None), (True, 3, None)]

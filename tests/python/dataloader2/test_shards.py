@@ -1,4 +1,4 @@
-"""States resume with another number of workers. The rest of the epoch is split into the original workers' shards."""
+"""States resume with another number of workers. The rest of the epoch keeps its original shards."""
 
 import os
 import random
@@ -120,7 +120,7 @@ def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(number: 
     with loader(form, old) as made:
         first, states = with_states(made)
         later = list(made)
-    # If pipes keep state between epochs, later epochs keep the number of shards, because each shard has its own state.
+    # If pipes keep state between epochs, later epochs keep the number of shards.
     following = later if lasts(FORMS[form]()) else epochs_of(loader(form, new))[1]
     for place in sorted({1, len(first) // 2, len(first) - 1}):
         assert epochs_of(loader(form, new, states[place - 1])) == [first[place:], following], place
@@ -363,7 +363,6 @@ def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new
 def test_a_thread_that_reads_ahead_takes_no_item_while_shards_are_saved(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While shards are saved, the thread of `fullsync` that reads ahead on each rank must not take an item."""
     position = WorkerOutput.position
 
     def later(self: WorkerOutput, delivered: int) -> Any:

@@ -1,4 +1,4 @@
-"""A loader copies the pipes of a graph, but not the data in these pipes, unless the start method requires pickling."""
+"""A loader copies a graph's pipes, but not their data."""
 
 import functools
 import gc

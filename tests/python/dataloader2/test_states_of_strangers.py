@@ -40,7 +40,7 @@ TARGETS = "loader_value,loader_bytes,graph_value,plain_pickle"
 
 ITEMS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 0, 7]
 
-#: Rows of `pipes_table` whose states contain user-defined objects, and therefore need pickle.
+#: Rows of `pipes_table` whose states need pickle.
 ONLY_PICKLED = {"sampler"}
 
 

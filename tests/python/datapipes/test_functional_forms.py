@@ -1,4 +1,4 @@
-"""A class may replace a registered functional form only if a notebook runs the cell that defines the class again."""
+"""A class may replace a registered functional form only if a notebook cell is run again."""
 
 import subprocess
 import sys

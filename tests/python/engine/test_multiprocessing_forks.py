@@ -69,7 +69,7 @@ def expected(way):
     return [(x, None if x % 3 else WAYS[way]) for x in range(COUNT)]
 
 
-# Each kind of loader is tested with few ways to exit, because a random test in this file covers all combinations.
+# A random test in this file covers all combinations.
 @pytest.mark.parametrize(
     ("family", "way"),
     [*(("DataLoader2", way) for way in WAYS), *itertools.product(list(FAMILIES)[1:], ["returns", "raises late"])],

@@ -200,7 +200,7 @@ class Handler:
         self.calls += 1
 
 
-#: A module that kills the first forking process after a fork, before the new process id is reported.
+#: A module that kills the first forking process after a fork.
 LATE_SERVER = """
 import os, signal, time
 from torchdata._engine.processes.forking_process import _ForkingProcess

@@ -240,7 +240,7 @@ SHORT_OF_MEMORY = """
 
 @pytest.mark.parametrize("budget", [1024, 0])
 def test_an_item_for_which_main_has_no_memory_raises_an_error_and_the_next_epoch_is_complete(budget):
-    # With a memory budget, workers send the item in one block of shared memory, and with a budget of 0 in pieces.
+    # With a budget of 0, workers send the item in pieces.
     error, end = output_of(SHORT_OF_MEMORY % budget).splitlines()
     assert re.search(r"no memory for \d+ bytes of an item that has arrived: use smaller items", error), error
     assert end == "complete"

@@ -25,7 +25,7 @@ from torchdata.dataloader2 import DataLoader2
 from torchdata.dataloader2.error import WorkerExitedError
 from torchdata.datapipes.iter import IterableWrapper
 
-#: Signals that end a process without a handler.
+#: Signals that end a process by default.
 HANDLED = [signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM, signal.SIGRTMIN + 3]
 
 SCRIPT = """
@@ -104,7 +104,7 @@ def said(process, what):
     raise AssertionError(f"the program has ended with {process.wait()}; it had handled {handled}")
 
 
-#: With spawn and forkserver, the tests use only one kind of loader, because workers that import modules start slowly.
+#: With spawn and forkserver, workers start slowly, so only one kind of loader is tested.
 BY_METHOD = {"fork": list(FAMILIES), "spawn": ["DataLoader2"], "forkserver": ["DataLoader2"]}
 
 

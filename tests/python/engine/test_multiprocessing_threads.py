@@ -4,9 +4,8 @@ import pytest
 
 from programs import run
 
-#: Helper objects are created only once per process, so the program forks a process for each attempt. Several threads of
-#: the forked process create loaders, while another thread sends the first items that need NumPy's API and the codec's
-#: helpers.
+#: Helper objects are created only once per process, so the program forks a process for each attempt. In the forked
+#: process, several threads create loaders while another thread sends items.
 ROUNDS = """
 import sys, threading, time, traceback
 import torchdata.datapipes.iter, torchdata.dataloader2

@@ -78,7 +78,7 @@ class Loader(Iterator[Any]):
 
 
 class Way(NamedTuple):
-    #: Begins reading: the arguments are the number of items, a function for each item, and a state or None.
+    #: Begins reading, given the number of items, a function for each item, and a state or None.
     begin: Callable[[int, Function, Any], Any]
     in_order: bool = True
     #: Whether a reader yields further items after the function has raised an error.
@@ -230,7 +230,7 @@ def test_ctrl_c_ends_a_wait_and_nothing_is_lost_or_doubled(way: Way, monkeypatch
     assert (found if way.in_order else sorted(found)) == list(range(9))
 
 
-# StatefulDataLoader defers Ctrl-C while it delivers a batch (see test_stateful_interrupts.py).
+# StatefulDataLoader is tested in test_stateful_interrupts.py.
 @pytest.mark.parametrize("way", [way for name, way in WAYS.items() if name != "StatefulDataLoader"], ids=[*WAYS][:-1])
 def test_ctrl_c_at_any_moment_loses_at_most_the_item_that_was_handed_over(
     way: Way, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,4 @@
-"""Statistics, diagnoses and warnings with stacks also include workers that are connected by carriers, as on other
-machines. Hanging workers are replaced."""
+"""Statistics, diagnoses and stacks include workers on simulated machines. Hanging workers are replaced."""
 
 import dataclasses
 import functools

@@ -1,7 +1,6 @@
 """A node receives exactly the calls that the guide describes. The tests use a node that records its calls.
 
-In a record, R stands for a reset to the beginning of an epoch, L for a reset to a state, n for an item, e for the end,
-and g for a saved state.
+In a record, R is a reset, and L is a reset to a state. n is an item, e is the end, and g is a saved state.
 """
 
 import itertools

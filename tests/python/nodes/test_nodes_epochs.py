@@ -55,7 +55,7 @@ GRAPHS: dict[str, Callable[[Kind], tn.BaseNode[Any]]] = {
 }
 
 
-#: For each epoch of a plan, the number of items before the loop leaves the epoch, or None for a complete epoch.
+#: How many items the loop reads of each epoch, or None for a complete epoch.
 PLANS: list[Plan] = [[None, None, None, None], [2, None, None, None], [1, 3, None, None]]
 
 

@@ -81,7 +81,7 @@ class Saving:
 
 
 BEFORE = ["nothing", "an epoch", "a break", "a loaded state between epochs", "a loaded state from within an epoch"]
-#: Workers start slowly, so each kind of loader with workers is tested with two of the five situations in `BEFORE`.
+#: Workers start slowly, so only two situations are tested for each loader with workers.
 PAIRS = itertools.product(enumerate(with_workers([*LOADERS])), enumerate(BEFORE))
 CASES = [(*case, before) for (i, case), (j, before) in PAIRS if not case[1] or (i + j) % 5 < 2]
 

@@ -1,4 +1,4 @@
-"""Streams resume exactly even if the same program saves and loads a state, or if streams count epochs at their end."""
+"""A stream resumes exactly in the program that saved its state. Streams may count epochs at their end."""
 
 from __future__ import annotations
 

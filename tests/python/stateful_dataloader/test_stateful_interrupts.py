@@ -134,7 +134,7 @@ def test_after_ctrl_c_the_number_of_the_next_epoch_changes_neither_the_rest_of_a
     assert number > 200
 
 
-# The generator of a stateful sampler cannot be resumed by the signal handler that interrupts the generator.
+# A signal handler cannot resume the interrupted generator of a sampler.
 @pytest.mark.parametrize("kind", [kind for kind in SMALL if kind != "ranks"])
 def test_without_workers_a_state_saved_at_each_call_is_exact(kind: str) -> None:
     assert check_states_at_each_call(SMALL[kind], 7) > 5

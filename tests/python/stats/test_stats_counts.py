@@ -110,7 +110,7 @@ def test_bytes_memory_and_copies_are_those_of_the_items():
         assert stats.shared_memory_peak >= 500_000
     stats = dl.stats()
     assert 40 * 50_000 < stats.bytes < 40 * 50_200 + 50_000, "states travel with the items"
-    # Ten items fill half of the memory budget, so most items were copied out of it, or were sent as fragments.
+    # Ten items fill half of the memory budget, so most items were copied or sent as fragments.
     assert stats.copies + stats.fragments >= 25
     assert stats.copied_bytes == 50_000 * stats.copies
     assert [int(item[0]) for item in kept] == list(range(40))
@@ -430,7 +430,7 @@ def test_each_snapshot_that_a_child_sends_is_counted(dispatched, tmp_path, monke
 
 
 def test_pipes_that_have_one_place_on_a_board_are_counted_apart_for_their_states() -> None:
-    """The graph `now` uses the same counter slots as the graph `before`."""
+    """The graphs `before` and `now` share counter slots."""
     counting = Counting(StatsBoard(1, 1, PIPES, False), MAIN_PAGE)
     before, now = (IterableWrapper(range(9)).enumerate() for _ in range(2))
     counting.bind(before)

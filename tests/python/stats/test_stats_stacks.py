@@ -116,7 +116,7 @@ class Refusing(MultiProcessingReadingService):
 
 
 def test_workers_that_never_begin_an_epoch_leave_no_memory():
-    """`nothing_is_left` tolerates a few open descriptors, so it could miss the leak of one descriptor per loader."""
+    """`nothing_is_left` could miss a leak of one descriptor per loader."""
     pipe = IterableWrapper(range(4)).sharding_filter()
     service = MultiProcessingReadingService(1, multiprocessing_context="fork")
     service.initialize(pipe)

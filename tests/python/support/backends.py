@@ -17,7 +17,7 @@ WORKERS = 2
 
 class Spawned:
     is_slow = False
-    #: If false, tests run only a few pipelines, because each loader starts processes.
+    #: Whether tests run all pipelines.
     has_all = False
     victims = ("worker", "dispatching")
 

@@ -3,7 +3,7 @@ each other.
 
 A child's random generators are seeded from the operating system, so that children do not draw equal numbers.
 
-Tests of imports, of interpreter options and of interpreter exit start a new interpreter by `run_python` instead."""
+Tests of imports and of the interpreter use `run_python`, which starts a new interpreter."""
 
 from __future__ import annotations
 

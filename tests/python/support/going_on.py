@@ -1,4 +1,4 @@
-"""Compares the epochs after a saved state of a `StatefulDataLoader` with an uninterrupted run."""
+"""Compares a resumed `StatefulDataLoader` with an uninterrupted run."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ Parameters of a query, all optional:
 - `hangup=1`: the connection is closed without an answer when it is reused.
 - `status=N`: an error with this status. `redirect=PATH`: a redirect.
 
-Under `/uc` and `/download`, the server behaves like Google Drive, and the id determines the kind of the file."""
+Under `/uc` and `/download`, the server behaves like Google Drive."""
 
 import gzip
 import hashlib

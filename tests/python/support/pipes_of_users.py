@@ -12,7 +12,7 @@ def plus_one(item: int) -> int:
 
 
 class TupleState(IterDataPipe):
-    """Its pickled state is a tuple, and it calls `getstate_hook` like many pipes written for torchdata."""
+    """A pipe with a tuple as its pickled state, which calls `getstate_hook`."""
 
     def __init__(self, source_datapipe: Any, factor: int) -> None:
         self.source_datapipe, self.factor = source_datapipe, factor

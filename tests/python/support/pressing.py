@@ -104,7 +104,7 @@ class AtCall:
 
 
 def read_until_call(iterator: Iterator[Any], number: int) -> list[Any] | None:
-    """Returns the items before an interruption at this call, or None if the loop makes fewer calls."""
+    """Returns the items before the interrupted call, or None if the loop ends earlier."""
     got: list[Any] = []
     at_call = AtCall(number)
     with contextlib.suppress(KeyboardInterrupt):
@@ -115,7 +115,7 @@ def read_until_call(iterator: Iterator[Any], number: int) -> list[Any] | None:
 
 
 def check_each_call(build: Callable[[], Any], step: int = 1) -> int:
-    """Interrupts a loader at each `step`-th call in an epoch, and checks that no item is lost. Returns the number of
+    """Interrupts a loader at every `step`-th function call, and checks that no item is lost. Returns the number of
     interruptions."""
     with build() as made:
         epochs = [[*map(repr, made)] for _ in range(2)]

@@ -2,9 +2,9 @@
 
     python -m drivers scribbles --seconds 1800 --runs 5000     # in tests/python/support
 
-In each run, one process writes random bytes into the rings, the wake-up words, the counters or the memory for stacks,
-but not into arrays, which have no checksum. The received items must be a prefix of the correct items, and `stats`,
-`diagnose`, `shutdown` and object deletion must not raise.
+In each run, one process writes random bytes into shared memory, except into arrays, which have no checksum. The
+received items must be a prefix of the correct items, and `stats`, `diagnose`, `shutdown` and object deletion must not
+raise.
 """
 
 import ctypes

@@ -3,8 +3,8 @@
     python -m drivers ranks --seconds 600 --jobs 2
 
 A job has 2 to 4 ranks that run a few short epochs. The seed of a job determines how the ranks run, which rank fails,
-and how and when it fails. Rank 0 may host torch's key-value store of the job, as in programs that are started without
-torchrun. The function `judge` contains the rules that jobs must follow."""
+and how and when it fails. Rank 0 may host torch's key-value store, as in programs without torchrun. The function
+`judge` contains the rules that jobs must follow."""
 
 from __future__ import annotations
 
@@ -294,8 +294,7 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
             if plan.action == "stop and go on soon" and now > struck + plan.timeout / 4:
                 victim.signal(signal.SIGCONT)
                 resumed = now
-            # CPython before 3.14 aborts if a thread returns from torch during exit, so the victim waits for other
-            # ranks.
+            # CPython before 3.14 may abort during exit while a thread uses torch, so the victim resumes last.
             others_gone = all(rank.exit is not None for rank in ranks if rank is not victim)
             late = struck + 2 * plan.timeout + (1 if others_gone else 12)
             if plan.action == "stop and go on late" and now > late:

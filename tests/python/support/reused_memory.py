@@ -54,5 +54,5 @@ def value(item: Any) -> float:
 
 
 def is_even_at_first(item: Any) -> bool:
-    """Rejects the items of some shards from number 40 on, so that the items of the other shards pile up."""
+    """From item 40 on, rejects the items of some shards, so that the remaining items wait."""
     return value(item) < 40 or value(item) % 6 > 1

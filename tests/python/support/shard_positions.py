@@ -2,8 +2,8 @@
 
     python -m drivers positions --seconds 5000    # in tests/python/support
 
-A plan consists of a pipeline, and the number of workers with which a loader saves a state at each position. A new
-interpreter loads each state with each number of workers, and reads three epochs.
+A plan is a pipeline and a number of workers. A loader saves a state at each position. A new interpreter loads each
+state with each number of workers, and reads three epochs.
 """
 
 import argparse
@@ -108,7 +108,7 @@ def epoch(loader: Any) -> list[Any]:
 
 
 def seed_generators() -> None:
-    """Seeds the generators from which functions of a loader without workers draw."""
+    """Seeds the global random generators."""
     random.seed(5)
     numpy.random.seed(5)
 
@@ -160,7 +160,7 @@ def differences(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> It
                 if wrong:
                     yield f"{plan} at {position} with {new}: {wrong}"
                 continue
-            # An epoch that had begun keeps the number of workers of the loader that saved the state.
+            # An epoch that had begun keeps its number of workers.
             has_begun = position or plan.kind == "stateful" or keeps
             first, later = whole[plan.old if has_begun else new], whole[plan.old if keeps else new]
             for rank, (rest, *more) in enumerate(found):

@@ -154,7 +154,7 @@ class ItsOwnIterator(GoesOn):
 
 
 class LiveState(CountsEpochs):
-    """Modifies its state dict after it was returned or loaded."""
+    """Modifies state dicts that it has returned or loaded."""
 
     def __init__(self, size: int) -> None:
         self.live: dict[str, Any] = {"place": 0, "epoch": 0, "history": [[0]]}

@@ -1,4 +1,4 @@
-"""After any pipe, `on_error("skip")` skips errors of the pipe's source and errors that the pipe itself raises."""
+"""After any pipe, `on_error("skip")` skips errors of the pipe and of its source."""
 
 import gzip
 import io
@@ -225,7 +225,7 @@ AS_OTHERS = {
     "S3FileLoader": "Mapper", "Saver": "Mapper", "Slicer": "Mapper", "StreamReader": "LineReader",
     "TFRecordLoader": "TarArchiveLoader", "XzFileLoader": "Decompressor", "ZipArchiveLoader": "TarArchiveLoader",
 }  # fmt: skip
-#: Classes without a test: the source is not a pipe, an error is raised repeatedly, or all ranks take part.
+#: Classes that this file does not test, for example because their source is not a pipe.
 END = {
     "AISFileLister", "EndOnDiskCacheHolder", "FSSpecFileLister", "FullSync", "HuggingFaceHubReader",
     "IoPathFileLister", "OnDiskCacheHolder", "S3FileLister",

@@ -33,7 +33,7 @@ class Skipped(Exception):
 
 
 class Leaves(BaseException):
-    """Raised in a plan's forked process to leave the driver and run `program`."""
+    """Raised to leave the driver and run `program`."""
 
     def __init__(self, program: Callable[[], None]) -> None:
         self.program = program
@@ -43,8 +43,8 @@ class Leaves(BaseException):
 class Driver:
     """`plan_of` returns the plan for a seed, or None to end the run.
 
-    `check` runs a plan, and returns the number of `noun`s that it has checked. A plan that runs for more than `limit`
-    seconds counts as hung."""
+    `check` runs a plan, and returns how many `noun`s were checked. A plan that runs for more than `limit` seconds
+    counts as hung."""
 
     plan_of: Callable[[int, argparse.Namespace], Any]
     check: Callable[[Any], int]

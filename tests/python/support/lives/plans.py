@@ -114,13 +114,13 @@ class Life:
         if self.block is not None:
             self.behind.insert(0, "block")
         if self.shard == "dispatch" and "cycle" in self.behind:
-            # If a `header` pipe ends an iteration early, the items that the dispatching process reads depend on timing.
+            # If a `header` pipe ended an iteration early, the dispatched items would depend on timing.
             self.behind = [step for step in self.behind if step != "header"]
         self._choose_failing(dice)
         self._choose_blow(dice, blow)
         steps = {*self.before, *self.behind}
         if LASTING & steps and (self.threads or self.shard == "dispatch"):
-            # `header` pipes end epochs early, so the state of other pipes would depend on how far threads read ahead.
+            # Because `header` pipes end epochs early, states would depend on timing.
             self.before, self.behind = (
                 [step for step in part if step != "header"] for part in (self.before, self.behind)
             )
@@ -244,7 +244,7 @@ class Life:
     def numbers(self) -> list[int | None]:
         if self.method == "remote":
             return [None]
-        # A loader without workers resumes by replaying items, which requires a fixed order.
+        # Without workers, resuming replays items in a fixed order.
         has_no_workers = self.shard == "filter" and not (self.free and self.main)
         has_no_workers &= self.failure != "exit"  # without workers, the main process itself would exit
         return [None, 1, 2, 3, 4, *([0] if has_no_workers else [])]

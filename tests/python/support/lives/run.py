@@ -39,7 +39,7 @@ def busy(how: str) -> Iterator[None]:
             sum(range(LONG))
 
     def handle(*_: Any) -> None:
-        # A periodic timer would interrupt its own handler on a slow machine.
+        # A periodic timer might interrupt its own handler.
         gc.collect(0) if how == "timer" else sum(range(LONG))
         if not ended.is_set():
             signal.setitimer(signal.ITIMER_REAL, 0.005 if how == "timer" else 0.05)
@@ -206,7 +206,7 @@ class Run:
         if more and not self.loader._is_paused:
             self.read(more)
         seeded = between and self.epoch + 1 < len(life.epochs) and life.epochs[self.epoch + 1][0] is not None
-        # A seeded epoch's seed must be set before the epoch begins, so the state is not loaded after `iter`.
+        # An epoch's seed must be set before `iter` is called.
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves:
             self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())
@@ -243,7 +243,7 @@ class Run:
             return
         if self.life.draws_in_main:
             raise Skipped("generators were drawn from")  # The interrupted attempt has already drawn its random numbers.
-        # A new loader may resume from the state of this loader, and must do so if pipes keep state between epochs.
+        # If pipes keep state between epochs, a new loader must resume from this loader's state.
         if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self.state()))

@@ -1,4 +1,4 @@
-"""Describes in rows how to build each pipe over a source of ints, with a model of its items in plain Python.
+"""Each row describes how to build a pipe over ints, and contains a model of its items.
 
 For each row, `test_pipes_model.py` tests items, states, later epochs, copies, failing sources and workers. A row for
 a new pipe can be in any module of this package. `BAD_ARGUMENTS` lists wrong arguments with the expected errors."""

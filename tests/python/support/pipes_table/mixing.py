@@ -204,7 +204,7 @@ ROWS: list[Row] = [
             "in_batch": (flag, True),
             "sort": (flag, True),
         },
-        # The length is known only if items are shuffled and not sorted (see test_bucketing.py).
+        # The cases in which the length is known are tested in test_bucketing.py.
         length=NO_LENGTH,
         random=True,
     ),

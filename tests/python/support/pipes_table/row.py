@@ -19,15 +19,15 @@ class Row:
     build: Callable[..., Any]
     #: Returns the expected items for the source's items and `params`.
     model: Callable[..., list[Any]]
-    #: For each parameter, a strategy of hypothesis, and the value for tests without hypothesis.
+    #: For each parameter: a Hypothesis strategy, and a fixed value.
     params: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    #: The expected length, None for the number of items, or a part of the TypeError's message if there is no length.
+    #: The expected length, None for the number of items, or a part of a TypeError's message.
     length: int | str | None = None
     reads_items: bool = True
     random: bool = False
     #: The reason why more items need more memory, or why memory is not tested.
     grows: str = ""
-    #: The reason why two workers, each with a shard, do not yield the items of `model`.
+    #: Why two workers do not yield the items of `model`.
     not_in_workers: str = ""
 
     @property

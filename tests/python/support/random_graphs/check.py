@@ -44,7 +44,7 @@ class Plain:
         return self.iterator  # type: ignore[no-any-return]
 
     def save(self) -> bytes:
-        # Deleting the iterator before saving would interrupt a disk cache that reads ahead.
+        # Deleting the iterator would interrupt a disk cache.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
         with standing_still(walk(self.pipe)):  # Paused threads draw no random numbers.
@@ -53,12 +53,12 @@ class Plain:
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        # If a graph was seeded as a whole, and its functions draw no numbers, it needs no global random generators.
+        # A graph that was seeded as a whole does not need global random generators.
         if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
             load_generators(generators)
 
     def close(self) -> None:
-        # A remaining iterator would keep file locks, and a later run of the graph would continue the iteration.
+        # A remaining iterator would keep file locks, and would continue in a later run.
         self.iterator = None
         for pipe in reversed(walk(self.pipe)):
             if hasattr(type(pipe), "shutdown"):
@@ -94,14 +94,14 @@ def check(
     away: bool = False,
 ) -> None:
     """Saves a graph at one position, and resumes from this state. For each number in `chain`, a graph resumes, yields
-    that number of items, and saves the next state. The number -1 stands for a state before an iteration begins."""
+    that number of items, and saves the next state. With -1, the state is saved before an iteration begins."""
     start(graph.number)
     run = reader(graph)
     for earlier in range(epoch):
         run.begin(earlier)
         _same(list(run.items()), expected[earlier], "an epoch before the stop")
     run.begin(epoch)
-    # At position -1, the epoch has not begun, so the graph is at the end of the previous epoch.
+    # At position -1, the graph is still at the end of the previous epoch.
     ended = position < 0 < epoch
     done = _read(run, [] if ended else expected[epoch], 0, position)
     saved = run.save()

@@ -1,6 +1,6 @@
 """Resumes from states in a fresh interpreter: `python -m random_graphs.elsewhere FILE`.
 
-The file is a pickled tuple: the module paths, whether torch is loaded, a module, its function, and the arguments.
+The file contains a pickled tuple with a function and its arguments.
 """
 
 import gc

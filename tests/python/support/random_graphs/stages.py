@@ -1,5 +1,4 @@
-"""Provides the parts of random graphs, which read and yield ints below 21: sources, pipes over one source, and pipes
-over several sources."""
+"""Provides sources and pipes for random graphs, whose items are ints below 21."""
 
 import os
 import random

@@ -1,4 +1,4 @@
-"""Draws programs over nodes: which epochs a program leaves early, and where it saves states."""
+"""Draws programs that leave epochs early, and save states of nodes."""
 
 import random
 from dataclasses import dataclass, field

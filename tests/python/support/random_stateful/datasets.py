@@ -28,7 +28,7 @@ def drawn(kind: str) -> float:
 
 class Slow:
     slow = False
-    #: Whether some items are always late, which changes the order in loaders without a fixed order.
+    #: Whether some items are always late.
     uneven = False
     _chance: random.Random | None = None
     hanging: tuple[int, Callable[[], None]] | None = None

@@ -2,8 +2,7 @@
 
     python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
-Each program runs three times: without exits, with exits, and with exits in two parts (up to its stop, and from the
-saved state to the end)."""
+Each program runs three times: without exits, with exits, and with exits before and after a resume."""
 
 import contextlib
 import os
@@ -80,7 +79,7 @@ class Deaths:
 
 
 def unknowable(program: Any) -> str:
-    """Returns why a new worker cannot continue exactly where another worker has exited, or an empty text."""
+    """Returns why a worker cannot be replaced exactly, or an empty text."""
     if not program.workers:
         return "the program has no workers"
     if program.seeds == "none":

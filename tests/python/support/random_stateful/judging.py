@@ -1,4 +1,4 @@
-"""Compares the epochs after a state of a program with those of an uninterrupted run."""
+"""Compares the resumed run of a program with an uninterrupted run."""
 
 import random
 import statistics

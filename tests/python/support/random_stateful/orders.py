@@ -200,5 +200,5 @@ STATEFUL = {
     "user's batches, stateful",
 }
 
-#: These samplers continue after the last index that was read ahead if the previous epoch was left early.
+#: Samplers that do not start over after an epoch was left early.
 GOING_ON = {"RandomSampler, replacement, generator", "user's, stateful", "user's batches, stateful"}

@@ -40,7 +40,7 @@ class Program:
     options: dict[str, Any] = field(default_factory=dict)
     broken: tuple[int, ...] = ()
     later_batch: int | None = None
-    #: Whether all runs set the "same" seed, the resumed run "another" seed, or no run a seed ("none").
+    #: The seed of the resumed run: the "same" seed, "another" seed, or "none".
     seeds: str = "same"
     #: How many random numbers the program draws before its loader, in each training step, and after each epoch.
     draws_before: int = 0
@@ -49,12 +49,12 @@ class Program:
     draws_more: int = 0
     seeds_epochs: bool = False
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The epoch and moment of the stop: "before" the iterator, after N batches, after the "last" one, or at the "end".
     stop_epoch: int = 0
+    #: The moment of the stop: a number of batches, "before", "last" or "end".
     stop_at: int | str = 0
     peeks: tuple[int, ...] = ()
     way: str = "torch"
-    #: Whether another process loads the state, and saves a new state, from which the last process resumes.
+    #: Whether the state is loaded and saved by another process before the last process resumes.
     relayed: bool = False
     beside_torch: bool = False
 

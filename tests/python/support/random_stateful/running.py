@@ -85,8 +85,8 @@ def run(seed: int, phase: str, **options: Any) -> dict[str, Any]:
 
 
 class Run:
-    """The phases "whole" and "torch" run all epochs, "stop" saves a state, "relay" loads and saves a state, and
-    "resume" runs the remaining epochs."""
+    """The phases "whole" and "torch" run all epochs. "stop" saves a state, "relay" loads and saves a state, and
+    "resume" loads a state."""
 
     def __init__(
         self,
