@@ -113,9 +113,11 @@ def statistics() -> LoaderStats:
 
 def measured(**worker: Any) -> LoaderStats:
     stats = statistics()
-    far = {"network_bytes": 1 << 30, "room": 0.8, "busy": 0.1, "busy_seconds": 1.0, "node": "10.0.0.7"}
+    far = {"network_bytes": 1 << 30, "room": 0.8, "busy": 0.1, "node": "10.0.0.7"}
     processes = [
-        dataclasses.replace(process, **{**far, **worker}) if process.role == "worker" else process
+        dataclasses.replace(stats.workers[0], name=process.name, **{**far, **worker})
+        if process.role == "worker"
+        else process
         for process in stats.processes
     ]
     return dataclasses.replace(
