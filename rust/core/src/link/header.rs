@@ -32,7 +32,7 @@ pub(crate) const BLOCK_ALIGN: u64 = 4096;
 pub struct LinkConfig {
     /// The size of the data ring in bytes, which is a power of two.
     pub ring_capacity: u64,
-    /// The number of entries of the return ring, which is also the maximum number of allocated blocks.
+    /// The number of entries of the return ring, and the maximum number of allocated blocks.
     pub return_capacity: u64,
     pub arena_capacity: u64,
 }

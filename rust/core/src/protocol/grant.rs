@@ -35,7 +35,7 @@ pub struct Grant {
 pub enum Reader {
     /// The reader is still in an earlier stream.
     Behind,
-    /// The reader is in the writer's stream, and wants this total number of items, modulo 2^30.
+    /// The reader wants this total number of items from the writer's stream, modulo 2^30.
     Here(u32),
     /// The reader has ended the writer's pass, but may request the next pass.
     Left,

@@ -25,8 +25,7 @@ pub struct QueuePosition<M> {
 }
 
 impl<M> QueuePosition<M> {
-    /// Creates the position of a consumer that has received the first `steps` items after `mark`, and the items in
-    /// `ahead`.
+    /// Creates the position of a consumer that has received the first `steps` items after `mark`, and those in `ahead`.
     pub fn new(mark: M, steps: u64, ahead: impl IntoIterator<Item = Index>) -> Self {
         let ahead = ahead.into_iter().collect();
         Self { mark, steps, next: steps, ahead, marks: BTreeMap::new(), spent: Vec::new() }
@@ -37,7 +36,7 @@ impl<M> QueuePosition<M> {
         self.next + self.ahead.len() as u64
     }
 
-    /// Returns the numbers of items that were delivered out of order, where 0 is the first item after `mark`.
+    /// Returns the numbers of the items that were delivered out of order, counted from `mark`.
     pub fn ahead(&self) -> impl Iterator<Item = Index> {
         let base = self.next - self.steps;
         self.ahead.iter().map(move |index| index - base)

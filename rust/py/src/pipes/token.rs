@@ -1,5 +1,5 @@
-//! Implements the token of a pipe, which records which iterator of the pipe is valid, and how many items this iterator
-//! has yielded.
+//! Implements the token of a pipe, which records the pipe's valid iterator and how many items this iterator has
+//! yielded.
 
 use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};

@@ -50,7 +50,7 @@ pub(super) struct State<T> {
     pub source_taken: bool,
     pub closed: bool,
     pub finished: bool,
-    /// Whether no item may be computed now, because the consumer has not received an error yet.
+    /// Whether workers wait until the consumer has received an error.
     pub broken: bool,
     pub ended: bool,
     pub reserving: Idle,
