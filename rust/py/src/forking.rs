@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 
 /// A call of `take` that lasts longer has waited for the lock, because taking a free lock lasts about 3 µs.
 const UNCONTENDED: Duration = Duration::from_micros(30);
-/// The number of calls that must find the lock free after a call that has waited.
+/// After a call that has waited, this number of calls must find the lock free.
 const FREE_CALLS: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
 /// The maximum delay of a fork. Threads that need the GIL are blocked during the delay.

@@ -124,8 +124,8 @@ pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     page << 30 | placed(page, position)
 }
 
-/// Returns the offset of the block in an entry, or None if the entry is damaged or from an earlier lap of the return
-/// ring.
+/// Returns the block offset in an entry. The result is None if the entry is damaged, or from an earlier lap of the
+/// return ring.
 pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     let offset = (entry >> 30) * BLOCK_ALIGN;
     (return_entry(position, offset) == entry).then_some(offset)

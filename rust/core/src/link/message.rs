@@ -40,8 +40,8 @@ pub(crate) struct MessageHeader {
     pub epoch: u64,
 }
 
-/// The size of the three words of a message header. They contain the length and the checksum, the padding, shard, kind
-/// and number of blocks, and the epoch.
+/// The size of the three words of a message header: length and checksum; padding, shard, kind and number of blocks;
+/// epoch.
 pub(crate) const MESSAGE_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
 /// A flag in the length field that marks padding. Lengths of messages do not use this bit, because they are multiples

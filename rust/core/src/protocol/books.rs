@@ -62,7 +62,7 @@ struct Peer<S> {
 #[derive(Debug)]
 pub struct PeerPosition<'a, S> {
     pub given: Account,
-    /// The latest snapshot at or before the position, or None if the sender must restart at the beginning of the epoch.
+    /// The latest snapshot at or before the position, or None if the sender must restart the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,
 }
 

@@ -5,8 +5,7 @@
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! A grant contains only the low bits of the epoch, the pass and the number of items, because the reader and the writer
-//! are never far apart.
+//! A grant contains only the low bits of its numbers, because the reader and the writer are never far apart.
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};

@@ -4,8 +4,8 @@
 //! after the mark. To resume, the source is restored from the saved state, and the items that the consumer has already
 //! received are dropped.
 //!
-//! Dropping a saved state may run arbitrary Python code, so unneeded states are kept in [`QueuePosition::spent`] until
-//! the lock is released.
+//! Dropping a saved state may run Python code, so [`QueuePosition::spent`] keeps unneeded states until the lock is
+//! released.
 
 use std::collections::{BTreeMap, BTreeSet};
 

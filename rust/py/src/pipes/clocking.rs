@@ -15,7 +15,7 @@ pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
-/// The duration in nanoseconds from which a call is recorded as slow, even if only a coarse clock has timed the call.
+/// A call of at least this duration in nanoseconds counts as slow, even if only a coarse clock has timed the call.
 pub const NOTICED: u64 = 12_000_000;
 
 pub const LOOK_AGAIN: u32 = 128;
@@ -96,15 +96,15 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// A measured call's nanoseconds without its nested calls, and the number of calls that the measured call
-    /// represents.
+    /// (nanoseconds of a measured call without its nested calls, number of calls that the measured call represents)
     pub own: Option<(u64, u64)>,
     /// (nanoseconds of a measured or slow outermost call, number of calls that this call represents)
     pub whole: Option<(u64, u64)>,
     pub passed: u64,
 }
 
-/// Runs and possibly measures a call of a pipe. Returns the result, whether the call was nested, and the measurement.
+/// Runs a call of a pipe, and measures some calls. Returns the result, whether the call was nested, and the
+/// measurement.
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {
         let depth = thread.depth.get();

@@ -34,7 +34,7 @@ const CLEARED: u64 = u64::MAX;
 #[repr(C)]
 struct Guard {
     ob_base: ffi::PyObject,
-    // Fields that are used for each item come first, so that one cache line contains them all.
+    // Fields that are used for each item come first, to share one cache line.
     /// The guard is valid while the token contains the same number.
     id: u64,
     token: *const IterationToken,

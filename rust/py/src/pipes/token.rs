@@ -79,7 +79,7 @@ impl IterationToken {
     }
 
     /// Starts to count items in the record that `bind` has set. The previous record stays allocated, because a call in
-    /// progress may still use the previous record.
+    /// progress may use the record.
     pub fn activate(&self, py: Python<'_>) {
         self.pending.with(py, |pending| {
             let Some(mut place) = pending.take() else { return };

@@ -1,6 +1,6 @@
 //! Holds the state of the thread that sends messages in a child process.
 //!
-//! After an interruption, the next call sends the rest of the message, so that no item is lost.
+//! After an interruption by a command, the next call sends the rest of the message, so that no item is lost.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -64,7 +64,7 @@ pub(super) struct Outlet {
     pub noter: Option<Py<PyAny>>,
     /// The latest snapshot of the dispatching process, which a worker process sends to the main process.
     pub relay: Option<Arc<Relay>>,
-    /// For each target, the expected checksum after the items that must be recomputed when the process resumes.
+    /// For each target, the expected checksum after the recomputed items.
     pub expected: Vec<Option<u64>>,
     pub next_link: usize,
     pub meters: Vec<WaitRef>,

@@ -18,7 +18,7 @@ use crate::errors;
 #[derive(Default)]
 pub struct Taken {
     pub message: Message,
-    /// Whether the message was counted as received, which permits the sending process to compute another item.
+    /// Whether the message was counted as received, so that the sender may compute another item.
     pub counted: bool,
 }
 

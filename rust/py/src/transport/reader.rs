@@ -409,8 +409,8 @@ impl Reader {
         visit.call(self.interrupt.as_ref().map(|interrupt| &interrupt.exception))
     }
 
-    /// Removes and returns the callbacks. The caller must release the reader before dropping them, because dropping may
-    /// run arbitrary code.
+    /// Removes and returns the callbacks. The caller must release the reader before dropping the callbacks, because
+    /// dropping may run arbitrary code.
     pub fn clear(&mut self) -> impl Sized + use<> {
         let (on_exit, replacing) = self.watch.clear();
         (
