@@ -20,8 +20,7 @@ pub struct Cadence {
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
-/// The first two snapshots are slow, because their code runs for the first time, so only this fraction of their time
-/// counts.
+/// Only this fraction of the first two snapshots' time counts, because code that runs for the first time is slow.
 const EARLY: f64 = 0.02;
 
 /// Snapshots that take longer than `CHEAP` seconds cost extra, because copying a large state slows down other

@@ -29,7 +29,7 @@ pub const fn open(word: u64) -> Option<u64> {
     if seal(word) == word { Some(word & SEALED) } else { None }
 }
 
-/// Returns the value of which a word from [`seal`] contains the lower 48 bits, or None if the word is damaged.
+/// Returns the complete value of a word from [`seal`], or None if the word is damaged.
 ///
 /// The value must be at least `known` and less than `known` + 2^48.
 #[inline]

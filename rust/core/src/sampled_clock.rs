@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// A clock that reads the system clock only in some calls of `sample`, because reading takes some tens of nanoseconds.
+/// A clock that reads the system clock only in some calls of `sample`, to save time.
 #[derive(Debug)]
 pub struct SampledClock {
     least: u32,

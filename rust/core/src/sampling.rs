@@ -13,7 +13,7 @@ pub struct MersenneTwister {
 }
 
 impl MersenneTwister {
-    /// Creates a generator from a state of Python, of which Python has already used the first `drawn` words.
+    /// Creates a generator from a state of Python's generator, whose first `drawn` words have been used.
     pub fn new(words: [u32; WORDS], drawn: usize) -> Self {
         Self { words, next: drawn.min(WORDS) }
     }

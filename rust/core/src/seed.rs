@@ -55,8 +55,7 @@ impl SeedGenerator {
 
     /// Returns a generator for the child `id`, with the same shared seeds, but independent worker seeds.
     ///
-    /// The child's seeds also depend on this generator's worker stream, so children of different parents are
-    /// independent.
+    /// The child's seeds depend on this generator's worker stream, so children of different parents are independent.
     pub fn spawn(&self, id: u64) -> Self {
         let mut mixer = self.worker.clone();
         // The child's number selects the ChaCha stream from which the child's seeds are drawn. The parent never draws

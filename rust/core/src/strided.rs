@@ -1,4 +1,4 @@
-//! Copies elements with gaps between them into contiguous memory, such as the pixels of a cropped or flipped image.
+//! Copies elements with gaps between them, such as the pixels of a cropped image, into contiguous memory.
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Axis {
@@ -108,7 +108,7 @@ impl Strided {
     unsafe fn copy_line(&self, from: *const u8, to: *mut u8) {
         let Self { line, group, run, .. } = *self;
         let bytes = group.count * run;
-        // For small groups, copying the same element of many groups in one loop is faster than copying group by group.
+        // For small groups, one loop that copies the same element of many groups is faster.
         for start in (0..line.count).step_by(BLOCK) {
             let count = BLOCK.min(line.count - start);
             for element in 0..group.count {

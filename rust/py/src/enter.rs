@@ -56,7 +56,7 @@ pub fn wait(
     }
 }
 
-/// Waits like `wait`, for an event that does not end a short sleep (slice).
+/// Waits like `wait`, but for an event that does not end a sleep.
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

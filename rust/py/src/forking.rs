@@ -1,8 +1,8 @@
 //! Delays forks until the lock of PyTorch's global random generator is free, because a child could inherit the locked
 //! lock.
 //!
-//! Python's own fork hooks may release the GIL, so this module uses a hook of the C library, which runs later. The GIL
-//! is not released between the hook and the fork, so no thread starts to draw random numbers in between.
+//! Python's own fork hooks may release the GIL, so this module uses a hook of the C library, which runs later. No
+//! thread starts to draw random numbers between the hook and the fork, because the GIL stays held.
 
 use std::cell::RefCell;
 use std::io;
@@ -13,7 +13,7 @@ use pyo3::prelude::*;
 
 /// A call of `take` that lasts longer has waited for the lock, because taking a free lock lasts about 3 µs.
 const UNCONTENDED: Duration = Duration::from_micros(30);
-/// The number of calls that must find the lock free after a call that has waited.
+/// After a call that has waited, this number of calls must find the lock free.
 const FREE_CALLS: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
 /// The maximum delay of a fork. Threads that need the GIL are blocked during the delay.

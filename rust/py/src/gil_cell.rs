@@ -3,8 +3,8 @@
 //! If the interpreter has a GIL, the types use plain loads and stores, which are much faster than a mutex. On a
 //! free-threaded interpreter, [`GilCell`] is a mutex.
 //!
-//! FORK: on a free-threaded interpreter, `os.fork` stops all attached threads, but not during an access to a
-//! [`GilCell`], so a forked child inherits no locked mutex.
+//! FORK: on a free-threaded interpreter, `os.fork` never stops a thread that accesses a [`GilCell`], so a forked child
+//! inherits no locked mutex.
 
 #[cfg(not(Py_GIL_DISABLED))]
 use std::cell::RefCell as Cell;
@@ -19,8 +19,8 @@ use pyo3::prelude::*;
 #[derive(Default)]
 pub struct GilCell<T>(Cell<T>);
 
-// SAFETY: `with` requires an interpreter token, which only one thread has at a time, and callers of `with` pass
-// closures that do not release the GIL. If a closure released the GIL, the `RefCell` would refuse other threads.
+// SAFETY: only one thread at a time has the interpreter token that `with` requires, and closures passed to `with` never
+// release the GIL. If a closure released the GIL, the `RefCell` would refuse other threads.
 #[cfg(not(Py_GIL_DISABLED))]
 unsafe impl<T: Send> Sync for GilCell<T> {}
 

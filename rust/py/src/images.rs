@@ -38,7 +38,7 @@ pub fn resize_pixels(
     }
     let done = py.detach(|| {
         // SAFETY: both buffers are contiguous, exist for the duration of this call, and do not overlap. If Python code
-        // writes to a buffer during the call, only the pixels in the result are wrong, as with NumPy.
+        // writes to a buffer during the call, only the pixels in the result are wrong.
         let (bytes, out) = unsafe {
             (
                 std::slice::from_raw_parts(from as *const u8, from_len),

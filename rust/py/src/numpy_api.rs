@@ -1,4 +1,4 @@
-//! Looks up NumPy's C API, which is a table of pointers in a capsule, when an array or scalar is first used.
+//! Looks up NumPy's C API, a table of pointers, when an array or scalar is first used.
 //!
 //! The lookup in the `numpy` crate panics if it fails, and takes a lock, which a forked child may inherit in locked
 //! state. This module repeats a failed lookup in the next call.

@@ -17,7 +17,7 @@ fn command(kind: &str, number: u64) -> PyResult<Command> {
     }
 }
 
-/// Returns the value that announces a command in shared memory, or None for the command `call`, which ends no epoch.
+/// Returns the value that announces a command in shared memory, or None for the command `call`.
 #[pyfunction]
 pub fn order_of(kind: &str, number: u64) -> PyResult<Option<u64>> {
     command(kind, number).map(Command::order)
@@ -33,7 +33,7 @@ impl PyObedience {
         Self(Obedience::new(dispatches))
     }
 
-    /// Returns the next step to execute a command, and whether to acknowledge the command before and after this step.
+    /// Returns the next step of a command, and whether the child acknowledges the command before and after the step.
     fn obey(&mut self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
         Ok(match self.0.obey(command(kind, number)?) {
             Step::Leave => ("leave", false, false),
@@ -70,8 +70,8 @@ impl PyReplacing {
         self.0.wanted(&dead, &ended)
     }
 
-    /// Returns the number of exits at the item that the child was computing, whether this exit was counted for the
-    /// first time, and whether the loader must give up.
+    /// Returns (number of exits at the child's current item, whether this exit is new, whether the loader must give
+    /// up).
     fn judge(
         &mut self,
         child: usize,

@@ -1,7 +1,7 @@
 //! Provides the Python class `Meeting`, which connects the ranks of a distributed program by sockets.
 //!
-//! In a forked child, all methods raise an error and nothing is dropped, because the background thread does not exist
-//! there, and the child may have inherited a locked lock.
+//! In a forked child, all methods raise an error and nothing is dropped, because the child has no background thread and
+//! may have inherited a locked lock.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};

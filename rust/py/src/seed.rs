@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyTuple};
 use torchdata_core::seed::SeedGenerator;
 
-/// Draws seeds, as documented in `torchdata.dataloader2.random`, whose `SeedGenerator` checks the arguments.
+/// Draws seeds as documented in `torchdata.dataloader2.random`.
 #[pyclass(name = "SeedGenerator", subclass, module = "torchdata._native")]
 pub struct PySeedGenerator(SeedGenerator);
 

@@ -13,8 +13,7 @@ use pyo3::types::{PyDict, PyString};
 
 #[pyclass(frozen, new = "from_fields", module = "torchdata._native")]
 pub struct Exchange {
-    /// Triples of a dictionary or object, a name, and the value that the entry or attribute with this name must still
-    /// have.
+    /// Triples of a dictionary or object, the name of an entry or attribute, and its expected value.
     expected: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
     variables: Vec<(Py<PyDict>, Py<PyString>)>,
     memory: Vec<PyBuffer<u8>>,
@@ -53,7 +52,7 @@ pub struct SavedGlobals {
     memory: Vec<Vec<u8>>,
     #[pyo3(get)]
     is_away: bool,
-    /// Whether `save` and `load` are sufficient to exchange this shard's state with the state of another shard.
+    /// Whether `save` and `load` can exchange this shard's state with another shard's state.
     #[pyo3(get, set)]
     is_all: bool,
 }
@@ -93,7 +92,7 @@ impl SavedGlobals {
 
 impl SavedGlobals {
     /// Exchanges the state of this shard with the state of `other`. Returns false and changes nothing if `save` and
-    /// `load` cannot exchange the whole state, or if a library has been loaded since the shards were saved.
+    /// `load` are insufficient, or if a library was loaded after the shards were saved.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);

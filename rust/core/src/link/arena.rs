@@ -19,7 +19,7 @@ struct Holders {
     len: u64,
     /// Whether a [`Block`] object in the producer's process refers to the block.
     local: bool,
-    /// How often the block was sent and not yet returned by the consumer.
+    /// How many sent references to the block the consumer has not returned.
     remote: u64,
 }
 

@@ -168,7 +168,8 @@ impl Carrier {
         ]
     }
 
-    /// Returns whether a control word has changed since the last `take`, or, if `messages` is true, a message has arrived.
+    /// Returns whether a control word has changed since the last `take`, or a message has arrived (only with
+    /// `messages`).
     pub fn has_news(&mut self, messages: bool) -> bool {
         // An error counts as a message, so that the caller calls `take`, which reports the error.
         self.words() != self.given || messages && self.inbound.readable().unwrap_or(true)

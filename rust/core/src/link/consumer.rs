@@ -1,7 +1,6 @@
 //! The consumer of a link: the end that receives messages.
 //!
-//! The consumer does not trust the producer, so it verifies each message after copying the message out of shared
-//! memory.
+//! The consumer does not trust the producer, so the consumer verifies a private copy of each message.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -208,15 +207,14 @@ impl Consumer {
         }
     }
 
-    /// Counts an item that was received before its turn, and allows the producer to send another item even if the
-    /// window is 0.
+    /// Counts an item received early, and allows the producer to send another item even if the window is 0.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
         self.tell(self.receiving.one_more());
     }
 
-    /// Allows the producer to send one item even if the window is 0, because another process waits for this producer.
+    /// Allows one more item even if the window is 0, because another process waits for this producer.
     pub fn grant_one_more(&mut self) {
         self.tell_if_new(self.receiving.one_more());
     }
@@ -231,7 +229,7 @@ impl Consumer {
         }
     }
 
-    /// Records that this process waits for an item, which may change the producer's byte limit.
+    /// Records that this process waits for an item, and adapts the producer's byte limit.
     pub fn wait(&mut self) {
         if self.ahead.wait() {
             self.layout.header().ahead.store(seal(self.ahead.allowed()), Ordering::Relaxed);
@@ -253,8 +251,7 @@ impl Consumer {
         }
     }
 
-    /// Wakes up a producer that may have reached its byte limit, whenever `Ahead::LEAST / 2` bytes of buffers were
-    /// taken.
+    /// Wakes up a producer that may have reached its byte limit, after each `Ahead::LEAST / 2` bytes of buffers.
     #[inline]
     fn count_blocks(&mut self, buffers: &[Buffer]) {
         if buffers.is_empty() {
@@ -277,8 +274,7 @@ impl Consumer {
         self.returns.bytes()
     }
 
-    /// Returns whether a buffer should be copied, because leases may use at most half of the arena and half of the
-    /// blocks.
+    /// Returns whether to copy a buffer: leases may use at most half of the arena and half of the blocks.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
         let leases = self.returns.count();

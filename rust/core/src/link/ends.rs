@@ -13,7 +13,7 @@ use crate::process::board::BellRef;
 use crate::process::region::Region;
 use crate::protocol::Obedience;
 
-/// The shared memory of a link, of which the producer and the consumer can each be taken once.
+/// The shared memory of a link. The producer and the consumer can each be taken once.
 #[derive(Debug, Clone)]
 pub struct Link {
     pub(super) layout: Arc<Layout>,

@@ -32,7 +32,7 @@ pub(crate) const BLOCK_ALIGN: u64 = 4096;
 pub struct LinkConfig {
     /// The size of the data ring in bytes, which is a power of two.
     pub ring_capacity: u64,
-    /// The number of entries of the return ring, which is also the maximum number of allocated blocks.
+    /// The number of entries of the return ring, and the maximum number of allocated blocks.
     pub return_capacity: u64,
     pub arena_capacity: u64,
 }
@@ -124,8 +124,8 @@ pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     page << 30 | placed(page, position)
 }
 
-/// Returns the offset of the block in an entry, or None if the entry is damaged or from an earlier lap of the return
-/// ring.
+/// Returns the block offset in an entry. The result is None if the entry is damaged, or from an earlier lap of the
+/// return ring.
 pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     let offset = (entry >> 30) * BLOCK_ALIGN;
     (return_entry(position, offset) == entry).then_some(offset)

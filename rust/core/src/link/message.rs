@@ -7,8 +7,7 @@ use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
 
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// The kind of a message's first fragment. If the consumer still has earlier fragments, the producer has abandoned
-/// their message.
+/// The kind of a message's first fragment. Earlier fragments at the consumer belong to an abandoned message.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
 /// A flag in the kind of an item whose bytes may differ between two runs, for example because the item is pickled.
@@ -41,24 +40,24 @@ pub(crate) struct MessageHeader {
     pub epoch: u64,
 }
 
-/// The size of a message header, which consists of three words: (1) the length and the checksum, (2) the padding,
-/// shard, kind and number of blocks, and (3) the epoch.
+/// The size of the three words of a message header: length and checksum; padding, shard, kind and number of blocks;
+/// epoch.
 pub(crate) const MESSAGE_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
 /// A flag in the length field that marks padding. Lengths of messages do not use this bit, because they are multiples
 /// of 8.
 const PAD: u32 = 1;
 
-/// Returns the word at `position` that marks `total` bytes of padding up to the end of the ring.
+/// Returns the word that marks `total` bytes of padding from `position` to the end of the ring.
 pub(crate) fn padding(position: u64, total: u64) -> u64 {
     let total = total as u32 | PAD;
     word(total, pad_check(position, total))
 }
 
-/// Decodes the first word of a message at `position` into the message's length and checksum, or None for padding.
+/// Decodes the first word of a message at `position`. Returns the length and the checksum, or None for padding.
 ///
-/// The parameter `available` is the number of published bytes, and `until_wrap` is the number of bytes before the end
-/// of the ring. The function does not verify the checksum.
+/// `available` bytes are published, and `until_wrap` bytes precede the end of the ring. The function does not verify
+/// the checksum.
 #[inline]
 pub(crate) fn read_first(
     first: u64,

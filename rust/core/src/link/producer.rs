@@ -61,8 +61,8 @@ pub struct Producer {
     sending: Sending,
     account: Account,
     current: u16,
-    /// For each shard, the numbers of sent items and of items to recompute. The entry of the current shard is outdated,
-    /// because `sending` and `account` contain its latest numbers.
+    /// For each shard, the numbers of sent items and of items to recompute. `sending` and `account` contain the latest
+    /// numbers of the current shard, whose entry is outdated.
     shards: Vec<ShardProgress>,
     streaming: bool,
     clock: SampledClock,
@@ -138,7 +138,7 @@ impl Producer {
         self.shards.fill(ShardProgress::default());
         (self.ahead_bytes, self.ahead) = (0, VecDeque::new());
         self.give_up();
-        // A command may have interrupted a wait for blocks, which leaves `blocks_wanted` set.
+        // A command that interrupts a wait for blocks leaves `blocks_wanted` set.
         self.layout.header().blocks_wanted.lower();
     }
 
@@ -175,7 +175,7 @@ impl Producer {
             .map(move |(shard, &kept)| if shard == current { self.current_shard() } else { kept })
     }
 
-    /// Returns how many items the current shard must still recompute. These items are not sent, because an earlier
+    /// Returns how many items the current shard must still recompute. Recomputed items are not sent, because an earlier
     /// process has already sent them.
     #[inline]
     pub fn owed(&self) -> u64 {
@@ -267,7 +267,7 @@ impl Producer {
         Ok(self.ahead_bytes >= allowed)
     }
 
-    /// Returns the position of the consumer's stream relative to the stream of this producer.
+    /// Returns how the consumer's stream relates to this producer's stream.
     pub fn reader(&self) -> Result<Reader, Corrupted> {
         // SYNC(grant): pairs with Consumer::grant.
         let word = self.layout.header().granted.load(Ordering::Acquire);
@@ -290,7 +290,7 @@ impl Producer {
         Ok(self.arena.allocate(len))
     }
 
-    /// Returns whether the consumer has not taken some of the sent blocks yet, so that waiting may free memory.
+    /// Returns whether the consumer has yet to take some sent blocks, so that waiting may free memory.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
         let head = self.cursor.refresh(&self.layout.header().head)?;
         Ok(self.last_blocks > head)
@@ -380,7 +380,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes a message, or returns false if there is no room or fragments of another message were pushed.
+    /// Pushes a message. Returns false if there is no room, or if fragments of another message were pushed.
     pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {
         if !self.fits(parts.len(), payload.len()) || self.streaming {
             return Ok(false);
@@ -388,7 +388,7 @@ impl Producer {
         Ok(self.write(kind, parts, payload)?.0 == Push::Done)
     }
 
-    /// Pushes a fragment of a buffer that is larger than the arena. All fragments of a buffer precede their message.
+    /// Pushes a fragment of a buffer that is larger than the arena. Fragments must be pushed before their message.
     pub fn push_fragment(&mut self, bytes: &[u8]) -> Result<Push, Corrupted> {
         let kind = if self.streaming { KIND_FRAGMENT } else { KIND_FIRST_FRAGMENT };
         let (pushed, _) = self.write(kind, &[], bytes)?;

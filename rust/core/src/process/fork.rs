@@ -18,7 +18,7 @@ extern "C" fn in_child() {
 #[inline]
 pub fn generation() -> u64 {
     if !HOOKED.load(Relaxed) {
-        // The hook is registered before this function returns a number, so that each later fork changes the number.
+        // The hook is registered first, so that each later fork changes the returned number.
         // SAFETY: `in_child` only changes atomics and maps memory, and neither locks nor allocates memory.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         HOOKED.store(failed == 0, Relaxed);

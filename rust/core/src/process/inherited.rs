@@ -135,8 +135,7 @@ impl Descriptor {
 impl Descriptor {
     /// Closes the descriptor. The caller must not use a result of `get` during or after the call.
     pub fn close(&self) {
-        // The state changes first, so that a child that is forked in between does not close another descriptor with the
-        // same number.
+        // The state changes first, so that a child forked in between does not close a reused descriptor number.
         if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let fd = self.0.start.load(Ordering::Relaxed) as i32;
             // SAFETY: this object owns the descriptor, and the exchange shows that no other code has closed it.

@@ -55,7 +55,7 @@ impl System for Linux {
 
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         let timeout = futex::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // The flag PRIVATE must not be set, because other processes also wait on this word.
+        // The flag PRIVATE must not be set, because other processes wait on this word.
         let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
     }
 

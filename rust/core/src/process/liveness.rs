@@ -14,7 +14,7 @@ use crate::error::{self, OpenError};
 #[derive(Debug)]
 pub struct Watch {
     pid: i32,
-    /// A descriptor of the watched process, or None in the portable fallback, which checks the process id instead.
+    /// A descriptor of the watched process, or None in the portable fallback.
     fd: Option<Descriptor>,
     parent: bool,
 }
@@ -30,7 +30,7 @@ impl Watch {
         Ok(Self { pid, fd, parent: parent_id() as i32 == pid })
     }
 
-    /// Watches a process on another machine. The descriptor `fd` becomes readable when that process exits.
+    /// Watches a process on another machine. `fd` becomes readable when the process exits.
     pub fn by(fd: OwnedFd) -> Result<Self, OpenError> {
         Ok(Self { pid: 0, fd: Some(Descriptor::note(fd)), parent: false })
     }
@@ -45,7 +45,7 @@ impl Watch {
         if self.parent { parent_id() as i32 != self.pid } else { has_exited(self.pid) }
     }
 
-    /// Returns whether any of the processes has exited, with one system call for all processes that have descriptors.
+    /// Returns whether any process has exited, with one system call for all processes that have descriptors.
     pub fn any_exited<'a>(watches: impl Iterator<Item = &'a Self>) -> bool {
         let mut fds = Vec::new();
         for watch in watches {
@@ -91,7 +91,7 @@ fn has_exited(pid: i32) -> bool {
         if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 {
             return info.si_signo != 0;
         }
-        // If the process is not a child, `kill` checks whether any process has this id, even a later process.
+        // For a process that is not a child, `kill` also succeeds if a later process has the same id.
         if libc::kill(pid, 0) != 0 {
             return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }
@@ -123,7 +123,7 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
 /// Makes the kernel resume this process (SIGCONT) when its parent exits, because a suspended process cannot detect the
 /// exit.
 ///
-/// The kernel also sends the signal when only the thread that created this process exits. The signal is SIGCONT,
+/// The kernel sends the signal even when only the thread that created this process exits. The signal is SIGCONT,
 /// because SIGCONT has no effect on a running process.
 pub fn continue_with_parent() {
     #[cfg(target_os = "linux")]

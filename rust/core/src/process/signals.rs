@@ -2,8 +2,7 @@
 
 use std::io;
 
-/// Installs a handler with which this process ignores the signal `number`, unless this process has sent the signal
-/// itself.
+/// Makes this process ignore the signal `number`, unless the process itself has sent the signal.
 ///
 /// SIG_IGN is not used, because programs that this process executes would inherit SIG_IGN. The handler runs on the
 /// normal stack, because the alternate stack of `faulthandler` is too small for many simultaneous signals.

@@ -9,8 +9,7 @@ use std::time::{Duration, Instant};
 use super::fork;
 use super::signals::without_signals;
 
-/// The word of a heartbeat contains two numbers: the upper bits count all calls in steps of `CALL`, and the lower bits
-/// count the running calls.
+/// The upper bits of a heartbeat count all calls, in steps of `CALL`. The lower bits count the running calls.
 const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;

@@ -1,7 +1,7 @@
 //! Records the items that a reader has received in an epoch, and the snapshots from which a later run can resume.
 //!
 //! A snapshot is kept until the user has received all items before the next snapshot. Pipes in the main process may
-//! read ahead of the user, so the reader also logs its latest deliveries.
+//! read ahead of the user, so the reader logs its latest deliveries.
 
 use std::collections::VecDeque;
 
@@ -62,7 +62,7 @@ struct Peer<S> {
 #[derive(Debug)]
 pub struct PeerPosition<'a, S> {
     pub given: Account,
-    /// The latest snapshot at or before the position, or None if the sender must restart at the beginning of the epoch.
+    /// The latest snapshot at or before the position, or None if the sender must restart the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,
 }
 
@@ -72,7 +72,7 @@ const LONG_LOOK_BACK: usize = 1 << 16;
 #[derive(Debug, Clone, Hash)]
 pub struct Books<S> {
     peers: Vec<Peer<S>>,
-    /// For each of the latest deliveries, the sender, and the number and checksum of the sender's earlier items.
+    /// The latest deliveries: (sender, number and checksum of the sender's earlier items).
     log: VecDeque<(u32, Account)>,
     total: u64,
     dealt: VecDeque<Dealt<S>>,
@@ -89,8 +89,8 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Creates a log that keeps the last `beyond` deliveries to the user, or the last `unknown` deliveries if the
-    /// user's position is unknown.
+    /// Creates a log of the last `beyond` deliveries, or of the last `unknown` deliveries if the user's position is
+    /// unknown.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })
@@ -108,10 +108,9 @@ impl<S> Books<S> {
         }
     }
 
-    /// Begins an epoch in which each sender starts after the items that `starts` counts, or at item 0 if `starts` is
-    /// empty.
+    /// Begins an epoch. Each sender starts after the items that `starts` counts, or at item 0 if `starts` is empty.
     ///
-    /// Returns the snapshots of the previous epoch, which the caller must drop after releasing all locks, because
+    /// Returns the previous epoch's snapshots. The caller drops the snapshots after releasing all locks, because
     /// dropping may run arbitrary code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
@@ -149,8 +148,8 @@ impl<S> Books<S> {
         self.peers[peer].taken
     }
 
-    /// Counts a delivered item. `lag` returns the number of delivered items that the user has not received yet, or None
-    /// if this number is unknown.
+    /// Counts a delivered item. `lag` returns the number of delivered items that the user has not received, or None if
+    /// unknown.
     #[inline]
     pub fn deliver(&mut self, peer: usize, digest: u64, lag: impl FnOnce(u64) -> Option<u64>) {
         let taken = &mut self.peers[peer].taken;
@@ -171,8 +170,8 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns each sender's number of items and checksum before the last `back` deliveries, and the sender of the next
-    /// item. Returns None if the log contains fewer than `back` deliveries.
+    /// Returns (items, checksum) of each sender before the last `back` deliveries, and the sender of the first of these
+    /// deliveries. Returns None if the log contains fewer than `back` deliveries.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -184,8 +183,8 @@ impl<S> Books<S> {
         Some((accounts, turn))
     }
 
-    /// Returns the positions of all senders before the last `back` deliveries, and the sender of the next item. Returns
-    /// None if the log contains fewer than `back` deliveries.
+    /// Returns the positions of all senders before the last `back` deliveries, and the sender of the first of these
+    /// deliveries. Returns None if the log contains fewer than `back` deliveries.
     pub fn positions(&self, back: u64) -> Option<(Vec<PeerPosition<'_, S>>, usize)> {
         let (accounts, turn) = self.accounts(back)?;
         Some((self.positions_at(accounts), turn))
@@ -221,7 +220,7 @@ impl<S> Books<S> {
     }
 
     /// Stores a snapshot, and returns older snapshots that are no longer needed. `lag` is the number of delivered items
-    /// that the user has not received yet, or None if this number is unknown.
+    /// that the user has not received, or None if unknown.
     pub fn keep(&mut self, peer: usize, snapshot: Snapshot<S>, lag: Option<u64>) -> Vec<S> {
         let given =
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.beyond as u64).min(self.log.len() as u64)));

@@ -6,8 +6,7 @@ use crate::round_robin::RoundRobin;
 pub enum Next {
     /// Deliver the next item from this link.
     Deliver(usize),
-    /// Receive the next item from this link before its turn, because the sender whose turn it is waits for another
-    /// process.
+    /// Receive this link's next item early, because the sender whose turn it is waits for another process.
     TakeIn(usize),
     Wait,
     /// Raise an error, because a required process has exited.
@@ -16,10 +15,10 @@ pub enum Next {
     Over,
 }
 
-/// In strict order, each worker can only be a limited number of items ahead of the main process. A deadlock could occur
-/// as follows: the main process waits for worker A, worker A waits for the dispatching process, and the dispatching
-/// process waits for worker B, which has reached its limit. To prevent a deadlock, the main process receives the items
-/// of worker B before their turn.
+/// In strict order, each worker can only be a limited number of items ahead of the main process. A deadlock is
+/// possible: the main process waits for worker A, A waits for the dispatching process, and that process waits for
+/// worker B, which has reached its limit. To prevent a deadlock, the main process receives the items of worker B before
+/// their turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     pub turn: RoundRobin,
@@ -31,8 +30,8 @@ impl Collecting {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
 
-    /// Returns the next step. `ready` and `arrived` return whether an item of a link can be delivered or received.
-    /// `starves` returns whether the link's sender waits for the dispatching process.
+    /// Returns the next step. `ready` returns whether a link's item can be delivered, and `arrived` whether it can be
+    /// received. `starves` returns whether the link's sender waits for the dispatching process.
     #[inline]
     pub fn next(
         &mut self,
@@ -54,8 +53,7 @@ impl Collecting {
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
     }
 
-    /// Returns a link from which an item must be received early, so that the dispatching process can serve a waiting
-    /// worker.
+    /// Returns a link whose item must be received early, so that the dispatching process can serve a waiting worker.
     pub fn to_take_in(
         &self,
         mut arrived: impl FnMut(usize) -> bool,

@@ -1,4 +1,4 @@
-//! Selects the reader that receives the next item of a process with several links, and decides when a pass ends.
+//! Selects the reader that receives the next item, and decides when an iteration (pass) ends.
 
 use super::grant::Reader;
 use super::sending::Permit;
@@ -8,11 +8,11 @@ use crate::round_robin::RoundRobin;
 pub enum Deal {
     /// Compute an item and send the item to this reader.
     To(usize),
-    /// Compute the next item and drop it, because this reader needs no more items or already has the item.
+    /// Compute and drop the next item, because this reader does not need the item.
     Skip(usize),
-    /// Wait until this reader accepts an item, because the order requires that this reader receives the next item.
+    /// Wait until this reader, whose turn it is, accepts an item.
     WaitFor(usize),
-    /// End the pass, because all readers have ended the pass.
+    /// All readers have ended the iteration (pass).
     Nobody,
 }
 

@@ -5,8 +5,7 @@
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! A grant contains only the low bits of the epoch, the pass and the number of items, because the reader and the writer
-//! are never far apart.
+//! A grant contains only the low bits of its numbers, because the reader and the writer are never far apart.
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};
@@ -35,7 +34,7 @@ pub struct Grant {
 pub enum Reader {
     /// The reader is still in an earlier stream.
     Behind,
-    /// The reader is in the writer's stream, and wants this total number of items, modulo 2^30.
+    /// The reader wants this total number of items from the writer's stream, modulo 2^30.
     Here(u32),
     /// The reader has ended the writer's pass, but may request the next pass.
     Left,

@@ -2,9 +2,9 @@
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Command {
-    /// Run the epoch with this number, after abandoning any other running epoch.
+    /// Abandon any running epoch, and run the epoch with this number.
     Epoch(u32),
-    /// Recompute the last items of this epoch without sending them, which restores the state of a replaced child.
+    /// Recompute the last items of this epoch without sending them, to restore a child's state.
     Repeat(u32),
     /// Call a function with the graph, between two items of the running epoch.
     Call,
@@ -12,8 +12,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Returns the control word that announces the command, or None for a call, which does not abandon the running
-    /// epoch.
+    /// Returns the control word that announces the command, or None for a call.
     pub fn order(self) -> Option<u64> {
         match self {
             Self::Epoch(epoch) | Self::Repeat(epoch) => Some(u64::from(epoch)),
@@ -25,7 +24,7 @@ impl Command {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Step {
-    /// Abandon the running epoch, and then execute the command.
+    /// Abandon the running epoch, and execute the command afterwards.
     Leave,
     Run {
         /// Whether the child acknowledges the command before the first item.

@@ -1,7 +1,7 @@
 //! Decides which child processes are replaced after an exit, and when the loader gives up.
 //!
-//! In a loader with a dispatching process, the exit of one child replaces all children, because the remaining children
-//! cannot determine which items were lost.
+//! If a loader has a dispatching process, any exit replaces all children, because the remaining children cannot
+//! determine the lost items.
 
 /// The number of exits at the same item after which the loader gives up.
 pub const TRIES: usize = 3;
@@ -71,8 +71,8 @@ impl Replacing {
         wanted
     }
 
-    /// Records an exit, and counts the exits at the same item. If `halted` is true, the count restarts, because the
-    /// children were paused, so no item has caused the exit.
+    /// Records an exit, and counts the exits at the same item. If `halted` is true, the count restarts, because no item
+    /// has caused the exit of a paused child.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];
@@ -90,8 +90,7 @@ impl Replacing {
         if child < self.workers { received[child] } else { received.iter().sum() }
     }
 
-    /// Returns whether the main process already has all items of a child, so that a replacement only restores the
-    /// state.
+    /// Returns whether the main process has all items of a child, so that a replacement only restores the state.
     pub fn repeats(&mut self, child: usize, ended: &[bool]) -> bool {
         let repeats = child < self.workers && ended[child];
         self.repeating |= repeats && self.dispatches;

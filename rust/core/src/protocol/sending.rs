@@ -110,7 +110,7 @@ impl Sending {
         })
     }
 
-    /// Calls `permit` for a writer that has reached its byte limit, and returns `Wait` in place of `Now`.
+    /// Like `permit`, but for a writer that has reached its byte limit: `Wait` replaces `Now`.
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })

@@ -4,8 +4,8 @@
 //! after the mark. To resume, the source is restored from the saved state, and the items that the consumer has already
 //! received are dropped.
 //!
-//! Dropping a saved state may run arbitrary Python code, so unneeded states are kept in [`QueuePosition::spent`] until
-//! the lock is released.
+//! Dropping a saved state may run Python code, so [`QueuePosition::spent`] keeps unneeded states until the lock is
+//! released.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,8 +25,7 @@ pub struct QueuePosition<M> {
 }
 
 impl<M> QueuePosition<M> {
-    /// Creates the position of a consumer that has received the first `steps` items after `mark`, and the items in
-    /// `ahead`.
+    /// Creates the position of a consumer that has received the first `steps` items after `mark`, and those in `ahead`.
     pub fn new(mark: M, steps: u64, ahead: impl IntoIterator<Item = Index>) -> Self {
         let ahead = ahead.into_iter().collect();
         Self { mark, steps, next: steps, ahead, marks: BTreeMap::new(), spent: Vec::new() }
@@ -37,7 +36,7 @@ impl<M> QueuePosition<M> {
         self.next + self.ahead.len() as u64
     }
 
-    /// Returns the numbers of items that were delivered out of order, where 0 is the first item after `mark`.
+    /// Returns the numbers of the items that were delivered out of order, counted from `mark`.
     pub fn ahead(&self) -> impl Iterator<Item = Index> {
         let base = self.next - self.steps;
         self.ahead.iter().map(move |index| index - base)

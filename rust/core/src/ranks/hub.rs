@@ -159,8 +159,8 @@ impl Hub {
         }
     }
 
-    /// Ends the wait for missing ranks after each of these ranks has sent a message, or after the duration `WATCH`.
-    /// Callers call this method at least once per heartbeat interval.
+    /// Stops waiting for missing ranks once each has sent a message, or after the duration `WATCH`. Callers call this
+    /// method at least once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

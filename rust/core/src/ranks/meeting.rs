@@ -1,8 +1,7 @@
 //! Connects the ranks of a job through sockets. A background thread reads and writes the sockets while callers wait for
 //! results.
 //!
-//! Before the thread is started, callers read and write the sockets themselves, so that a program can fork while it has
-//! a single thread.
+//! Until the thread starts, callers read and write the sockets, so that a single-threaded program can fork.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};

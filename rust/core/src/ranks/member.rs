@@ -34,7 +34,7 @@ impl Member {
         Answer::to(operation, self.last, self.verdict.as_ref())
     }
 
-    /// Records that this rank has waited for an operation until its timeout, and asks the hub which ranks are at fault.
+    /// Records that this rank's wait for an operation has timed out, and asks the hub which ranks are at fault.
     pub fn give_up(&mut self, operation: u64, now: Instant) {
         if operation == self.operation && self.gave_up.is_none() && self.verdict.is_none() {
             self.gave_up = Some((operation, now));

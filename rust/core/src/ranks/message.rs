@@ -7,7 +7,7 @@ pub type Token = [u8; 16];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// The first message of a member, which also counts as the member's value for operation 0.
+    /// A member's first message, which counts as its value for operation 0.
     Hello { token: Token, rank: u32 },
     /// The first message of the hub, which proves the hub's identity to the member.
     Welcome { token: Token },

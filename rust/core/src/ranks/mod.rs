@@ -35,7 +35,7 @@ pub enum Fault {
     Late,
     /// The connections to some ranks broke, because their processes exited or were disconnected.
     Dead,
-    /// Some ranks sent no message after the timeout, because they have exited, are stopped, or are disconnected.
+    /// Some ranks sent no message after the timeout: they have exited, are stopped or disconnected.
     Silent,
     /// Some ranks left the group normally before the operation.
     Parted,

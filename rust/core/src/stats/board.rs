@@ -34,7 +34,7 @@ pub enum Role {
     Dispatcher = 3,
 }
 
-/// The counters of all processes of a loader, in shared memory. If user code forks, the child gets zeros instead of the
+/// The counters of all processes of a loader, in shared memory. In a child that user code has forked, zeros replace the
 /// board.
 #[derive(Debug)]
 pub struct Board {
@@ -199,7 +199,7 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns a page of counters to this process, and continues the counts of the process that this process replaces.
+    /// Assigns a page of counters to this process, which continues the counts of its predecessor.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();
@@ -330,7 +330,7 @@ impl PipeRef {
         self.page.record_at(self.index).expect("checked when it was named")
     }
 
-    /// Returns the word that shows which pipe of the process is running, and the value of the word for this pipe.
+    /// Returns the word that shows which pipe of the process is running, and this pipe's value of the word.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

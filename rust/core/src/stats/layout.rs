@@ -161,7 +161,7 @@ pub struct Flow {
     /// The direction of the link: 0 (unused), 1 (this end sends) or 2 (this end receives).
     pub direction: AtomicU32,
     _pad: AtomicU64,
-    /// A sender waits for space or for a grant, and a receiver waits for items.
+    /// A sender waits for space or permission, and a receiver waits for items.
     pub wait: Wait,
     pub arena_used: AtomicU64,
     pub arena_peak: AtomicU64,
@@ -187,7 +187,7 @@ pub(super) struct SkippedKind {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct PipeRecord {
-    /// The number of items that the current iterator has yielded, including the items before the epoch was resumed.
+    /// The number of items that the current iterator has yielded, including items before a resumption.
     pub yielded: AtomicU64,
     /// The number of items that all iterators of this pipe have yielded, minus `yielded`.
     pub base: AtomicI64,
@@ -199,7 +199,7 @@ pub struct PipeRecord {
     pub retries: AtomicU32,
     pub(super) capacity: AtomicU64,
     pub samples: AtomicU64,
-    /// The estimated total duration in nanoseconds of all calls, without the time that other pipes took.
+    /// The estimated nanoseconds of all calls, without the time that other pipes took.
     pub own: AtomicU64,
     /// The number of items that the pipe skipped because of an exception.
     pub skipped: AtomicU64,
@@ -278,7 +278,7 @@ pub(super) struct PageHeader {
     pub all_pipes: AtomicU32,
     /// The index of the running pipe plus 1, or 0 if the running pipe is unknown.
     pub current: AtomicU32,
-    /// The signal that makes the process write its stack to the descriptor `stack`, or 0 if no signal is set up.
+    /// The signal that makes the process write its stack to the descriptor `stack`, or 0.
     pub signal: AtomicU32,
     pub stack: AtomicU32,
     pub restarts: AtomicU32,
@@ -302,7 +302,7 @@ pub(super) struct PageHeader {
     /// In the main process, an epoch begins with its first item. In a child process, an epoch begins when the command
     /// for this epoch arrives.
     pub span: Wait,
-    /// The size in bytes of the last snapshot that was too large to be sent, or 0 if all snapshots were sent.
+    /// The size in bytes of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,
     pub place: [AtomicU8; PLACE],
 }

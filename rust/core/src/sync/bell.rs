@@ -50,7 +50,7 @@ impl Bell {
         is_ready || ready()
     }
 
-    /// Removes one thread from the count of sleepers, unless `ring` has reset the count in the meantime.
+    /// Removes one thread from the count of sleepers, unless `ring` has reset the count.
     fn leave(&self, claims: u64) {
         let mut sleepers = self.sleepers.load(Ordering::Relaxed);
         while sleepers / CLAIM == claims && count(sleepers) > 0 {
@@ -62,7 +62,7 @@ impl Bell {
         }
     }
 
-    /// Returns whether a thread sleeps, or is about to sleep, and may have missed the caller's last change.
+    /// Returns whether a thread that sleeps, or is about to sleep, may have missed the caller's last change.
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         // SYNC(doorbell): pairs with the fence in `wait`.

@@ -1,8 +1,8 @@
 //! Implements the two cursors of a ring that has one producer and one consumer.
 //!
-//! The producer and the consumer each keep their own cursor in private memory, and publish a copy in shared memory.
-//! Each end also caches the cursor of the other end, and reads the shared copy only if the ring seems empty or full,
-//! which avoids cache misses.
+//! The producer and the consumer each keep their own cursor in private memory, and publish a copy in shared memory. To
+//! avoid cache misses, each end caches the opposite end's cursor, and reads the shared copy only if the ring seems
+//! empty or full.
 //!
 //! A cursor in shared memory contains check bits, so that a stray write does not look like a valid position.
 

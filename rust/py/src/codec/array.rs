@@ -17,7 +17,7 @@ use crate::numpy_api::numpy;
 
 pub const MOST_DIMENSIONS: usize = 64;
 
-/// The axes of an array from outermost to innermost in memory, or an empty slice if the axes are already in this order.
+/// The axes of an array from outermost to innermost in memory, or an empty slice if the axes are in order.
 type Order = [usize];
 
 pub fn write_order(order: &Order, payload: &mut Vec<u8>) {
@@ -111,9 +111,9 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
     whole.then(|| Arc::clone(block))
 }
 
-/// Returns the block of shared memory under a tensor, if the block consists of the `len` bytes at `data`.
+/// Returns the block of shared memory that consists of the `len` bytes at `data`, if any.
 ///
-/// The caller ensures that only the item refers to the array and to the tensor over the array.
+/// The caller ensures that only the item refers to the array and its tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
     // SAFETY: the call only reads the reference count of an existing object. The array and the variable `base` hold one

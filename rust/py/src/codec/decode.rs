@@ -19,8 +19,7 @@ use super::{Tag, malformed, numbers};
 use crate::buffers::LeasedBuffer;
 use crate::errors;
 
-/// Decodes an item. If `may_lease` is true, the item's arrays refer to the shared memory of `buffers` instead of
-/// copies.
+/// Decodes an item. If `may_lease` is true, the item's arrays refer to the shared memory of `buffers`.
 pub fn decode<'py>(
     py: Python<'py>,
     payload: &[u8],

@@ -38,8 +38,7 @@ impl ElementType {
         (self.lanes == 1 && self.bits > 0 && self.bits.is_multiple_of(8)).then_some(usize::from(self.bits / 8))
     }
 
-    /// Returns whether torch supports lazy negation for elements of this type, for example for the imaginary part of a
-    /// conjugate.
+    /// Returns whether torch supports lazy negation for elements of this type.
     fn has_lazy_sign(self) -> bool {
         const FLOAT: u8 = 2;
         matches!(self.code, FLOAT | Self::BFLOAT | Self::COMPLEX)
@@ -84,8 +83,8 @@ struct ExchangeApi {
 }
 
 const MAJOR: u32 = 1;
-/// Whether torch has failed to describe a tensor in this process, for example a sparse tensor. After a failure, the
-/// layout of each tensor is checked before torch is called, because catching an exception takes a millisecond.
+/// Whether torch has failed to describe a tensor in this process, for example a sparse tensor. After a failure, each
+/// tensor's layout is checked before torch is called, because catching an exception takes a millisecond.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 const UNUSED: &CStr = c"dltensor";
 
@@ -124,7 +123,7 @@ fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     })
 }
 
-/// A tensor in the memory of this process that has at least one element, and no state other than its elements.
+/// A tensor in this process's memory, with at least one element and no state besides its elements.
 pub struct Exported<'py> {
     tensor: Described,
     item: Bound<'py, PyAny>,

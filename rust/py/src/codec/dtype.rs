@@ -15,7 +15,7 @@ pub struct Dtype {
     unit: Option<TimeUnit>,
 }
 
-/// The unit of a `datetime64` or `timedelta64` dtype: NumPy's number for a base unit such as seconds, and a multiplier.
+/// The unit of a `datetime64` or `timedelta64` dtype: NumPy's number for a base unit, and a multiplier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TimeUnit {
     base: u32,

@@ -38,8 +38,7 @@ struct Within<'a> {
 }
 
 impl Within<'_> {
-    /// Returns whether no code outside the item uses the object, because only the object's container and the encoder
-    /// refer to the object.
+    /// Returns whether only the object's container and the encoder refer to the object.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
         // SAFETY: the call only reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
@@ -133,10 +132,9 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// Writes a reference and returns true if this string has already occurred in the item.
+    /// If this string has occurred earlier in the item, writes a reference and returns true.
     ///
-    /// Every new long string receives a number (`Tag::Kept`), even if the string occurs only once, because the encoding
-    /// must not depend on reference counts.
+    /// Every new long string receives a number (`Tag::Kept`), because the encoding must not depend on reference counts.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);

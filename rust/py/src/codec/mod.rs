@@ -7,7 +7,7 @@
 //! ```
 //!
 //! Objects of unknown types are pickled (protocol 5, with out-of-band buffers), if necessary by cloudpickle. If an item
-//! contains an object twice, the whole item is pickled to preserve the object's identity, except that long strings are
+//! contains an object twice, the whole item is pickled to preserve the object's identity. Repeated long strings are
 //! sent as references.
 
 mod array;
@@ -73,7 +73,7 @@ pub enum Tag {
     Pickle,
     /// An object follows to which later parts of the item can refer by number. `Kept` objects are numbered from zero.
     Kept,
-    /// The number of a `Kept` object follows, because this object occurs again.
+    /// The number of a `Kept` object follows.
     Again,
     /// A u64 follows, which represents an int that does not fit into an i64.
     Unsigned,

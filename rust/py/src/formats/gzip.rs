@@ -17,8 +17,8 @@ const FIRST: u8 = 0x1f;
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
     decoder: Option<GzDecoder<GzipSource>>,
-    /// The source after the last member. The source is dropped with the GIL held, because without the GIL, PyO3 would
-    /// take a lock, which a forked child could inherit in locked state.
+    /// The source after the last member. Dropping the source without the GIL would make PyO3 take a lock, which a
+    /// forked child could inherit in locked state.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
     /// An error in the stream, which is raised once the bytes before the error have been returned.
@@ -35,7 +35,7 @@ impl GzipReader {
         Self { decoder: Some(GzDecoder::new(source)), ended: None, buffer: vec![0; MOST], failed: None }
     }
 
-    /// Returns the decompressed bytes that are available without waiting (at least one byte), or no bytes at the end.
+    /// Returns the available decompressed bytes (at least one), or no bytes at the end.
     fn read<'py>(&mut self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let count = match self.failed.take() {
             Some(error) => Err(error),

@@ -1,4 +1,4 @@
-//! Measures the time that pipes spend in a sample of their calls, so that measuring is cheap even for small items.
+//! Measures the time of pipes in a sample of their calls, so that measuring is cheap even for small items.
 //!
 //! An outermost call is a call of a pipe from outside of all pipes. About one of `interval` outermost calls is
 //! measured, together with its nested calls. The own time of a pipe excludes the time of the pipes from which it reads.
@@ -15,7 +15,7 @@ pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
-/// The duration in nanoseconds from which a call is recorded as slow, even if only a coarse clock has timed the call.
+/// A call of at least this duration in nanoseconds counts as slow, even if only a coarse clock has timed the call.
 pub const NOTICED: u64 = 12_000_000;
 
 pub const LOOK_AGAIN: u32 = 128;
@@ -74,7 +74,7 @@ pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
 }
 
 /// Returns a random number of calls until the next measured call, on average `mean`. The first gaps are shorter, so
-/// that short runs also contain measured calls.
+/// that short runs contain measured calls.
 pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     let least = mean.min(most.get());
     most.set((2 * most.get()).min(LONGEST_METERED));
@@ -96,16 +96,15 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// The nanoseconds of a measured call, minus the time of its nested calls, and the number of calls that the
-    /// measured call represents.
+    /// (nanoseconds of a measured call without its nested calls, number of calls that the measured call represents)
     pub own: Option<(u64, u64)>,
-    /// The nanoseconds of an outermost call that was measured or slow, and the number of calls that this call
-    /// represents.
+    /// (nanoseconds of a measured or slow outermost call, number of calls that this call represents)
     pub whole: Option<(u64, u64)>,
     pub passed: u64,
 }
 
-/// Runs and possibly measures a call of a pipe. Returns the result, whether the call was nested, and the measurement.
+/// Runs a call of a pipe, and measures some calls. Returns the result, whether the call was nested, and the
+/// measurement.
 pub fn timed<T>(call: impl FnOnce() -> T) -> (T, bool, Option<Timed>) {
     CLOCKING.with(|thread| {
         let depth = thread.depth.get();

@@ -82,8 +82,7 @@ impl Delivery {
         }
     }
 
-    /// Drops an item or an ordinary exception of an epoch that has ended, but raises exceptions such as
-    /// KeyboardInterrupt.
+    /// Drops the result of an epoch that has ended, but raises exceptions such as KeyboardInterrupt.
     #[cold]
     fn left<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
         match PyErr::take(py) {

@@ -34,7 +34,7 @@ const CLEARED: u64 = u64::MAX;
 #[repr(C)]
 struct Guard {
     ob_base: ffi::PyObject,
-    // Fields that are used for each item come first, so that one cache line contains them all.
+    // Fields that are used for each item come first, to share one cache line.
     /// The guard is valid while the token contains the same number.
     id: u64,
     token: *const IterationToken,
@@ -166,8 +166,7 @@ pub fn guard_iterator<'py>(
     }
 }
 
-/// Some user iterators start again if they are called after their end, so `no_more` replaces the function of the user
-/// iterator.
+/// Some iterators start again if they are called after their end, so `no_more` replaces their function.
 unsafe extern "C" fn no_more(_: *mut ffi::PyObject) -> *mut ffi::PyObject {
     std::ptr::null_mut()
 }
@@ -479,7 +478,7 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
         .unwrap_or_else(|_| "a pipe".to_owned())
 }
 
-/// The attributes of the iterator, such as a generator's `close`, are also attributes of the guard.
+/// The guard has the attributes of its iterator, such as a generator's `close`.
 unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
     // SAFETY: the interpreter passes an existing guard and a str. If a call returns NULL, an exception is set.
     unsafe {

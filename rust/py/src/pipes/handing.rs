@@ -1,8 +1,8 @@
 //! Implements the base class of Python iterators that do not lose items to Ctrl-C.
 //!
 //! An item would be lost if Python handled a signal after taking the item from a queue and before returning the item.
-//! Therefore, the method `_wait`, which a signal handler may interrupt, takes no item. The method `_hand_over` takes
-//! the item, and delays a Ctrl-C until the item has been returned.
+//! The method `_wait`, which a signal handler may interrupt, takes no item. The method `_hand_over` takes the item, and
+//! delays a Ctrl-C until the item has been returned.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};

@@ -113,8 +113,8 @@ impl FilterIterator {
 pub struct IndexedIterator {
     item_at: Py<PyAny>,
     indices: Py<PyAny>,
-    /// A function with the arguments (error, index), which is called for each exception of `item_at`, except for
-    /// KeyboardInterrupt and the like.
+    /// `on_error(error, index)` is called for each exception of `item_at`, except for exceptions such as
+    /// KeyboardInterrupt.
     on_error: Py<PyAny>,
 }
 

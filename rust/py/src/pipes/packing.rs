@@ -1,4 +1,4 @@
-//! Computes the columns that `pack` adds to its rows, without creating a NumPy view for each piece of a row.
+//! Computes the columns that `pack` adds to its rows.
 
 use pyo3::exceptions::PyOverflowError;
 use pyo3::prelude::*;

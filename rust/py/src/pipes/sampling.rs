@@ -8,7 +8,7 @@ use torchdata_core::sampling::{MersenneTwister, WORDS};
 /// Returns the numbers below `count` in random order, as native 32-bit integers.
 ///
 /// `words` and `drawn` come from `random.Random.getstate()`: 624 words of 32 bits in native byte order, and the number
-/// of words that have been used.
+/// of used words.
 #[pyfunction]
 pub fn sample_order<'py>(py: Python<'py>, words: &[u8], drawn: usize, count: u32) -> PyResult<Bound<'py, PyBytes>> {
     if words.len() != 4 * WORDS {

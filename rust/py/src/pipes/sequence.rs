@@ -26,7 +26,7 @@ pub struct SequenceIterator {
     kind: SequenceKind,
     /// The number of items. This field is not used for a list, because a list can change its length.
     length: usize,
-    /// The index of the next item, or `u64::MAX` once the end was reached, which is final even if a list grows.
+    /// The index of the next item, or `u64::MAX` after the end. The end is final even if a list grows.
     position: GilNumber,
 }
 

@@ -1,4 +1,4 @@
-//! Iterates over one of several shares of an indexable source. An iterator never reads the items of other shares.
+//! Iterates over one of several shares of an indexable source. An iterator never reads another share's items.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 

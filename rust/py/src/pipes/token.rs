@@ -1,5 +1,5 @@
-//! Implements the token of a pipe, which records which iterator of the pipe is valid, and how many items this iterator
-//! has yielded.
+//! Implements the token of a pipe, which records the pipe's valid iterator and how many items this iterator has
+//! yielded.
 
 use std::ptr;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
@@ -79,7 +79,7 @@ impl IterationToken {
     }
 
     /// Starts to count items in the record that `bind` has set. The previous record stays allocated, because a call in
-    /// progress may still use the previous record.
+    /// progress may use the record.
     pub fn activate(&self, py: Python<'_>) {
         self.pending.with(py, |pending| {
             let Some(mut place) = pending.take() else { return };

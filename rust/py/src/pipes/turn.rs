@@ -1,7 +1,7 @@
 //! Makes threads that share an iterator read one at a time, in the order of their requests.
 //!
-//! If a signal handler requests an item in a thread that is already reading, an error is raised, because the thread
-//! would wait for itself forever.
+//! A signal handler that requests an item in the reading thread receives an error, because the thread would wait for
+//! itself forever.
 
 use std::collections::VecDeque;
 use std::sync::OnceLock;
@@ -123,7 +123,7 @@ impl Turn {
         Ok(())
     }
 
-    /// Lets this thread read if it is first in the queue. Returns an error if this thread can never read.
+    /// Lets this thread read if the thread is first in the queue. Returns an error if this thread can never read.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
         let (first, closed) = self
             .crowd

@@ -51,8 +51,8 @@ type Queue = OrderedQueue<Entry>;
 
 type ClaimedItems = (Vec<Slot>, Vec<Py<PyAny>>);
 
-/// Waits until `sleep` returns true. Signals are handled before the caller takes an item, because an exception from a
-/// signal handler would lose an item that has been taken.
+/// Waits until `sleep` returns true. Signals are handled before the caller takes an item, because a signal handler's
+/// exception would lose a taken item.
 fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyResult<()> {
     enter::wait(py, None, Slices::LONG, sleep, |_| Ok(false))?;
     py.check_signals()
@@ -62,8 +62,8 @@ fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyRes
 /// delivered out of order)
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
-/// The number of a slot, its kind ("waiting", "running", "result" or "error"), its content, and the saved state of the
-/// source.
+/// (number of the slot, kind, content, saved state of the source), where the kind is "waiting", "running", "result" or
+/// "error".
 type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 
 #[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]
@@ -352,8 +352,8 @@ impl ReadAheadQueue {
         })
     }
 
-    /// Returns the number of small items that were delivered in succession, and the maximum number of items that were
-    /// taken from the source but not delivered.
+    /// Returns the number of consecutive small items, and the maximum number of items that were taken from the source
+    /// but not delivered.
     fn growth(&self, py: Python<'_>) -> Option<(u64, u64)> {
         let given = self.place.with(py, |place| place.as_ref().map_or(0, QueuePosition::given));
         let window = self.window.with(py, |window| *window)?;

@@ -1,4 +1,4 @@
-//! Takes items, and from time to time the state, from a source for the threads that read ahead.
+//! Reads items and occasional states of a source for the threads that read ahead.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -25,13 +25,13 @@ pub struct SourceReader {
     unsaved: Py<PyAny>,
     /// The number of items between two saved states, or 0 if no states are saved.
     frequency: u64,
-    /// The first `dropped` items and the items in `ahead` are dropped, because an earlier run of the program has
-    /// delivered them.
+    /// An earlier run of the program has delivered the first `dropped` items and the items in `ahead`, which are
+    /// dropped.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,
     ended: AtomicBool,
-    /// An exception that `state_of` raised after the previous item, and that is raised in place of the next item.
+    /// An exception of `state_of` after the previous item, to be raised in place of the next item.
     state_error: GilCell<Option<Py<PyAny>>>,
 }
 

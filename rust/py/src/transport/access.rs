@@ -24,7 +24,7 @@ pub struct Access {
     holder: GilNumber,
     pub signs: Signs,
     /// Whether the first request begins a stream, as in a worker process that reads dispatched items. If the value is
-    /// false, the epoch begins the stream.
+    /// false, the stream begins with the epoch.
     on_demand: bool,
     /// The process that created the reader. A forked child must not take items of its parent.
     pub owner: OwningProcess,
@@ -171,8 +171,8 @@ impl Access {
         self.set_paused(py, true);
     }
 
-    /// Replaces the processes in `dead` and all other exited processes, or returns false if a reading thread will
-    /// replace them.
+    /// Replaces all exited processes, including the processes in `dead`. Returns false if a reading thread will replace
+    /// them.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;
@@ -204,8 +204,7 @@ impl Access {
         next
     }
 
-    /// Ends an iteration before all items have been read, because unread items of this worker would block other
-    /// workers.
+    /// Ends an unfinished iteration, because unread items of this worker would block other workers.
     pub fn leave(&self, py: Python<'_>, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;

@@ -1,6 +1,6 @@
 //! Provides the Python class `Carrier`, which exchanges the messages of links with another machine.
 //!
-//! No thread waits for the GIL while it holds the carrier's lock.
+//! No thread waits for the GIL while holding the lock of a `Carrier`.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -48,8 +48,7 @@ impl PyCarrier {
         Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
     }
 
-    /// Returns the control words, or None if no control word has changed, and a frame as a list of its head and large
-    /// buffers.
+    /// Returns the control words (None if unchanged), and a frame as a list of its head and large buffers.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {
@@ -92,8 +91,8 @@ impl PyCarrier {
     }
 
     /// Waits up to `seconds`, and then returns unused memory to the system. The wait ends early if a control word
-    /// changes or `ring` is called, if a message has arrived (only with `messages`), or if there is room for the rest of
-    /// a frame (only with `lacks`).
+    /// changes, `ring` is called, a message arrives (only with `messages`), or a frame's rest has room (only with
+    /// `lacks`).
     fn wait(&self, py: Python<'_>, seconds: f64, messages: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {

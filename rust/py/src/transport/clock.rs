@@ -15,8 +15,7 @@ struct Stall {
 
 struct Hang {
     next: Duration,
-    /// A callback with the arguments (peer, seconds, patience in seconds), which kills a process that hangs, or returns
-    /// false.
+    /// `on_hang(peer, seconds, patience)` kills a process that hangs, or returns false.
     on_hang: Py<PyAny>,
 }
 

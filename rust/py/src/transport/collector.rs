@@ -38,7 +38,7 @@ pub struct Collector {
 
 #[pymethods]
 impl Collector {
-    /// If a worker has no snapshot, it sends a message that consists of this prefix and the reason.
+    /// The prefix of a message with the reason why a worker has no snapshot.
     #[classattr]
     const REASON: &[u8] = REASON;
 
@@ -90,12 +90,12 @@ impl Collector {
 
     /// Watches processes, and replaces processes that exit.
     ///
-    /// `on_death(dead, received, ended, paused)` receives the indices of exited processes, the number of items from
-    /// each shard, whether all items of each shard were received, and whether the senders are paused. The callback
-    /// returns the indices of the processes to replace.
+    /// `on_death(dead, received, ended, paused)` receives the exited processes, each shard's number of received items,
+    /// whether each shard's items are complete, and whether the senders are paused. The callback returns the indices of
+    /// the processes to replace.
     ///
-    /// `on_replace(dead, positions, ended)` then starts the replacements. For each replacement, the callback returns
-    /// the index, the new link or None, and the id or descriptor of the new process.
+    /// `on_replace(dead, positions, ended)` then starts the replacements. The callback returns (index, new link or
+    /// None, id or descriptor of the new process) for each replacement.
     ///
     /// If a callback raises an exception, nothing changes, and the next read calls the callbacks again.
     fn watch_and_replace(
@@ -113,8 +113,8 @@ impl Collector {
         self.access.replace_dead(py, dead)
     }
 
-    /// Calls `on_surplus(next peer, peer that sent early, bytes)`, at most once per epoch, if items that were received
-    /// early use more than `most` bytes.
+    /// Calls `on_surplus(next peer, early peer, bytes)` at most once per epoch, when items received early exceed `most`
+    /// bytes.
     fn tell_surplus(&self, py: Python<'_>, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py).map(|mut held| held.peers.tell_surplus_to(most, on_surplus))
     }
@@ -156,8 +156,7 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.clock.tell_hang_to(on_hang))
     }
 
-    /// Makes every wait raise `exception` once the main process has sent a command that starts another epoch or stops
-    /// this worker process.
+    /// Makes every wait raise `exception` once the main process has commanded another epoch or a stop.
     fn set_interrupt(
         &self,
         py: Python<'_>,
@@ -175,8 +174,8 @@ impl Collector {
     /// Starts an epoch. Must be called before the command that starts the epoch is sent. A thread that still reads an
     /// earlier epoch stops.
     ///
-    /// To resume, `starts`, `turn` (the shard of the next item) and `passed` (the number of passes over the dispatched
-    /// items) describe the position.
+    /// To resume, `starts`, `turn` (next shard) and `passed` (number of iterations over the dispatched items) describe
+    /// the position.
     #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     fn start_epoch(
         &self,
@@ -199,8 +198,8 @@ impl Collector {
     /// Returns the position after `delivered` items, or the current position if `delivered` is None. Returns None if
     /// the position is no longer known.
     ///
-    /// A position consists of the number of items and the snapshot of each shard, the shard of the next item, and the
-    /// snapshot of the dispatching process.
+    /// A position consists of (items, snapshot) of each shard, the shard of the next item, and the dispatching
+    /// process's snapshot.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn positions(
@@ -241,8 +240,8 @@ impl Collector {
         drop(superfluous);
     }
 
-    /// Returns the number of the current iteration (pass) over the dispatched items, and (items, checksum) that this
-    /// worker has read in the pass.
+    /// Returns the number of the current iteration (pass) over the dispatched items, and this worker's (items,
+    /// checksum) in the pass.
     fn share(&self, py: Python<'_>) -> (u64, Entry) {
         (self.access.signs.pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
@@ -266,9 +265,9 @@ impl Collector {
         self.access.stop(py);
     }
 
-    /// Receives items early while the caller waits until all child processes have executed a command. Without this
-    /// method, a child could wait forever for the dispatching process. The caller repeats the call while it waits, and
-    /// calls the method once more with `done` set to true after all children have executed the command.
+    /// Receives items early while the caller waits for child processes to execute a command. Without this method, a
+    /// child could wait forever for the dispatching process. The caller repeats the call during the wait. In the last
+    /// call, `done` is true.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold(py) else { return Ok(()) }; // the reading thread receives these items
         if done {
@@ -298,8 +297,8 @@ impl Collector {
         self.access.hold(py)?.receive(py, peer, seconds.map(duration))
     }
 
-    /// Returns the results of the calls after number `last`, their total time in seconds, and the message after these
-    /// results, if any. If a result cannot be decoded, the error is returned in place of the message.
+    /// Returns (results of the calls after number `last`, their total time in seconds, the next message or None). If a
+    /// result cannot be decoded, the error is returned in place of the message.
     #[pyo3(signature = (peer, last, seconds = None))]
     fn receive_results<'py>(
         &self,

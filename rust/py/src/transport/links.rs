@@ -79,8 +79,7 @@ impl PyBellBoard {
     }
 }
 
-/// Unmaps the shared memory that a forked child without threads has inherited, except for the arguments and used
-/// memory.
+/// Unmaps inherited shared memory in a forked child without threads, except for the arguments and used memory.
 #[pyfunction]
 #[pyo3(signature = (links, bells, stats = None))]
 pub fn drop_inherited(

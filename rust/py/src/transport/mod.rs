@@ -1,8 +1,7 @@
 //! Sends and receives items between processes.
 //!
-//! The main process reads items from worker processes. A loader may also have one dispatching process, which
-//! distributes the items of a shared pipe to the workers. A pass is one iteration over the dispatched items within an
-//! epoch.
+//! The main process reads items from worker processes. A loader may have one dispatching process, which distributes the
+//! items of a shared pipe to the workers. A pass is one iteration over the dispatched items within an epoch.
 
 mod access;
 pub mod carrier;

@@ -1,7 +1,6 @@
 //! Holds the state of the thread that sends messages in a child process.
 //!
-//! If a command interrupts the sending of a message, the next call sends the rest of the message, so that no item is
-//! lost.
+//! After an interruption by a command, the next call sends the rest of the message, so that no item is lost.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -29,8 +28,7 @@ pub(super) fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// Returns whether a command interrupts this process. While items of the epoch `held` are recomputed, only a stop or a
-/// later epoch interrupts this process.
+/// While items of the epoch `held` are recomputed, only a stop or a later epoch interrupts this process.
 pub(super) fn is_interrupted(control: &Option<Link>, held: Option<u32>) -> bool {
     let obeys = |link: &Link| held.is_none_or(|epoch| link.is_superseded(epoch).unwrap_or(true));
     control.as_ref().is_some_and(|link| link.pending() && obeys(link))
@@ -46,7 +44,7 @@ pub(super) struct Outlet {
     /// Selects the target of the next item: a shard in a worker process, or a worker in the dispatching process.
     pub dealing: Dealing,
     pub has_shards: bool,
-    /// Whether some shard may still have to recompute items that were sent before the process resumed.
+    /// Whether a shard may still have to recompute items.
     pub owes: bool,
     /// The shard that has ended but has not yet sent the end of its items.
     pub closing: Option<usize>,
@@ -66,7 +64,7 @@ pub(super) struct Outlet {
     pub noter: Option<Py<PyAny>>,
     /// The latest snapshot of the dispatching process, which a worker process sends to the main process.
     pub relay: Option<Arc<Relay>>,
-    /// For each target, the expected checksum after the items that must be recomputed when the process resumes.
+    /// For each target, the expected checksum after the recomputed items.
     pub expected: Vec<Option<u64>>,
     pub next_link: usize,
     pub meters: Vec<WaitRef>,
@@ -81,7 +79,7 @@ pub(super) struct Departing {
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
-    /// The buffers of the message that were already stored, followed by the payload if the payload is long.
+    /// The message's stored buffers, followed by the payload if the payload is long.
     pub parts: Vec<Part>,
     pub streamed: usize,
 }
@@ -174,8 +172,8 @@ impl Outlet {
         if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }
 
-    /// Returns the current epoch if items are being recomputed. Function calls are postponed until all items are
-    /// recomputed, because the main process received these items before it sent the function calls.
+    /// Returns the current epoch if items are being recomputed. Function calls wait until all items are recomputed,
+    /// because the main process sent the calls after receiving these items.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
@@ -367,7 +365,7 @@ impl Outlet {
         })
     }
 
-    /// Copies a buffer into the arena. Larger buffers are sent in fragments, from byte `streamed` on.
+    /// Copies a buffer into the arena. Sends larger buffers in fragments, starting at byte `streamed`.
     fn put_in_memory(
         &mut self,
         py: Python<'_>,
@@ -403,7 +401,7 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Copies a buffer of a message into the arena. Returns None if no memory becomes free by waiting.
+    /// Copies a buffer of a message into the arena. Returns None if waiting cannot free memory.
     fn put_in_arena(&mut self, py: Python<'_>, target: usize, source: &Source) -> PyResult<Option<Placed>> {
         loop {
             let producer = self.producer(target);
@@ -444,7 +442,7 @@ impl Outlet {
         }
     }
 
-    /// Waits until there is space, and returns None. If the message can no longer be sent, returns the reason.
+    /// Waits until there is space. Returns None, or the reason why the message can no longer be sent.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,

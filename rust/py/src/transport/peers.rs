@@ -18,7 +18,7 @@ use crate::errors;
 #[derive(Default)]
 pub struct Taken {
     pub message: Message,
-    /// Whether the message was counted as received, which permits the sending process to compute another item.
+    /// Whether the message was counted as received, so that the sender may compute another item.
     pub counted: bool,
 }
 
@@ -131,8 +131,7 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. `looked_into` means that the stream has already begun with a window of 0, to receive its first
-    /// snapshot.
+    /// Begins a stream. `looked_into` means that the stream has begun with a window of 0, to receive only a snapshot.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -299,10 +298,9 @@ impl Peers {
         (self.surplus.most, self.surplus.on_surplus) = (most, Some(on_surplus));
     }
 
-    /// Receives items of other peers early if a peer waits for the dispatching process, so that other peers continue.
+    /// If a peer waits for the dispatching process, receives items of other peers early, so that these peers continue.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // Even items of the peer whose turn is next are received early, because this peer's answer to a command may
-        // follow the items.
+        // Items of the next peer are received early too, because this peer's answer to a command may follow the items.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = collecting.to_take_in(|peer| self.has_arrived(peer), |peer| starving[peer]) {
             self.take_in(py, peer, collecting.turn.next())?;

@@ -44,8 +44,8 @@ impl StreamProgress {
         self.books.with(py, |books| books.deliver(peer, digest, |total| self.given.lag(total)));
     }
 
-    /// Returns whether a shard has sent a snapshot. If `dealt` is true, shard 0 must also have sent the first snapshot
-    /// of the dispatching process.
+    /// Returns whether a shard has sent a snapshot. If `dealt` is true, shard 0 must also have sent a snapshot of the
+    /// dispatching process.
     pub fn has_snapshot(&self, py: Python<'_>, peer: usize, dealt: bool) -> bool {
         self.books.with(py, |books| books.has_snapshot(peer) && (!dealt || peer > 0 || books.has_dealt()))
     }

@@ -58,7 +58,7 @@ pub struct Reader {
     /// The control link of a worker process, whose commands end a wait of the reader.
     pub interrupt: Option<Interrupt>,
     pub stream: Stream,
-    /// A stream that was begun before an item was requested, in order to receive only the stream's first snapshot.
+    /// A stream that was begun early, only to receive its first snapshot.
     looked_into: Option<Stream>,
     own: BellRef,
     /// A callback with the arguments (peer, description), which must raise the exception that a worker has reported.
@@ -145,8 +145,8 @@ impl Reader {
             }
             kind::ERROR => {
                 let description = decode(py, &self.peers.current.message, self.peers.may_lease(peer));
-                // `put_back` is called before the callback, so that the next call raises this error again even if a
-                // signal handler raises an exception now.
+                // `put_back` precedes the callback, so that the next call raises this error even after an exception of
+                // a signal handler.
                 self.peers.put_back(peer);
                 self.on_error.call1(py, (peer, description?))?;
                 return Ok(false); // reached only if `on_error` does not raise an exception
@@ -229,8 +229,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for the first message of each shard in this epoch, and stores the message if it is a snapshot. If `dealt`
-    /// is true, also waits for the snapshot of the dispatching process.
+    /// Waits for the first message of each shard in this epoch, and stores snapshots. If `dealt` is true, waits for the
+    /// snapshot of the dispatching process as well.
     pub fn await_snapshots(&mut self, py: Python<'_>, signs: &Signs, dealt: bool) -> PyResult<()> {
         let (began, epoch) = (Instant::now(), signs.epoch.load(Relaxed) as u32);
         self.clock.rearm();
@@ -273,7 +273,7 @@ impl Reader {
         let next = match awoken {
             Ok(Some(next)) => next,
             Ok(None) => {
-                // The complete items of the exited process are delivered first, as far as the order of items allows.
+                // Complete items of the exited process are delivered first, as far as the order allows.
                 self.watch.note_death();
                 self.collecting.note_death();
                 return Ok(());
@@ -295,7 +295,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for an item or another event, and returns the next step of the reader, or None if a process has exited.
+    /// Waits for an event. Returns the reader's next step, or None if a process has exited.
     fn sleep(&mut self, py: Python<'_>, signs: &Signs, epoch: u32, turn: Option<usize>) -> PyResult<Option<Next>> {
         let Self { peers, collecting, clock, meters, watch, interrupt, own, .. } = self;
         clock.start();
@@ -409,8 +409,8 @@ impl Reader {
         visit.call(self.interrupt.as_ref().map(|interrupt| &interrupt.exception))
     }
 
-    /// Removes and returns the callbacks, which must be dropped after the reader is released, because dropping may run
-    /// arbitrary code.
+    /// Removes and returns the callbacks. The caller must release the reader before dropping the callbacks, because
+    /// dropping may run arbitrary code.
     pub fn clear(&mut self) -> impl Sized + use<> {
         let (on_exit, replacing) = self.watch.clear();
         (
@@ -424,7 +424,7 @@ impl Reader {
     }
 }
 
-/// The results of function calls, their total time in seconds, and the message that follows the results.
+/// (results of function calls, total time in seconds, message after the results)
 pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
 
 enum Came<'py> {

@@ -98,10 +98,10 @@ impl Sender {
         Ok(())
     }
 
-    /// Starts an epoch, and drops the rest of a message of an earlier epoch.
+    /// Starts an epoch, and drops any unsent rest of an earlier message.
     ///
-    /// To resume, `starts` contains for each shard or reader: (items, checksum) before the resumed position, the number
-    /// of items to recompute, and the checksum after these items. `turn` is the shard or reader of the next item.
+    /// `starts` has one entry per shard or reader, from which the epoch resumes: items and checksum so far, number of
+    /// items to recompute, and checksum afterwards. `turn` is the shard or reader of the next item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -129,11 +129,10 @@ impl Sender {
         Ok(())
     }
 
-    /// Makes `pump` call `taker(shard)` from time to time, between two items. The pause is `factor` times the duration
-    /// of a call, but at least `seconds`.
+    /// Makes `pump` call `taker(shard)` from time to time, between two items. The pause between two calls is `factor`
+    /// times a call's duration, but at least `seconds`.
     ///
-    /// `taker` returns None or a snapshot: the number of the iteration (pass) over the dispatched items, (number,
-    /// checksum) of these items, and the content as bytes.
+    /// `taker` returns None or a snapshot: (number of the pass over the dispatched items, (items, checksum), content).
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
         self.outlet().map(|mut outlet| outlet.taker = Some((taker, Cadence::new(duration(seconds), factor))))
     }
@@ -166,8 +165,8 @@ impl Sender {
     /// Sends the items that the readers request. A tuple contains the iterators of several shards, which are used in
     /// turn.
     ///
-    /// Returns True once all requested items have been sent. If a command is pending, returns False, and the caller
-    /// must execute the command and call this method again.
+    /// Returns True once all requested items have been sent. Returns False if the caller must execute a pending command
+    /// and call this method again.
     #[pyo3(signature = (iterator, turns = None))]
     fn pump(
         &self,
@@ -195,8 +194,8 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The lock of `outlet` is held while the item is computed, because no other thread sends, and `allocate`
-            // does not need the lock.
+            // The lock of `outlet` is held while the item is computed: no other thread sends, and `allocate` needs no
+            // lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {
@@ -263,7 +262,7 @@ impl Sender {
         let mut outlet = self.outlet()?;
         outlet.ending = true;
         loop {
-            // The rest of a message that was sent in part is sent first, because readers must receive complete items.
+            // A message that was sent in part is completed first, because readers must receive complete items.
             if outlet.go_on(py)? == Sent::Interrupted {
                 return Ok(false);
             }
@@ -328,8 +327,7 @@ impl Sender {
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// Returns the number of the current iteration (pass), and the number of items that were computed in the pass,
-    /// whether or not these items were sent.
+    /// Returns the number of the current iteration (pass), and the number of items computed in the pass, sent or not.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
         let waits = outlet.departing.as_ref().is_some_and(|message| message.kind & kind::WHAT == kind::ITEM);

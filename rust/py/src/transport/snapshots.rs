@@ -23,7 +23,7 @@ use torchdata_core::protocol::{Account, Books, Dealt, PeerPosition, Share, Snaps
 use super::kinds as kind;
 use crate::errors;
 
-/// If no snapshot can be taken, the first snapshot contains this prefix and the reason in place of a state.
+/// Content that begins with this prefix is the reason why no snapshot could be taken.
 pub const REASON: &[u8] = b"tdno";
 
 pub type Content = Py<PyBytes>;
@@ -168,11 +168,10 @@ pub fn is_snapshot(message_kind: u16) -> bool {
 }
 
 pub type Entry = (u64, u64);
-/// (items, checksum) before the snapshot, the pass over the dispatched items, (items, checksum) that were read in this
-/// pass, and the content.
+/// (items, checksum) before the snapshot, number of the pass over the dispatched items, (items, checksum) read in this
+/// pass, content.
 pub type Kept = (Entry, u32, Entry, Content);
-/// The pass over the dispatched items, the (items, checksum) that were dispatched to each worker, and the content of
-/// the snapshot.
+/// The number of the pass over the dispatched items, (items, checksum) of each worker, and the snapshot's content.
 pub type KeptDealt = (u32, Vec<Entry>, Content);
 
 pub fn account((items, checksum): Entry) -> Account {

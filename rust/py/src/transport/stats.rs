@@ -1,4 +1,4 @@
-//! Provides the Python class for the board of counters in shared memory, which other processes can read if permitted.
+//! Provides the Python class for the board of counters in shared memory.
 
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
@@ -47,7 +47,7 @@ impl PyStatsBoard {
     }
 }
 
-/// A pipe: (token, name, location of the user function, index of the pipe that reads from this pipe, flags, capacity).
+/// (token, name, location of the user function, index of the reading pipe, flags, capacity)
 type Pipe<'py> = (Bound<'py, IterationToken>, String, String, Option<usize>, u32, u64);
 
 #[pymethods]
@@ -77,7 +77,7 @@ impl PyStatsBoard {
         self.0.close();
     }
 
-    /// Returns a board to which this process may write, which is a new mapping in a forked child.
+    /// Returns a board to which this process may write. A forked child receives a new mapping.
     fn here(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
         let board = slf.get();
         match board.0.fd() {

@@ -1,5 +1,5 @@
 //! Waits on a doorbell in a Python thread. The thread first checks the condition several times, then yields the
-//! processor, and then sleeps in slices without the GIL.
+//! processor, and finally sleeps without the GIL.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +10,16 @@ use torchdata_core::stats::{WaitRef, nanoseconds};
 
 use crate::enter::{self, Slices};
 
-/// The number of checks before a thread first yields or sleeps, which is small because a spinning thread can prevent
-/// the awaited thread from running.
+/// The number of checks before a thread yields or sleeps. A spinning thread can prevent the awaited thread from
+/// running.
 const SPINS: u32 = 40;
-/// The interval between two checks whether other processes still run, because a process that exits does not ring the
-/// bell. The checks use less than 1 % of a core.
+/// Other processes are checked at this interval, because a process that exits does not ring the bell. The checks use
+/// less than 1 % of a core.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 static TURNS: Turns = Turns::new();
 
-/// Waits until `ready` returns true. `ready` is called many times without the GIL, but not after it has returned true.
+/// Waits until `ready` returns true. `ready` is called without the GIL until it returns true.
 ///
 /// After each slice, Python's signals are handled and `tick` is called. An error in a signal handler or in `tick` ends
 /// the wait.

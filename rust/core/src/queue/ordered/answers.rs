@@ -16,7 +16,7 @@ pub enum Reserve {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome<T> {
     Item(T),
-    /// An error instead of an item, after which the consumer may still receive the results of later slots.
+    /// An error in place of an item. The consumer may still receive the results of later slots.
     Error(T),
     /// An error after which workers compute no items until the consumer has received the error.
     Break(T),

@@ -97,7 +97,7 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Returns claimed items to the queue, before all other items. `restore` puts the worker's part back into the item.
+    /// Puts claimed items back at the front of the queue. `restore` puts the worker's part back into the item.
     ///
     /// The caller must drop the returned parts of items whose slots no longer exist.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {

@@ -4,10 +4,10 @@
 //! either takes an item from the source ([`OrderedQueue::try_reserve`]), or claims an item that the consumer has
 //! submitted ([`OrderedQueue::claim_some`]).
 //!
-//! Crossbeam's channels are not used, because they cannot reserve a slot before its item exists, change their capacity,
-//! or list the buffered items for snapshots and for Python's garbage collector.
+//! Crossbeam's channels cannot reserve a slot before its item exists, change their capacity, or list the buffered items
+//! for snapshots and garbage collection.
 //!
-//! Wake-ups are system calls, so the queue wakes up only one worker at a time, which wakes up the next worker.
+//! Wake-ups are system calls, so the queue wakes up only one worker, which wakes up the next worker.
 
 mod answers;
 mod claiming;
@@ -122,7 +122,7 @@ impl<T> OrderedQueue<T> {
         }
     }
 
-    /// Reserves the source and a slot for the calling worker, which then computes the next item of the source.
+    /// Reserves the source and a slot, so that the calling worker can compute the next item.
     pub fn try_reserve(&self) -> Reserve {
         let mut state = self.lock();
         if state.is_over() {
@@ -134,7 +134,7 @@ impl<T> OrderedQueue<T> {
 
     /// Waits up to `timeout` until the source can be reserved, and returns false after the timeout.
     ///
-    /// The method reserves nothing, because other workers would then wait while this worker waits for the GIL.
+    /// Reserves nothing, because a reservation would block other workers while this worker waits for the GIL.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let ready = |state: &State<T>| state.is_over() || state.may_reserve();
         self.wait(timeout, &self.room, |state| &mut state.reserving, ready)
@@ -159,7 +159,7 @@ impl<T> OrderedQueue<T> {
         copy
     }
 
-    /// Stores an outcome like `put`, and reserves the next slot, which avoids waking up another worker.
+    /// Stores an outcome like `put`, and reserves the next slot to avoid waking up another worker.
     pub fn put_and_reserve(&self, slot: Slot, outcome: Outcome<T>) -> (Option<T>, Option<Slot>) {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);

@@ -40,7 +40,7 @@ impl Idle {
 #[derive(Debug)]
 pub(super) struct State<T> {
     pub ready: VecDeque<(Slot, Outcome<T>)>,
-    /// The slots without an outcome, and the slots that must wait for earlier slots, in ascending order.
+    /// Slots without an outcome, and slots that wait for earlier slots, in ascending order.
     pub pending: VecDeque<Pending<T>>,
     pub waiting: VecDeque<Slot>,
     pub next: Slot,
@@ -50,7 +50,7 @@ pub(super) struct State<T> {
     pub source_taken: bool,
     pub closed: bool,
     pub finished: bool,
-    /// Whether no item may be computed now, because the consumer has not received an error yet.
+    /// Whether workers wait until the consumer has received an error.
     pub broken: bool,
     pub ended: bool,
     pub reserving: Idle,
