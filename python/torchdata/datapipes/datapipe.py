@@ -1,7 +1,7 @@
 """The base classes of all pipes, `IterDataPipe` and `MapDataPipe`, and the function that guards iteration.
 
-Role: registers functional forms, implements the pickling hooks, and ensures that each pipe has only one valid iterator,
-is reset at the start of an iteration, and resumes from a loaded state.
+Role: registers functional forms, implements the pickling hooks, and guards iterations: each pipe has one valid
+iterator, which begins after a reset or resumes from a loaded state.
 """
 
 from __future__ import annotations
@@ -130,8 +130,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
     @functools.wraps(function)
     def __iter__(self: Any) -> Iterator[Any]:
         if getattr(type(self).__iter__, "__wrapped__", None) is not function:
-            # A subclass calls `super().__iter__()` here, and `begin_iteration` was already called for the subclass's
-            # `__iter__`.
+            # A subclass has called `super().__iter__()`, and its own `__iter__` has already begun the iteration.
             return function(self)
         try:
             return begin_iteration(self, function)

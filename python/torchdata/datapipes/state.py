@@ -7,8 +7,8 @@ that require pickle are stored as bytes under `"__pickled__"`, and nested contai
 
 A pipe without a declared state is *replayed*: a resumed run starts it from the beginning and drops the items that it
 had yielded. The sources of a replayed pipe begin with the states that they had at the beginning of the iteration. The
-whole graph is replayed if user functions have drawn from the global random generators, or if a replayed pipe and
-another pipe read the same source.
+whole graph is replayed if user functions have drawn from the global random generators. It is also replayed if a
+replayed pipe shares its source with another pipe.
 """
 
 from __future__ import annotations
@@ -111,9 +111,9 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        described: whether the state contains a description of the pipes and checksums, by which `load_state` rejects
-            damaged states and other pipelines; True by default. Saving is faster with `described=False`, which helps if
-            you save states every second.
+        described: whether the state contains checksums and a description of the pipes; True by default. By
+            these, `load_state` recognizes damaged states and states of other pipelines. Saving is faster with
+            `described=False`, which helps if you save states every second.
 
     Returns:
         A dict of plain data.
@@ -372,8 +372,8 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
     Args:
         datapipe: the last pipe of the graph, or the graph.
         state: a result of `save_state`.
-        strict: whether to raise an error if an argument of a pipe differs from the saved graph, or if a source that a
-            resumed run rereads yields other items than before; True by default.
+        strict: whether to raise an error if a pipe's argument differs from the saved graph, or if a source yields
+            different items when it is reread; True by default.
         allow_pickle: whether values that require pickle are unpickled; True by default. If `allow_pickle` is False, a
             state that contains pickled values raises an error.
 
@@ -418,7 +418,7 @@ def _require_same_pipes(graph: Graph, entries: Sequence[PipeEntry]) -> None:
 
 
 def set_strictness(datapipe: Any, is_strict: bool) -> None:
-    """Sets whether sources of the graph that reread items in order to resume compare them with the original items.
+    """Sets whether sources of the graph compare reread items with the original items.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -2,8 +2,7 @@
 
 A part is a row group of a Parquet file, a file of another format, a chunk of an in-memory table, a data file of an
 Iceberg table, or a range of rows of a Lance dataset. An `ArrowSource` can be pickled, because it contains no open file.
-Listing the parts of a table reads only the metadata of its files. The library of a table is imported only if such a
-table is given.
+Listing the parts of a table reads only the metadata of its files.
 """
 
 from __future__ import annotations

@@ -74,8 +74,8 @@ def on_failure(clean_up: Callable[[], object]) -> Iterator[None]:
         raise
 
 
-#: For IterDataPipe and MapDataPipe: the module and the name of the class that wraps a plain iterable or sequence.
-#: The modules of these classes import this module, so it cannot import them.
+#: For IterDataPipe and MapDataPipe: the module and the name of the class that wraps a plain iterable or sequence. This
+#: module cannot import these classes, because their modules import this module.
 _wrappers: dict[type, tuple[str, str]] = {}
 
 

@@ -30,8 +30,7 @@ def explain(
         iterator: the iterator that the pipe's `__iter__` returned; None if the exception must not be skipped.
 
     Returns:
-        True if the item was skipped; False if the caller must raise `error`; or another exception, which the caller
-        must raise instead of `error`.
+        True for a skipped item; False if the caller must raise `error`; or the exception to raise instead of `error`.
     """
     error.with_traceback(frames)
     if isinstance(error, Exception):

@@ -26,8 +26,8 @@ class Renewal(Iterator[Iterator[Any]]):
     exceptions.
 
     Args:
-        sources: the sources of the pipe. If neither the pipe nor a source has yielded an item since the previous
-            exception, the iterator is not replaced, because a new iterator would only raise the exception again.
+        sources: the sources of the pipe. The iterator is not replaced if neither the pipe nor a source has yielded an
+            item since the previous exception.
     """
 
     def __init__(self, datapipe: Any, function: Callable[[Any], Iterator[Any]], sources: list[Any]) -> None:

@@ -1,9 +1,9 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
-Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` of the pipeline and
-itself, so that exceptions of these pipes are skipped. If a pipe's iterator raises an exception, but can yield further
-items, the exception is counted, and the next item is requested. The counts of skipped exceptions begin at zero in a new
-iteration, and at the saved counts in a resumed iteration.
+Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` and itself, whose
+exceptions it skips. If a pipe's iterator raises an exception, but can yield further items, the exception is counted,
+and the next item is requested. The counts of skipped exceptions begin at zero in a new iteration, and at the saved
+counts in a resumed iteration.
 
 The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
 an exception. A generator cannot continue, because it ends when it raises an exception.
@@ -161,8 +161,8 @@ def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_
         counts: for each pipe or dataset, the number of skipped items and the number of items read.
         limit: the permitted number of skipped items of all pipes (an int), or the permitted fraction of the items of
             each pipe (a float); None for no limit.
-        at_the_end: whether the iteration has ended. If not, a fraction is checked only for pipes that have read at
-            least `FEWEST` items.
+        at_the_end: whether the iteration has ended. Before the end, a fraction is checked only for pipes that have read
+            at least `FEWEST` items.
     """
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit

@@ -154,8 +154,8 @@ class SampleDigest:
 
     @staticmethod
     def differ_in_numbers_alone(one: int, other: int) -> bool:
-        """Returns whether the upper 32 bits of two checksums are equal. If they are equal, the items can differ only in
-        floats and arrays."""
+        """Returns whether the upper 32 bits of two checksums are equal. Equal upper bits mean that the items differ at
+        most in floats and arrays."""
         return one >> 32 == other >> 32
 
 

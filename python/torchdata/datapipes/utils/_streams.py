@@ -61,15 +61,14 @@ def recipe_of(file_obj: Any) -> Recipe | None:
 
 
 class _Base:
-    """An empty base class of `StreamWrapper`. Python could not add PyTorch's class to its bases if the only base were
-    `object`."""
+    """An empty base class of `StreamWrapper`. Python cannot add a base class to a class whose only base is `object`."""
 
 
 class StreamWrapper(_Base, metaclass=ABCMeta):
     """A file object that closes itself when the last reference to it is dropped.
 
     All other attributes and methods are those of the wrapped file object. A wrapper is closed by `close()`, at the end
-    of a `with` block, by garbage collection, and, after `autoclose()`, together with the last of its child streams.
+    of a `with` block, or by garbage collection. After `autoclose()`, it is closed with the last of its child streams.
 
     Args:
         file_obj: the file object, which the wrapper closes.
@@ -93,8 +92,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     session_streams: ClassVar[dict[Any, int]] = {}
     debug_unclosed_streams: ClassVar[bool] = False
 
-    # Default values are class attributes, so that a wrapper without other values needs less memory and time: an archive
-    # creates a wrapper for each member.
+    # Default values are class attributes, because an archive creates a wrapper for each member.
     file_obj: Any
     child_counter: int = 0
     parent_stream: StreamWrapper | None = None
@@ -204,8 +202,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
             self.close()
 
     def detach_from_parent(self, file_obj: Any) -> None:
-        """Replaces the file object by `file_obj`, which contains the data of the stream, so that the stream no longer
-        needs its parent."""
+        """Replaces the file object by `file_obj`, which contains the stream's data and does not need the parent
+        stream."""
         self.file_obj, self._recipe = file_obj, None
         self._leave_parent()
 
@@ -230,7 +228,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return sorted({*object.__dir__(self), *dir(self.file_obj)})
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator refers to `self`, so the file stays open. The result of `iter(self.file_obj)` would not.
+        # A generator refers to `self`, so the file stays open. The result of `iter(self.file_obj)` would not refer to
+        # `self`.
         yield from self.file_obj
 
     def __next__(self) -> Any:

@@ -187,8 +187,7 @@ def _stacked_tensors(torch: Any, batch: Any) -> Any:
 
 
 def is_stackable(torch: Any, batch: Any) -> bool:
-    """Returns whether a batch consists of tensors of one kind, which `torch.stack` may still refuse, for example
-    because of different shapes."""
+    """Returns whether a batch consists of tensors of one kind, possibly with different shapes."""
     first = batch[0]
     if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_quantized or first.is_nested:
         return False

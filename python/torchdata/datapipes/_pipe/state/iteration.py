@@ -1,11 +1,10 @@
 """Begins the iterations of pipes, and records the state of the graph at the beginning of an iteration.
 
-Role: this module updates the `PassRecord` of a pipe when the pipe begins an iteration. If the iteration can be resumed
-only by a replay (see `state`), the `PassRecord` contains the states of the pipe and all its sources from the beginning
-of the iteration.
+Role: this module updates the `PassRecord` of a pipe when the pipe begins an iteration. For a replay (see `state`), the
+`PassRecord` contains the states of the pipe and its sources at the beginning of the iteration.
 
-A counter numbers the iterations of all pipes. An iteration of a pipe can read only iterations of its sources that have
-a higher number, because a pipe begins its iteration before its sources do.
+A counter numbers the iterations of all pipes. A pipe's iteration reads only source iterations with higher numbers,
+because a pipe begins its iteration before its sources do.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the `PipeEntry` of a pipe that is not being iterated, and a state, which the caller must convert to plain
-    data and add to the entry. The state is None if the entry is complete."""
+    """Returns the `PipeEntry` of a pipe that is not being iterated, and a state that the caller adds to the entry as
+    plain data. The state is None if the entry is complete."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None:
         return with_pending(pipe, record, record.loaded), None
@@ -135,8 +134,8 @@ def _keeps_state_between(pipe: Any) -> bool:
 
 
 def resumes_without_reset(datapipe: Any) -> bool:
-    """Returns whether each iteration of a pipe continues from the pipe's own state, because its class has `state_dict`
-    but no `reset`."""
+    """Returns whether a pipe's class has `state_dict` but no `reset`, so that iterations continue from the pipe's
+    state."""
     kind = type(datapipe)
     return is_iter_pipe(datapipe) and not can_reset(kind) and is_restorable(datapipe)
 
@@ -181,8 +180,7 @@ def iterate(datapipe: Any) -> Iterator[Any]:
 
 
 def reader_of(datapipe: Any) -> Any:
-    """Returns the internal pipe that reads the PyTorch pipe at the end of a graph, and that records the graph's
-    iteration."""
+    """Returns the internal pipe that reads a graph's last pipe, a PyTorch pipe, and records the graph's iteration."""
     record = record_of(datapipe)
     if record.reader is None or record.reader.source is not datapipe:
         record.reader = _class_of_readers()(datapipe)
@@ -212,8 +210,8 @@ def unnoticed(datapipe: Any) -> TypeError:
 
 
 def is_unnoticed(datapipe: Any) -> bool:
-    """Returns whether the iteration of a PyTorch pipe at the end of a graph was begun by `iter` instead of `iterate`,
-    so that the state of the graph at its beginning is not known."""
+    """Returns whether `iter` instead of `iterate` began the iteration of a PyTorch pipe at the end of a graph. The
+    graph's state at its beginning is then not known."""
     record = record_of(reader_of(datapipe))
     if record.loaded is not None or not has_begun(datapipe):
         return False
@@ -271,8 +269,8 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     """Begins an iteration of a pipe, and invalidates the iterators of its earlier iterations.
 
     Returns:
-        The number of the new iterator; whether the iteration resumes from a loaded state; the number of items to drop;
-        and whether the iteration ends after the dropped items.
+        A tuple: the number of the iterator, whether it resumes from a loaded state, the number of items to drop, and
+        whether no items follow these.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     counted_attributes(datapipe)
@@ -307,7 +305,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
 
 
 def _take_end(datapipe: Any, record: PassRecord, state: dict[str, Any] | None) -> None:
-    """Loads `state`, which a pipe without `reset` had at the end of an iteration, unless it is None."""
+    """Loads `state` (unless None), the state of a pipe without `reset` at the end of an iteration."""
     record.follows_end = state is not None
     if state is not None:
         _take_base(datapipe, 0, state)
@@ -327,7 +325,7 @@ def pending_seed(datapipe: Any) -> Any:
 
 
 def give_later_seeds(datapipe: Any) -> None:
-    """After a replay, gives each pipe the seed for its next iteration, which the loaded state contains."""
+    """After a replay, sets the seed of each pipe's next iteration to the seed in the loaded state."""
     for pipe in Graph(datapipe):
         record: PassRecord | None = existing_record(pipe)
         if record is not None and record.later is not None:

@@ -1,5 +1,5 @@
-"""Stores two objects in the `__dict__` of each pipe: a token, by which an old iterator detects that a new iteration has
-begun, and a `PassRecord`, which describes the current iteration.
+"""Stores a token and a `PassRecord` in the `__dict__` of each pipe. By the token, an old iterator detects that a new
+iteration has begun. The `PassRecord` describes the current iteration.
 
 Role: `iteration` and `state` use tokens and records to resume iterations. In names, a *pass* is one iteration of one
 pipe.
@@ -25,8 +25,8 @@ class Beginning:
     """The state of a graph at the beginning of an iteration, from which a replay starts."""
 
     moved: dict[str, Any]
-    #: The states of the global random generators with which a replay of this iteration begins: `moved`, the states at
-    #: the beginning of the iteration, unless the iteration itself began with a replay, whose states are then kept.
+    #: The states of the global random generators with which a replay of this iteration begins. They are `moved` (the
+    #: states at the beginning of the iteration), or the states of an earlier replay with which this iteration began.
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
@@ -37,8 +37,7 @@ class Beginning:
     since: float = field(default_factory=time.monotonic)
     #: The `_valid_iterator_id` of each PyTorch pipe of the graph, by the pipe's id.
     torchs: dict[int, Any] = field(default_factory=dict)
-    #: For each pipe of the graph: the pipe, its `PipeEntry`, and the state to add to the entry (see
-    #: `entry_at_beginning`).
+    #: The pipes of the graph, each with its `PipeEntry` and the state to add to this entry (see `entry_at_beginning`).
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
     #: For each pipe with a read-ahead thread, by id: the number of iterations that the pipe had begun.
     passes: dict[int, int] = field(default_factory=dict)
@@ -75,7 +74,7 @@ class PassRecord:
     given: Any = None
     #: The pipe's seed for its next iteration, which the pipe receives only after a replay.
     later: Any = None
-    #: Whether a resumed run must replay this pipe or one of its sources; None if this is not known yet.
+    #: Whether a resumed run must replay this pipe or one of its sources; None if unknown.
     watches: bool | None = None
     #: The state of the graph when the running iteration began, if `watches` is True.
     beginning: Beginning | None = None

@@ -65,7 +65,7 @@ def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
 
 
 def folder_of(path: str) -> str:
-    """Returns the text with which the paths of all members of the archive `path` begin: `path` as a folder."""
+    """Returns `path` as a folder: the beginning of the paths of the archive's members."""
     folder = os.path.normpath(path)
     return "" if folder == os.curdir else os.path.join(folder, "")
 
@@ -112,11 +112,10 @@ def is_damage(error: Exception) -> bool:
 
 
 def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
-    """Returns the error to raise instead of `error`: an error that names the archive, or `error` with a note if the
-    cause is not damaged data.
+    """Returns an error that names the archive; if the data is not damaged, returns `error` with a note.
 
-    The error is returned, not raised, because a function that raises an error from a variable forms a reference cycle
-    with the error, which keeps files open until garbage collection.
+    The error is returned, not raised: raising a variable forms a reference cycle, which keeps files open until garbage
+    collection.
     """
     if isinstance(error, Refused):
         refusal = kind(f"will not read {what}: {error}")

@@ -9,8 +9,7 @@ import os
 import tarfile
 from collections.abc import Callable
 
-#: A function that returns the next bytes of a stream, in pieces that are cheap to read at once, and empty bytes at the
-#: end of the stream.
+#: A function that returns the next bytes of a stream, or empty bytes at the end of the stream.
 Pieces = Callable[[], bytes]
 
 #: An archive reader can always seek back by this number of bytes, which suffices to reread the last header.

@@ -93,9 +93,9 @@ class ZipArchiveLoader(IndexedLoader):
     Args:
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. This
-            limit applies to each member with a decompressed size over 1 GiB, and to all members so far together, if
-            their decompressed sizes add up to more than 1 GiB.
+        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. The
+            limit applies to each member of more than 1 GiB (decompressed), and to all members so far together once they
+            exceed 1 GiB.
 
     Raises:
         ValueError: `max_ratio` is less than 1.

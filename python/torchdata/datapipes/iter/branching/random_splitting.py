@@ -34,8 +34,8 @@ class _SplitMain(SharedMain):
     """The main pipe of `random_split`, which chooses for each item the child that yields it.
 
     Children are chosen at random by their weights. The weight of a child is the number of items that the child will
-    still receive, so each received item lowers the weight by one. If a weight becomes negative, it is set to 0, and the
-    weights of the other children are scaled to the number of remaining items.
+    still receive, so each received item lowers the weight by one. A negative weight becomes 0, and the other weights
+    are scaled to the number of remaining items.
     """
 
     drawn_as: ClassVar[str] = "RandomSplitter"
@@ -124,8 +124,7 @@ class _Split(Child):
         return source._reader == self.instance_id
 
     def _drop_broken(self) -> None:
-        """Does nothing: the child can continue after a skipped exception, because the main pipe does not record which
-        children have ended."""
+        """Does nothing: a child can always continue after a skipped exception."""
 
 
 def _scaled(weights: list[float], total: int) -> list[float]:

@@ -2,9 +2,9 @@
 and in which order.
 
 Role: each iteration of the pipe `end_caching` has one `Section`, which reads the source. For each item, the `Section`
-determines whether the item's files exist (*ready*), must be created by this process, which locks them (*missing*), or
-are being created by another process (*pending*). The methods of `Section` run in the thread that iterates
-`end_caching`. But if a pipe after `on_disk_cache` reads ahead, the generator `items` runs in the thread of that pipe.
+determines whether the item's files exist (*ready*), must be created by this process (*missing*), or are being created
+by another process (*pending*). The methods of `Section` run in the thread that iterates `end_caching`. The generator
+`items` runs in another thread if a pipe after `on_disk_cache` reads ahead.
 """
 
 from __future__ import annotations
@@ -137,8 +137,8 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files of the record's item exist, and in this case makes the record ready. But a record
-        with additional files (from a list of files) becomes ready only when it is the first record in the queue."""
+        """Returns whether all files of the record's item exist, and in this case makes the record ready. A record with
+        additional files becomes ready only as the first record in the queue."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -291,8 +291,8 @@ class Section:
         record.unmark()
 
     def begin_round(self) -> None:
-        """Lets the pipes between `on_disk_cache` and `end_caching` begin another iteration, because a file must be
-        computed after their previous iteration has ended."""
+        """Lets the section's pipes begin another iteration, to compute a file after their previous iteration has
+        ended."""
         self.chain_ended = self._input_has_paused = False
 
     def end_round(self) -> None:
@@ -313,7 +313,7 @@ class Section:
             record.release()
 
     def close(self) -> None:
-        """Releases all locks. The state of the section can still be saved."""
+        """Releases all locks. The section's state can be saved after `close`."""
         locks.resume(id(self))
         self._closed = True
         for record in (*self._queue, *self._missing):
@@ -333,7 +333,7 @@ class Section:
 
     def load(self, dumped: dict[str, Any]) -> None:
         """Restores a saved state. For each item that no pipe has begun to process, checks again whether the item's
-        files exist, because they may have been deleted in the meantime."""
+        files exist."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._in_pipes = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread = dumped["seen"]

@@ -77,8 +77,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self._shuffled(source) if self._shuffling else source
 
     def _can_wait(self) -> bool:
-        # If a loaded state has items in the buffer, the resumed iteration cannot yield indices, because it must yield
-        # these items.
+        # Buffered items of a loaded state must be yielded as items, not as indices.
         restored = token_of(self).armed and bool(self._buffer)
         return can_wait(self.datapipe) and (self._unloaded or not restored)
 

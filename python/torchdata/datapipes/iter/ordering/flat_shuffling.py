@@ -130,7 +130,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
                     del buffer[index]
 
     def _drop_broken(self) -> None:
-        """Drops a result after computing one of its members has raised an exception."""
+        """Drops a result whose member has raised an exception."""
         if self._shuffling:
             self._buffer[:] = [parts for parts in self._buffer if parts is not self._asked]
         else:

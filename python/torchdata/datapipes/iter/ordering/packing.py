@@ -35,11 +35,10 @@ _LONG = ("split", "truncate", "drop", "error")
 class Packer(IterDataPipe[dict[str, Any]]):
     """Packs sequences of tokens into rows of at most `max_tokens`, and marks where each sequence begins.
 
-    An item is a sequence of tokens (a list, a tuple, a one-dimensional array or tensor), or a mapping from column to
-    such sequences of equal length, such as the output of a tokenizer with `input_ids`, `labels` and `attention_mask`. A
-    single sequence becomes the column `"input_ids"`. A row is a dict with the columns of the items (or `"input_ids"`
-    for sequences). Each column contains the sequences in order, in the type of the items: a list, an array or a tensor.
-    Two columns are added:
+    An item is a sequence of tokens (a list, tuple or one-dimensional array or tensor), or a mapping from column to
+    sequences of equal length, such as the output of a tokenizer. A single sequence becomes the column `"input_ids"`. A
+    row is a dict with the columns of the items (or `"input_ids"` for sequences). Each column contains the sequences in
+    order, in the type of the items: a list, an array or a tensor. Two columns are added:
 
     - `position_ids` counts from 0 within each sequence (int64).
     - `cu_seqlens` contains the start of each sequence in the row, and the end of the last sequence (int32), as
@@ -63,9 +62,9 @@ class Packer(IterDataPipe[dict[str, Any]]):
         datapipe: the pipe to read. Empty sequences are left out.
         max_tokens: the maximum number of tokens in a row.
         method: `"first_fit"` (the default), `"in_order"` or `"cut"`.
-        long: what happens to a sequence of more than `max_tokens` tokens, unless `method` is `"cut"`: `"split"` (the
-            default) divides it into parts of at most `max_tokens` that are packed separately; `"truncate"` keeps the
-            first part; `"drop"` leaves the sequence out; `"error"` raises.
+        long: what happens to a sequence of more than `max_tokens` tokens, unless `method` is `"cut"`. `"split"` (the
+            default) packs parts of at most `max_tokens` separately, `"truncate"` keeps the first part, `"drop"` leaves
+            the sequence out, and `"error"` raises.
         buffer_size: maximum number of incomplete rows with `"first_fit"`, 16 by default.
         pad_value: the value that fills up rows to `max_tokens`; None (the default) for rows without padding. If
             `pad_value` is a number, it fills `input_ids` (or the only column); `labels` are then filled with -100 and
@@ -224,8 +223,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return 0, row[1]
 
     def _begun(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Begins a new row with a piece. Returns the new row if the piece fills the row, the row with the most tokens
-        if there are too many incomplete rows, and otherwise None."""
+        """Begins a new row with a piece. Returns the row to yield next, or None: the new row if it is full, or the row
+        with the most tokens if there are too many incomplete rows."""
         rows, any_row = self._rows, self.method == "first_fit"
         if size == self.max_tokens and (any_row or not rows):
             return 0, [piece]

@@ -120,8 +120,8 @@ class S3FileLister(GivenLength, ListsRoots):
                     yield key, url
 
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
-        """Yields the keys that begin with `prefix`. obstore lists only folders, sorted by key, so this method lists the
-        folder that contains the prefix, from the prefix on."""
+        """Yields the keys that begin with `prefix`. obstore lists only folders, so this method lists the folder that
+        contains the prefix, from the prefix on."""
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)
         pages = obstore.list(store, folder or None, offset=start or None, chunk_size=_KEYS_PER_PAGE)

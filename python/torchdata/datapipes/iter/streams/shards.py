@@ -54,7 +54,7 @@ def _expanded(name: Any) -> Iterator[str]:
 
 
 def _names(rest: str, name: str) -> Iterator[str]:
-    """Yields the expansions of `rest`, the end of `name`, on demand, because a range may have millions of numbers."""
+    """Yields the expansions of `rest`, the end of `name`, one by one, because a range may be long."""
     found = re.search(_RANGE, rest)
     if found is None:
         yield rest

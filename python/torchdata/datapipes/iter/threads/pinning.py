@@ -1,6 +1,6 @@
 """The pipe that copies batches into pinned memory: PinMemory.
 
-Role: the thread of this pipe reads and pins one item ahead, so training does not wait for this. Copies to the GPU
+Role: the pipe's thread reads and pins one item ahead, so training does not wait for pinning. Copies to the GPU
 (`tensor.to(device, non_blocking=True)`) overlap with computing.
 """
 

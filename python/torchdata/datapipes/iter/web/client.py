@@ -119,7 +119,7 @@ class Connections:
 
 
 class Client:
-    """Sends requests. A client can be pickled, because each pickled stream contains its client to reopen the URL."""
+    """Sends requests. A pickled stream contains its client, which reopens the URL."""
 
     def __init__(self, pipe: str, timeout: Any, retrying: Retrying, options: Mapping[str, Any]) -> None:
         requests = optional_import("requests", extra="http", needed_by=pipe)

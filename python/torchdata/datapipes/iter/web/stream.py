@@ -131,9 +131,9 @@ class HttpRecipe:
         except HTTPError as error:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
-            # The server answers 416 if the file has no bytes at the offset, because the file was read to its end, or
-            # has become shorter. If the request contained `If-Range`, status 416 proves that the file has not changed.
-            # Without `If-Range`, the whole file is requested, because its headers show whether it has changed.
+            # Status 416 means that the file has no bytes at the offset: the file was read to its end, or has become
+            # shorter. If the request contained `If-Range`, status 416 proves that the file has not changed. Without
+            # `If-Range`, the whole file is requested, because its headers show whether it has changed.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
@@ -176,8 +176,8 @@ class _Body(io.RawIOBase):
         return b"".join(pieces)
 
     def some(self, most: int, whole: bool = False) -> bytes:
-        """Returns between one and `most` bytes of the file. If `whole` is True, returns exactly `most` bytes unless the
-        file ends before. The result is empty only at the end of the file."""
+        """Returns between one and `most` bytes of the file. If `whole` is True, returns fewer than `most` bytes only at
+        the end of the file. The result is empty only at the end of the file."""
         if self._failure is not None:  # after an error, the position is unknown
             raise _without_traceback(self._failure)
         from urllib3.exceptions import HTTPError
@@ -255,7 +255,7 @@ class _Body(io.RawIOBase):
             response.close()
 
     def close(self) -> None:
-        """Closes the response, whose connection is not reused if its body was not read to the end."""
+        """Closes the response. Its connection is reused only if the body was read to the end."""
         self._drop_response()
         super().close()
 
