@@ -52,7 +52,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def share_token(datapipe: Any, token: IterationToken) -> None:
-    """Makes a pipe use an existing token, so that the owner of the token can invalidate the pipe's iterators."""
+    """Makes a pipe use a given token, so that the token's owner can invalidate the pipe's iterators."""
     datapipe.__dict__["_iteration_token"] = token
 
 
@@ -143,7 +143,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
 
 
 def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wraps the `set_seed` of a user-defined pipe class to record the seed, which a replay must set again."""
+    """Wraps the `set_seed` of a user-defined pipe class to record the seed for a replay."""
 
     @functools.wraps(set_seed)
     def noted(self: Any, seed: Any, *args: Any, **kwargs: Any) -> Any:
@@ -206,7 +206,7 @@ class _CommonPipe:
     #: shares the values of these attributes. If an attribute is not listed here, a loader copies its containers, but
     #: not the data in them.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Whether `state_dict` and `load_state_dict` are derived from the declarations (see `DERIVED`).
+    #: Whether `state_dict` and `load_state_dict` come from the declarations (see `DERIVED`).
     _derives_state: ClassVar[bool] = False
 
     @classmethod

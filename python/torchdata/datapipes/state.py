@@ -105,7 +105,7 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     """Returns the state of the graph that ends in `datapipe`, after the last item that it yielded.
 
     A random pipe that is read several times in one epoch (`cycle`) has a new seed each time. In loaders, and in a graph
-    that `set_graph_random_seed` has seeded, each seed is derived from the seed before it. If you iterate any other
+    with a seed from `set_graph_random_seed`, each seed is derived from the previous seed. If you iterate any other
     graph without a loader, the seeds are drawn from the global random generators, so also save the result of
     `save_generators()`.
 
@@ -152,7 +152,7 @@ def entries_of(graph: Graph) -> list[PipeEntry]:
     """Returns a `PipeEntry` for each pipe of a graph. The pipes' read-ahead threads must be paused."""
     if not is_torchs(graph.end):
         return _Saving(graph).entries()
-    # A set is used, so that `has_begun` is called for every PyTorch pipe and raises an error for a random pipe.
+    # The set makes `has_begun` check every PyTorch pipe, and raise an error for a random pipe.
     if True in {has_begun(pipe) for pipe in graph if is_torchs(pipe)} and is_unnoticed(graph.end):
         raise unnoticed(graph.end)
     *sources, _, last = _Saving(Graph(reader_of(graph.end))).entries()
@@ -162,7 +162,7 @@ def entries_of(graph: Graph) -> list[PipeEntry]:
 def fingerprint(datapipe: Any) -> Fingerprint:
     """Describes the class, sources and arguments of each pipe of a graph, sources first.
 
-    `save_state` stores this fingerprint in the state under `"graph"`, so that `load_state` rejects a state of another
+    `save_state` stores this fingerprint in the state under `"graph"`. By it, `load_state` rejects a state of another
     graph.
 
     Example:
@@ -329,7 +329,7 @@ class _Saving:
             if not is_restorable(pipe):
                 return PipeEntry(name_of(pipe))
             return with_seeds(PipeEntry(name_of(pipe), restores=True, state=position_of(pipe)), record)
-        # If a user-defined pipe without `reset` has yielded no item, its attributes may still contain an old position.
+        # If a user-defined pipe without `reset` has yielded no item, its attributes may contain an old position.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or is_stale:
             entry = entry_anew(pipe)

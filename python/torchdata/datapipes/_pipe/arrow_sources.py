@@ -19,8 +19,7 @@ _KINDS = "a pyarrow data set or table, a table of deltalake, pyiceberg or lance,
 
 PART_ROWS = 1024
 
-#: Open datasets that a forked child has inherited and never frees, because freeing needs threads that exist only in the
-#: parent process.
+#: Open datasets that a forked child never frees, because freeing needs threads of the parent process.
 _inherited: list[Any] = []
 
 
@@ -80,8 +79,8 @@ class ArrowFragments(ArrowSource):
 
 
 def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str], lacks: bool) -> None:
-    """Raises an error for a missing column, which pyarrow would fill with nulls, and for a column of another type,
-    which pyarrow would convert to or from text."""
+    """Raises an error for a missing column, and for a column of another type. pyarrow would fill in nulls or convert
+    the values."""
     known = _arrow("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
     for column in wanted:
         if column in present.names:

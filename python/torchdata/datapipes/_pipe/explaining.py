@@ -98,7 +98,7 @@ def _ordinal(number: int) -> str:
 
 
 def no_fault_of_an_item(error: E) -> E:
-    """Marks an error that `on_error` must not skip, because items were lost or the pipe would raise the error again."""
+    """Marks an error that `on_error` must not skip: items were lost, or the pipe would raise the error again."""
     attributes_of(error)["never_skipped"] = True
     return error
 

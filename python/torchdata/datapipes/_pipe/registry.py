@@ -131,7 +131,7 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
             raise
 
     functools.update_wrapper(construct, pipe, assigned=("__module__", "__doc__"), updated=())
-    # The name of the form is set, because `help` shows this name, and pickle finds the bound method by this name.
+    # `help` shows the name of the form, and pickle finds the bound method by this name.
     construct.__name__, construct.__qualname__ = name, f"{base.__name__}.{name}"
     with contextlib.suppress(ValueError):  # the class has a constructor that is written in C
         # Unlike the constructor, whose declared result is None, the functional form returns the new pipe.

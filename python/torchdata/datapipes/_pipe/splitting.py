@@ -28,7 +28,7 @@ _whole: WeakSet[Any] = WeakSet()
 
 
 class _Depth(threading.local):
-    """The number of iterators running in this thread to which `get_worker_info()` must report a single worker."""
+    """The number of running iterators in this thread for which `get_worker_info()` must report a single worker."""
 
     value = 0
 

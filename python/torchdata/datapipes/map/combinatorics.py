@@ -66,8 +66,7 @@ _orders: weakref.WeakValueDictionary[tuple[int, int], array[int]] = weakref.Weak
 
 
 def _sampled(indices: Sequence[Any], seed: int | None) -> Sequence[Any]:
-    """Returns `random.Random(seed).sample(indices, len(indices))` in reverse order, because PyTorch reads the sample
-    from its end."""
+    """Returns `random.Random(seed).sample(indices, len(indices))` in reverse order."""
     rng = random.Random(seed)
     if len(indices) >= 1 << 32:
         order = rng.sample(indices, len(indices))

@@ -182,7 +182,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return file_obj
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Closes the file object, and the parent stream if it waits only for this child. Further calls do nothing."""
+        """Closes the file object, and the parent stream if this was the last open child. Further calls do nothing."""
         if self.closed:
             return
         self.closed = True
@@ -281,7 +281,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 def _move(file_obj: Any, offset: int) -> None:
     try:
         file_obj.seek(offset)
-    # If a file cannot seek, `seek` raises UnsupportedOperation (a ValueError), or in fsspec AttributeError or
+    # If a file cannot seek, `seek` raises UnsupportedOperation (a ValueError) or, in fsspec, AttributeError or
     # ValueError.
     except (AttributeError, ValueError):
         while offset > 0 and (skipped := len(file_obj.read(min(offset, _SKIPPED_AT_ONCE)))):
@@ -307,7 +307,7 @@ def detached(stream: Any, offset: int | None = None) -> Any:
     file_obj: Any = wrapper.__dict__.get("file_obj") if wrapper is not None else stream
     if wrapper is not None and wrapper.closed:
         return stream
-    # torch's `StreamWrapper` has no attribute `_recipe`
+    # torch's `StreamWrapper` has no attribute `_recipe`.
     own_recipe: Recipe | None = None if wrapper is None else vars(wrapper).get("_recipe")
     if wrapper is not None and file_obj is None and own_recipe is not None:
         return StreamWrapper.reopening(own_recipe, wrapper._reopen_at if offset is None else offset, wrapper.name)
@@ -403,8 +403,8 @@ def _wrapped(file: Any, name: str | None) -> StreamWrapper:
 
 
 def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, name: str | None) -> StreamWrapper:
-    """Opens a file. Raises ValueError unless the call reads a regular file, because the arguments may come from a
-    manipulated state."""
+    """Opens a file. Raises ValueError unless the call reads a regular file: the arguments may come from a manipulated
+    state."""
     if not isinstance(mode, str) or not set(mode) <= set("rbt"):
         raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
     if os.path.exists(path) and not os.path.isfile(path):

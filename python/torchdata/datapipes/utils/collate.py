@@ -245,7 +245,7 @@ def rebuilt(first: Any, collated: Any) -> Any:
     if type(first) is type(collated):
         return collated
     try:
-        # A copy of `first` keeps other data of the container, for example a default factory.
+        # A copy of `first` keeps its other data, for example a default factory.
         if not isinstance(first, (MutableMapping, MutableSequence)):
             return type(first)(collated)
         clone: Any = copy.copy(first)

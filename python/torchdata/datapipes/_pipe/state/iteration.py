@@ -1,6 +1,6 @@
 """Begins the iterations of pipes, and records the state of the graph at the beginning of an iteration.
 
-Role: this module updates the `PassRecord` of a pipe when the pipe begins an iteration. For a replay (see `state`), the
+Role: this module updates the `PassRecord` of a pipe at the beginning of an iteration. For a replay (see `state`), the
 `PassRecord` contains the states of the pipe and its sources at the beginning of the iteration.
 
 A counter numbers the iterations of all pipes. A pipe's iteration reads only source iterations with higher numbers,
@@ -73,8 +73,7 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
         except AttributeError:
             if record is not None and record.stamp:
                 raise
-            # `state_dict` may fail before the first iteration, because a pipe may create the attributes of its state
-            # only then.
+            # `state_dict` may fail before the first iteration, which may create the attributes of the state.
     elif counted := counted_attributes(pipe):
         entry = entry._replace(state=counted)
     return entry, None
@@ -93,8 +92,8 @@ def counters_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the attributes of `counters_of` whose values have changed since the pipe was first used. These values
-    must be set in a new pipe before it replays the iteration."""
+    """Returns the attributes of `counters_of` that have changed since the first use of the pipe. These values must be
+    set in a new pipe before it replays the iteration."""
     now = counters_of(pipe)
     if now is None:
         return {}
@@ -356,7 +355,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # None means unknown, because in a graph with a cycle, a source may come after this pipe.
+        # None means unknown: in a graph with a cycle, a source may come after this pipe.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -384,8 +383,8 @@ def is_restorable(datapipe: Any) -> bool:
 def _covers(kind: type) -> bool:
     classes: tuple[Any, ...] = kind.__mro__
     if iter_base() not in classes:
-        # The state of an iterable-style PyTorch pipe cannot be loaded, because PyTorch resets the pipe at the start of
-        # each iteration.
+        # PyTorch resets an iterable-style pipe at the start of each iteration, so the state of such a pipe cannot be
+        # loaded.
         iterates = hasattr(kind, "__iter__") and issubclass(kind, iter_base())
         return not iterates and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
@@ -428,7 +427,7 @@ def forget_state(*datapipes: Any) -> None:
 def forget_below(datapipe: Any) -> None:
     """Drops the states that were loaded into the direct and indirect sources of a pipe.
 
-    The source of a `fork` keeps its loaded state, because another child of the `fork` may still resume from this state.
+    Another child of a `fork` may still resume from the loaded state of the source, so this state is kept.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
@@ -450,7 +449,7 @@ def _forget(pipe: Any) -> None:
             _forget(record.reader)
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The loaded entry would begin a replay, so it is replaced by `left`, the entry for a new iteration.
+        # The loaded entry would begin a replay. It is therefore replaced by `left`, the entry for a new iteration.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -483,7 +482,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # The state of an iterable-style pipe without `reset` is loaded later, when the iteration resumes.
+        # The state of an iterable-style pipe without `reset` is loaded when the iteration resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):
@@ -504,7 +503,7 @@ def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
         take(state)
         return
     with explaining_damage(name_of(pipe)):
-        # Invalid values in the state must raise an error here, rather than in the middle of an iteration.
+        # Invalid values in the state must raise an error before the iteration.
         for each in pipe._declared:
             if each.saved and each.key in state:
                 each.check(state[each.key])

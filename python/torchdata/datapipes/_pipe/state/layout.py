@@ -19,7 +19,7 @@ STATE_VERSION = 3
 
 _PARTS = 1 << 20
 
-#: A list or tuple with only values of these types is added to a checksum as one text.
+#: A checksum includes a list or tuple with only values of these types as one text.
 _FLAT = frozenset({NoneType, bool, int, float, str})
 
 _WORDS = 625
@@ -177,8 +177,8 @@ def check_checksums(state: dict[str, Any]) -> None:
 
 
 def checksum(value: Any) -> int:
-    """Returns a checksum. Raises ValueError for more than `_PARTS` values, which a small state may have if it contains
-    one list many times."""
+    """Returns a checksum. Raises ValueError for more than `_PARTS` values: a small state may contain one list many
+    times."""
     crc, left, waiting = 0, _PARTS, [value]
     while waiting:
         part = waiting.pop()

@@ -67,10 +67,10 @@ class PassRecord:
     #: Whether a state was loaded, and no iteration has started from the beginning since then.
     fed: bool = False
     seed: Any = None
-    #: Whether a loader sets the pipe's seed in each epoch. Further iterations in the epoch derive their seeds from this
+    #: Whether a loader sets the pipe's seed in each epoch. Later iterations in the epoch derive their seeds from this
     #: seed.
     seeded: bool = False
-    #: The seed for the next iteration that the pipe had when the state was loaded.
+    #: The seed for the next iteration at the time when the state was loaded.
     given: Any = None
     #: The pipe's seed for its next iteration, which the pipe receives only after a replay.
     later: Any = None
@@ -79,8 +79,7 @@ class PassRecord:
     #: The state of the graph when the running iteration began, if `watches` is True.
     beginning: Beginning | None = None
     fingerprint: Fingerprint | None = None
-    #: For a user-defined pipe without a declared state: its counters before the first iteration (see
-    #: `counted_attributes`).
+    #: For a user-defined pipe without a declared state: its counters before the first iteration.
     attributes: dict[str, Any] | None = None
     #: Names of pipes that the graph has gained since its first iteration, so that its state cannot be saved.
     grown: list[str] = field(default_factory=list)
@@ -92,8 +91,8 @@ class PassRecord:
     renewal: Any = None
     #: A weak reference to the `Renewal` of the pipe that reads this pipe.
     read_by: Any = None
-    #: The number of items that `on_error` has skipped in the running iteration, by class of exception. This dict must
-    #: be replaced, not modified, because a saved state may contain it.
+    #: The number of items that `on_error` has skipped in the running iteration, by class of exception. This dict is
+    #: replaced, not modified, because a saved state may contain it.
     skipped: dict[str, int] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:

@@ -18,7 +18,7 @@ _BACK = 1 << 10
 
 class Forwards:
     """A stream that consists of the results of `next_piece`. The function `rewind` moves the stream to its start and
-    returns a new `next_piece`. Without `rewind`, only the last piece can be reread."""
+    returns a new `next_piece`. Without `rewind`, only the last piece can be read again."""
 
     def __init__(self, next_piece: Pieces, rewind: Callable[[], Pieces] | None = None, start: int = 0) -> None:
         self._next_piece, self._rewind = next_piece, rewind

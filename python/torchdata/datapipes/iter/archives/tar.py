@@ -62,11 +62,10 @@ MOST_GLOBAL_RECORDS = 1000
 
 _LAST_OFFSET = (1 << 63) - 1
 
-#: A resumed stream starts this number of bytes before a header, because `tarfile` reads the last byte of the previous
-#: member to check whether the archive is long enough.
+#: A resumed stream starts this number of bytes before a header, because `tarfile` reads the byte before the header.
 BEFORE = 1
 
-#: Maximum number of characters to quote from an error of `tarfile`, which may contain a whole header.
+#: Maximum number of characters to quote from an error of `tarfile`.
 _LONGEST_EXCERPT = 200
 
 
@@ -219,12 +218,11 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # An empty archive is opened, and its stream is then replaced by the archive's stream, because opening reads a
-        # header.
+        # Opening reads a header. An empty archive is therefore opened, and its stream is then replaced by the archive's
+        # stream.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
-            # Reading the byte before the header makes a buffered stream also request the header, which `tarfile` reads
-            # next.
+            # Reading the byte before the header makes a buffered stream request the header, too.
             file_obj.read(BEFORE)
         source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
         tar.fileobj, tar.plain = source, True
@@ -504,7 +502,7 @@ class TarArchiveLoader(ArchiveLoader):
         stand_in, place = super()._bookmark(path, stream)
         archive = self._archive
         if archive is not None and archive.source is stream is not stand_in and archive.place is not None:
-            # The reopened stream starts just before the next member, so that a store does not send the earlier members.
+            # The reopened stream starts just before the next member, so that a store does not send earlier members.
             return detached(stream, archive.place - BEFORE), (*place, archive.start)
         return stand_in, place
 

@@ -23,8 +23,7 @@ from torchdata.datapipes.iter.streams.atomic_files import temporary_name
 #: If the consumer requests no path for this number of seconds, it counts as paused, and locks are released.
 PAUSE = 1.0
 
-#: The mutex is reentrant, because garbage collection may release the locks of an iterator while this thread holds the
-#: mutex.
+#: The mutex is reentrant: garbage collection may release locks while this thread holds the mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
 #: For each `Section` (by id) whose consumer is processing a path: the time when the processing began, and a function
@@ -47,14 +46,14 @@ class Lock:
         self.excludes_processes = fd is not None
 
     def keep(self) -> bool:
-        """Prevents other threads from releasing this lock. Returns whether the lock is still held, because another
-        thread may have released it."""
+        """Keeps other threads from releasing this lock. Returns whether the lock is still held, because another thread
+        may have released it."""
         with _mutex:
             self.thread = None
             return _held.get(self._file) is self
 
     def release(self) -> None:
-        """Releases the lock. May be called twice. Does nothing in a forked child."""
+        """Releases the lock. May be called twice. Does nothing in a forked child process."""
         with _mutex:
             if _held.get(self._file) is not self:
                 return
@@ -166,7 +165,7 @@ def _opened(file: str) -> int | None:
         with contextlib.suppress(FileExistsError):
             fd = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o666)
             with contextlib.suppress(OSError):
-                # All users who may write into the folder must be able to lock, regardless of this process's umask.
+                # All users who may write into the folder must be able to lock, whatever the umask of this process is.
                 os.fchmod(fd, os.stat(os.path.dirname(file)).st_mode & 0o666)
             return fd
         try:

@@ -58,7 +58,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             be computed again.
         folder: the folder that must contain files whose paths `filepath_fn` does not return, such as members of an
             archive. None (the default) means the folder of the path that `filepath_fn` returns. Listed files outside
-            `folder` are computed again in each epoch, because another user may have changed the list of paths.
+            `folder` are computed again in each epoch, because another user may have changed the list.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
@@ -332,7 +332,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         section.written(path, record)
 
     def _sources_in_use(self) -> list[Any]:
-        # `end_caching` reads the last pipe of the section, and also reads the source of `on_disk_cache` directly.
+        # `end_caching` reads the last pipe of the section, and the source of `on_disk_cache` directly.
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:

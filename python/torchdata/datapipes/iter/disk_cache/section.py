@@ -28,8 +28,8 @@ from torchdata.datapipes.iter.streams.atomic_files import write_file
 #: Maximum number of items that are read ahead while the path to yield next waits for another process.
 _AHEAD = 1000
 
-#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Further items are not locked, because each
-#: lock is an open file.
+#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Each lock is an open file, so further items
+#: are not locked.
 _LOCKED = 100
 
 
@@ -94,7 +94,7 @@ class Section:
 
     @property
     def _may_read(self) -> bool:
-        """Whether to read the source: False at its end, or if `_AHEAD` items are queued while another process creates a
+        """Whether to read the source. False at its end, or if `_AHEAD` items are queued while another process creates a
         file."""
         return not self.ended and not (self._created_elsewhere and len(self._queue) >= _AHEAD)
 
@@ -131,7 +131,7 @@ class Section:
                 record.kind = "ready" if self._ended_early else "missing"  # ended pipes create no file
             if record.kind == "missing":
                 self._missing.append(record)
-            # Another thread may have called `close` in the meantime, so that the locks must be released.
+            # If another thread has called `close`, the locks must be released here.
             if record.kind != "missing" or self._closed or len(self._in_pipes) + len(self._missing) > _LOCKED:
                 record.release()
         return None
@@ -168,8 +168,8 @@ class Section:
         while queue:
             head = queue[0]
             if head.ready:
-                # Other processes may need these locks while the consumer works or waits, so the locks are released
-                # before the path is returned.
+                # Other processes may need these locks while the consumer works, so the locks are released before the
+                # path is returned.
                 head.release()
                 if self.in_flight:
                     locks.pause(id(self), self._release_flying)
@@ -252,7 +252,7 @@ class Section:
             self._queue.appendleft(record)
         else:
             while (earlier := self._in_pipes[0]) is not record:
-                # Because a file was already written for a later item, a pipe has probably dropped this earlier item.
+                # A file was already written for a later item, so a pipe has probably dropped this item.
                 self._drops_items |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)
@@ -272,7 +272,7 @@ class Section:
         record.release()
 
     def _list_members(self, record: Record) -> None:
-        """Writes the list of the record's additional files, by which all processes find these files later."""
+        """Writes the list of the record's additional files, by which all processes find the files."""
         folder = self._folder_for(record.paths[0])
         lies_within = FolderSearch(folder)  # a missing file is detected later
         outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)

@@ -147,7 +147,7 @@ class Collator(Mapper[T_co]):
 
 @cache
 def _say_that_tensors_come() -> None:
-    """Logs that batches are tensors, because a library may have imported PyTorch without the user's knowledge."""
+    """Logs that batches are tensors, because another library may have imported PyTorch."""
     import logging
 
     logging.getLogger("torchdata").info(

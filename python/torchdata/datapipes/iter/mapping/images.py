@@ -131,7 +131,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return partial(_explained, call)
 
     def _decoded(self, image: Any) -> Any:
-        """Not called. The constructor checks `input_col` and `output_col` against the signature of this function."""
+        """Not called. The constructor checks `input_col` and `output_col` against this function's signature."""
 
 
 class _Decoder:

@@ -216,7 +216,7 @@ class IterableWrapper(IterDataPipe[T_co]):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the epoch, if the iterable has `set_epoch`, and the state of the iterable or of its iterator. For an
-        iterable that has no state and cannot seek, returns a checksum of some items.
+        iterable that has no state and cannot seek, the state contains a checksum of some items.
 
         The saved position is the number of items that were yielded.
 

@@ -111,7 +111,7 @@ def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> l
 class _Measured(tuple[Any]):
     """A tuple whose only member is the length of an item.
 
-    A heap of these tuples sorts items by length without running Python code for each comparison.
+    A heap of these tuples compares lengths without running Python code.
     """
 
     item: Any

@@ -130,7 +130,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
 
 def size_of(item: Any) -> int:
-    """Returns the size of an item in bytes. If the item contains an object twice, the object counts twice."""
+    """Returns the size of an item in bytes. An object that occurs twice in the item counts twice."""
     total, waiting = 0, [item]
     while waiting:
         obj = waiting.pop()

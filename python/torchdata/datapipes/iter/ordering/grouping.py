@@ -156,9 +156,8 @@ class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
     When incomplete groups contain `buffer_size` items, the largest group is yielded if it has at least
-    `guaranteed_group_size` items. If the largest group has fewer items, the group is dropped (with
-    `drop_remaining=True`) or an error is raised. At the end of the source, all remaining groups are yielded, even if
-    they are smaller.
+    `guaranteed_group_size` items. A smaller group is dropped if `drop_remaining` is True; if not, an error is raised.
+    At the end of the source, all remaining groups are yielded, even if they are smaller.
 
     Args:
         datapipe: the pipe to read.

@@ -52,9 +52,9 @@ class Packer(IterDataPipe[dict[str, Any]]):
     - `"first_fit"`: the first incomplete row that has room for the sequence, or a new row. If there are more than
       `buffer_size` incomplete rows, the row with the most tokens is yielded. `"first_fit"` changes the order of the
       sequences, but rows need little padding.
-    - `"in_order"`: the last row. If the sequence does not fit, the last row is yielded and a new row is begun.
-    - `"cut"`: the last row. If the sequence does not fit, it is cut at the end of the row, and its remaining tokens
-      begin a new row. All rows except the last are full.
+    - `"in_order"`: the last row. A sequence that does not fit begins a new row; the last row is yielded.
+    - `"cut"`: the last row. A sequence that does not fit is cut at the end of the row, and its remaining tokens begin a
+      new row. All rows except the last are full.
 
     A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one row.
 
@@ -67,7 +67,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
             the sequence out, and `"error"` raises.
         buffer_size: maximum number of incomplete rows with `"first_fit"`, 16 by default.
         pad_value: the value that fills up rows to `max_tokens`; None (the default) for rows without padding. If
-            `pad_value` is a number, it fills `input_ids` (or the only column); `labels` are then filled with -100 and
+            `pad_value` is a number, it fills `input_ids` (or the only column). Then `labels` are filled with -100, and
             `attention_mask` with 0. To fill more columns, pass a mapping from column to fill value.
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
             Without `first_value`, a model that shifts labels by one learns to predict the first token of a sequence

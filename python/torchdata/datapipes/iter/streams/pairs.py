@@ -102,8 +102,7 @@ class HoldsStream(IterDataPipe[T_co]):
         try:
             yield from self._read(path, stream, place)
         except BaseException as error:
-            # No position is stored if garbage collection has closed the stream, because a closed stream has no
-            # position.
+            # A stream that garbage collection has closed has no position to store.
             collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
             if self._held is held and not collected:
                 self._held, self._place = self._bookmark_of(held)

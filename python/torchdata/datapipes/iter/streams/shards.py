@@ -66,7 +66,7 @@ def _names(rest: str, name: str) -> Iterator[str]:
 
 
 def _numbers(first: str, last: str, name: str) -> tuple[range, int]:
-    """Returns the numbers of a range, and the number of digits to which they are padded with zeros."""
+    """Returns the numbers of a range, and the number of digits after padding with zeros."""
     padded = first.startswith("0") and len(first) == len(last)
     if not padded and first.startswith("0") and first != "0":
         raise ValueError(f"ShardExpander: in {name!r}, {first} must not start with 0 unless {last} has as many digits")

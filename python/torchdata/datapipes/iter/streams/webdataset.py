@@ -72,7 +72,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         return self._samples(iter(self.source_datapipe), self._gathering)
 
     def _samples(self, source: Iterator[Any], gathering: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        # No variable here may refer to a yielded sample, so that its memory is freed as soon as the consumer drops it.
+        # No variable here may refer to a yielded sample, so that the consumer can free its memory.
         with on_failure(lambda: self._park(gathering)):
             for item in source:
                 path, data = path_and_stream(item, self)

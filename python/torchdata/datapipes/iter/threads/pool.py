@@ -72,7 +72,7 @@ class Pool:
     def __init__(self, function: Callable[[Any], Any], max_workers: int, **options: Any) -> None:
         self._work = _PoolWork(function, max_workers, **options)
         self._queue = self._work.queue
-        #: Returns the next result, or raises the error of its call; raises StopIteration if the pool was closed.
+        #: Returns the next result or raises the error of its call; raises StopIteration after the pool was closed.
         self.take = self._queue.pop
         #: The source's error, which is raised after the results of all earlier items.
         self.source_error: Exception | None = None

@@ -73,7 +73,7 @@ class _StepData(_PrefetchData):
         #: queue. If another rank ends or fails, the item stays in `voted_on`, so that a saved state contains the item.
         self.voted_on: Any = _END
         self.failure: BaseException | None = None
-        #: The error that has prevented a vote, such as the exit of a rank; None once the consumer has received the
+        #: The error that has prevented a vote, such as the exit of a rank; None after the consumer has received the
         #: error.
         self.untold: BaseException | None = None
         #: Whether to count the items that remain in this rank's source when another rank has ended.
@@ -408,7 +408,7 @@ class FullSync(_PrefetchBase[T_co]):
             raise untold
 
     def reset(self) -> None:
-        """Ends the thread of the last iteration and drops the items that it had read ahead.
+        """Ends the thread of the last iteration and drops its buffered items.
 
         Raises:
             RanksLostError: another rank has exited, which this rank detected when it left the epoch.

@@ -52,7 +52,7 @@ class _Results(Iterator[Any]):
 
     __slots__ = ("_ahead", "_is_watched", "_pool", "_source")
 
-    #: The iterator yields further items after an exception; see `_pipe/skipping.py`.
+    #: The iterator can continue after an exception; see `_pipe/skipping.py`.
     outlives_errors = True
 
     def __init__(self, source: Iterator[Any], pool: Pool, ahead: int, is_watched: bool) -> None:
@@ -73,7 +73,7 @@ class _Results(Iterator[Any]):
         pool.wait()
         if before and before != self._generators():
             warn_outside(_DRAWS, RuntimeWarning)
-        # The next item is submitted after the wait, so that Ctrl-C during the wait loses no item.
+        # The next item is submitted after the wait, so that Ctrl-C loses no item.
         self._read_ahead(self._ahead + 1)
         take = pool.take
         del self, pool  # a stored error refers to this frame, which would keep these objects alive
@@ -114,8 +114,7 @@ class _Results(Iterator[Any]):
         self._pool.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At interpreter exit, the queue is already closed. Globals may be None at interpreter exit, so `is_finalizing`
-        # is a parameter.
+        # At interpreter exit, the queue is closed. Globals may be None, so `is_finalizing` is a parameter.
         if not _is_finalizing():
             self._pool.close()
 
@@ -213,7 +212,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         self._close_pool()
         fn = self.fn if self.input_col is None else replacing_columns(self.fn, self.input_col, self.output_col)
         workers = self.max_workers or min(32, (os.cpu_count() or 1) + 4)
-        # At most `scheduled_tasks + 1` items are in the pool at a time, so further threads would be idle.
+        # At most `scheduled_tasks + 1` items are in the pool, so more threads would be idle.
         pool = Pool(fn, min(workers, self.scheduled_tasks + 1), **{**_OPTIONS, **self.threadpool_kwargs})
         is_alone = not any(hooks_of(pipe)._may_have_threads() for pipe in Graph(self) if pipe is not self)
         results = _Results(iter(self.datapipe), pool, self.scheduled_tasks, is_alone)

@@ -19,8 +19,7 @@ from torchdata.datapipes.utils._streams import StreamWrapper
 
 #: The size of a stream's buffer in bytes. Most lines are read from the buffer, without a network call.
 _BUFFER = 1 << 16
-#: The number of bytes to read from the connection at a time if a stream is read to its end, or its first bytes are
-#: dropped.
+#: The number of bytes per read from the connection if a stream is read to its end, or its first bytes are dropped.
 _PIECE = 1 << 20
 
 
@@ -230,8 +229,8 @@ class _Body(io.RawIOBase):
         return self._arrived(most, whole)
 
     def _arrived(self, most: int, whole: bool) -> bytes:
-        """Returns up to `most` bytes of the response, decompressed if necessary. If `whole` is set, waits until `most`
-        bytes have arrived or the response ends."""
+        """Returns up to `most` bytes of the response, decompressed if necessary. If `whole` is set, waits for `most`
+        bytes or the end of the response."""
         from urllib3.exceptions import ProtocolError
 
         raw, headers = self.response.raw, self.response.headers
