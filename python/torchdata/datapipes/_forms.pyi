@@ -552,9 +552,7 @@ class MapForms(FunctionalForms, Generic[T_co]):
         """Groups items with consecutive indices: batch `i` contains the items from `i * batch_size` on."""
 
     def concat(self, *datapipes: MapDataPipe[Any]) -> MapDataPipe[Any]:
-        """Joins pipes: the indices first refer to the items of the first pipe, then to those of the next
-        pipe, and so on.
-        """
+        """Joins pipes: the indices of the second pipe follow those of the first pipe, and so on."""
 
     def in_memory_cache(self) -> torchdata.datapipes.map.InMemoryCacheHolder[T_co]:
         """Stores every requested item in memory, so that all earlier pipes run only once for each item."""

@@ -1,7 +1,7 @@
 """The base classes of all pipes, `IterDataPipe` and `MapDataPipe`, and the function that guards iteration.
 
-Role: registers functional forms, implements the pickling hooks, and ensures that each pipe has only one valid iterator,
-is reset at the start of an iteration, and resumes from a loaded state.
+Role: registers functional forms, implements the pickling hooks, and guards iterations: each pipe has one valid
+iterator, which begins after a reset or resumes from a loaded state.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def share_token(datapipe: Any, token: IterationToken) -> None:
-    """Makes a pipe use an existing token, so that the owner of the token can invalidate the pipe's iterators."""
+    """Makes a pipe use a given token, so that the token's owner can invalidate the pipe's iterators."""
     datapipe.__dict__["_iteration_token"] = token
 
 
@@ -130,8 +130,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
     @functools.wraps(function)
     def __iter__(self: Any) -> Iterator[Any]:
         if getattr(type(self).__iter__, "__wrapped__", None) is not function:
-            # A subclass calls `super().__iter__()` here, and `begin_iteration` was already called for the subclass's
-            # `__iter__`.
+            # A subclass has called `super().__iter__()`, and its own `__iter__` has already begun the iteration.
             return function(self)
         try:
             return begin_iteration(self, function)
@@ -144,7 +143,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
 
 
 def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Wraps the `set_seed` of a user-defined pipe class to record the seed, which a replay must set again."""
+    """Wraps the `set_seed` of a user-defined pipe class to record the seed for a replay."""
 
     @functools.wraps(set_seed)
     def noted(self: Any, seed: Any, *args: Any, **kwargs: Any) -> Any:
@@ -207,7 +206,7 @@ class _CommonPipe:
     #: shares the values of these attributes. If an attribute is not listed here, a loader copies its containers, but
     #: not the data in them.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Whether `state_dict` and `load_state_dict` are derived from the declarations (see `DERIVED`).
+    #: Whether `state_dict` and `load_state_dict` come from the declarations (see `DERIVED`).
     _derives_state: ClassVar[bool] = False
 
     @classmethod

@@ -7,8 +7,8 @@ that require pickle are stored as bytes under `"__pickled__"`, and nested contai
 
 A pipe without a declared state is *replayed*: a resumed run starts it from the beginning and drops the items that it
 had yielded. The sources of a replayed pipe begin with the states that they had at the beginning of the iteration. The
-whole graph is replayed if user functions have drawn from the global random generators, or if a replayed pipe and
-another pipe read the same source.
+whole graph is replayed if user functions have drawn from the global random generators. It is also replayed if a
+replayed pipe shares its source with another pipe.
 """
 
 from __future__ import annotations
@@ -105,15 +105,15 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     """Returns the state of the graph that ends in `datapipe`, after the last item that it yielded.
 
     A random pipe that is read several times in one epoch (`cycle`) has a new seed each time. In loaders, and in a graph
-    that `set_graph_random_seed` has seeded, each seed is derived from the seed before it. If you iterate any other
+    with a seed from `set_graph_random_seed`, each seed is derived from the previous seed. If you iterate any other
     graph without a loader, the seeds are drawn from the global random generators, so also save the result of
     `save_generators()`.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        described: whether the state contains a description of the pipes and checksums, by which `load_state` rejects
-            damaged states and other pipelines; True by default. Saving is faster with `described=False`, which helps if
-            you save states every second.
+        described: whether the state contains checksums and a description of the pipes; True by default. By
+            these, `load_state` recognizes damaged states and states of other pipelines. Saving is faster with
+            `described=False`, which helps if you save states every second.
 
     Returns:
         A dict of plain data.
@@ -152,7 +152,7 @@ def entries_of(graph: Graph) -> list[PipeEntry]:
     """Returns a `PipeEntry` for each pipe of a graph. The pipes' read-ahead threads must be paused."""
     if not is_torchs(graph.end):
         return _Saving(graph).entries()
-    # A set is used, so that `has_begun` is called for every PyTorch pipe and raises an error for a random pipe.
+    # The set makes `has_begun` check every PyTorch pipe, and raise an error for a random pipe.
     if True in {has_begun(pipe) for pipe in graph if is_torchs(pipe)} and is_unnoticed(graph.end):
         raise unnoticed(graph.end)
     *sources, _, last = _Saving(Graph(reader_of(graph.end))).entries()
@@ -162,7 +162,7 @@ def entries_of(graph: Graph) -> list[PipeEntry]:
 def fingerprint(datapipe: Any) -> Fingerprint:
     """Describes the class, sources and arguments of each pipe of a graph, sources first.
 
-    `save_state` stores this fingerprint in the state under `"graph"`, so that `load_state` rejects a state of another
+    `save_state` stores this fingerprint in the state under `"graph"`. By it, `load_state` rejects a state of another
     graph.
 
     Example:
@@ -329,7 +329,7 @@ class _Saving:
             if not is_restorable(pipe):
                 return PipeEntry(name_of(pipe))
             return with_seeds(PipeEntry(name_of(pipe), restores=True, state=position_of(pipe)), record)
-        # If a user-defined pipe without `reset` has yielded no item, its attributes may still contain an old position.
+        # If a user-defined pipe without `reset` has yielded no item, its attributes may contain an old position.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or is_stale:
             entry = entry_anew(pipe)
@@ -372,8 +372,8 @@ def load_state(datapipe: Any, state: dict[str, Any], *, strict: bool = True, all
     Args:
         datapipe: the last pipe of the graph, or the graph.
         state: a result of `save_state`.
-        strict: whether to raise an error if an argument of a pipe differs from the saved graph, or if a source that a
-            resumed run rereads yields other items than before; True by default.
+        strict: whether to raise an error if a pipe's argument differs from the saved graph, or if a source yields
+            different items when it is reread; True by default.
         allow_pickle: whether values that require pickle are unpickled; True by default. If `allow_pickle` is False, a
             state that contains pickled values raises an error.
 
@@ -418,7 +418,7 @@ def _require_same_pipes(graph: Graph, entries: Sequence[PipeEntry]) -> None:
 
 
 def set_strictness(datapipe: Any, is_strict: bool) -> None:
-    """Sets whether sources of the graph that reread items in order to resume compare them with the original items.
+    """Sets whether sources of the graph compare reread items with the original items.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

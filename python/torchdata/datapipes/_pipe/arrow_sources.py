@@ -2,8 +2,7 @@
 
 A part is a row group of a Parquet file, a file of another format, a chunk of an in-memory table, a data file of an
 Iceberg table, or a range of rows of a Lance dataset. An `ArrowSource` can be pickled, because it contains no open file.
-Listing the parts of a table reads only the metadata of its files. The library of a table is imported only if such a
-table is given.
+Listing the parts of a table reads only the metadata of its files.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ _KINDS = "a pyarrow data set or table, a table of deltalake, pyiceberg or lance,
 
 PART_ROWS = 1024
 
-#: Open datasets that a forked child has inherited and never frees, because freeing needs threads that exist only in the
-#: parent process.
+#: Open datasets that a forked child never frees, because freeing needs threads of the parent process.
 _inherited: list[Any] = []
 
 
@@ -81,8 +79,8 @@ class ArrowFragments(ArrowSource):
 
 
 def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str], lacks: bool) -> None:
-    """Raises an error for a missing column, which pyarrow would fill with nulls, and for a column of another type,
-    which pyarrow would convert to or from text."""
+    """Raises an error for a missing column, and for a column of another type. pyarrow would fill in nulls or convert
+    the values."""
     known = _arrow("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
     for column in wanted:
         if column in present.names:

@@ -21,7 +21,7 @@ def tables_of(
     Args:
         row: the first row to read in the first part.
         size: the number of rows per table (the last table may have fewer); None makes a table of each part.
-        copy: whether to copy the rows of each table, because a slice keeps all rows of its part in memory and in
+        copy: whether to copy each table's rows. A slice without a copy keeps all rows of its part in memory and in
             pickles.
     """
     if size is None:

@@ -1,5 +1,5 @@
-"""Names pipes in error messages. If a pipe only reads a dataset, a message contains the name of the dataset's class or
-function instead."""
+"""Names pipes in error messages. For a pipe that only reads a dataset, messages name the dataset's class or
+function."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def codes_read_by(datapipe: Any) -> list[UsersCode]:
 def counted_at(datapipe: Any) -> IterationToken:
     """Returns the `IterationToken` in which the skipped items of a pipe are counted.
 
-    If the loader measures the time of a map-style source of the pipe, this is the token of the source; otherwise, it is
-    the pipe's own token.
+    This is the token of the pipe's map-style source if the loader measures the source's time, and otherwise the pipe's
+    own token.
     """
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:
@@ -30,8 +30,8 @@ def counted_at(datapipe: Any) -> IterationToken:
 
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
-    """Returns the name of the dataset whose code has raised `error`; if `error` is None, the name of the only dataset
-    that the pipe reads. If no dataset is found, returns the name of the pipe."""
+    """Returns the name of the dataset whose code raised `error`; with None, the name of the only dataset that the pipe
+    reads. If no dataset is found, returns the name of the pipe."""
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):
         codes = codes_of_dataset(datapipe, ITERATED)

@@ -1,5 +1,5 @@
-"""Describes a pipeline as text, with one line per pipe, for `str(pipe)`. Secrets are hidden. Values that
-may be large are described only by their type and size."""
+"""Describes a pipeline for `str(pipe)`, with one line per pipe. Secrets are hidden. Values that may be large are
+described only by their type and size."""
 
 from __future__ import annotations
 

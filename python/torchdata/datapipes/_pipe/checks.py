@@ -74,8 +74,8 @@ def on_failure(clean_up: Callable[[], object]) -> Iterator[None]:
         raise
 
 
-#: For IterDataPipe and MapDataPipe: the module and the name of the class that wraps a plain iterable or sequence.
-#: The modules of these classes import this module, so it cannot import them.
+#: For IterDataPipe and MapDataPipe: the module and the name of the class that wraps a plain iterable or sequence. This
+#: module cannot import these classes, because their modules import this module.
 _wrappers: dict[type, tuple[str, str]] = {}
 
 
@@ -224,7 +224,7 @@ def check_hashable(pipe: str, argument: str, columns: Iterable[Any]) -> None:
 
 
 def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) -> Any:
-    """Returns the column in which a function's result is stored; None for the first column of `input_col`."""
+    """Returns the column for a function's result; None for the first column of `input_col`."""
     if input_col is None and output_col is not None:
         raise ValueError(f"{pipe}: `output_col` must be None when `input_col` is None, but got {output_col!r}")
     if isinstance(output_col, (list, tuple)):

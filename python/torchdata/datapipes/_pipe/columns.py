@@ -51,11 +51,10 @@ def _note_columns(error: Exception, item: Any, input_col: Any) -> None:
 
 
 def replacing_columns(function: Callable[..., Any], input_col: Any, output_col: Any) -> Callable[[Any], Any]:
-    """Returns a function that calls `function` with the input columns of an item, and stores the result in the item.
+    """Returns a function that applies `function` to the input columns of an item and stores the result in the item.
 
     If `output_col` is None, the result replaces the first input column, and the remaining input columns are removed. If
-    `output_col` is -1, the result is appended. Items are modified in place, except that tuples are replaced by new
-    tuples.
+    `output_col` is -1, the result is appended. Items are modified in place; tuples are replaced by new tuples.
     """
     apply = on_columns(function, input_col)
     many = isinstance(input_col, (list, tuple))

@@ -40,8 +40,7 @@ def _instance_of(value: Any, module: str, name: str) -> bool:
 
 
 def is_indexed(value: Any) -> bool:
-    """Returns whether the value has a length and integer indices, unlike mappings, and unlike PyTorch's
-    `IterableDataset`, whose `__getitem__` only raises an error."""
+    """Returns whether the value has a length and integer indices. Mappings and PyTorch's `IterableDataset` do not."""
     kind = type(value)
     return (
         hasattr(kind, "__getitem__")
@@ -71,7 +70,7 @@ def splits_itself(iterable: Any) -> bool:
     """Returns whether an iterable seems to yield only the current worker's share of the data.
 
     For classes that are not in `_SPLITTING`, the result is True if the code contains the names `get_worker_info` and
-    `num_workers`, because code that splits items needs the number of workers.
+    `num_workers`.
     """
     if any(_instance_of(iterable, module, name) for module, name in _SPLITTING):
         return is_iterable_dataset(iterable)
@@ -122,7 +121,7 @@ def epoch_of(dataset: Any) -> int | None:
 
 
 def in_fixed_order(iterable: Any) -> Any:
-    """Returns the sorted members of a set, whose order differs between processes, and any other iterable unchanged."""
+    """Sorts the members of a set, whose order differs between processes; returns any other iterable unchanged."""
     if not isinstance(iterable, (set, frozenset)):
         return iterable
     kinds = set(map(type, iterable))

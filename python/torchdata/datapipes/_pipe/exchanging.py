@@ -6,8 +6,8 @@ global generators (2.5 KB each) are exchanged whenever another shard runs.
 
 The public functions of `random`, NumPy and torch convert a generator's state to tuples and tensors, which takes up to
 300 microseconds. Copying the memory of the states takes 0.3 microseconds, so this module copies the memory. Before the
-first copy, a test with new generators shows whether copying the memory also copies the state. If the test fails, for
-example with another version of a library, this module calls the public functions.
+first copy, a test with new generators shows whether copying the memory also copies the state. If the test fails, this
+module calls the libraries' public functions.
 """
 
 from __future__ import annotations
@@ -83,8 +83,7 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 @contextlib.contextmanager
 def one_at_a_time() -> Iterator[None]:
-    """Within this context, other threads cannot exchange global variables, because they would set the variables of
-    another shard."""
+    """Within this context, no other thread can switch the global variables to another shard."""
     with _turn:
         yield
 

@@ -30,8 +30,7 @@ def explain(
         iterator: the iterator that the pipe's `__iter__` returned; None if the exception must not be skipped.
 
     Returns:
-        True if the item was skipped; False if the caller must raise `error`; or another exception, which the caller
-        must raise instead of `error`.
+        True for a skipped item; False if the caller must raise `error`; or the exception to raise instead of `error`.
     """
     error.with_traceback(frames)
     if isinstance(error, Exception):
@@ -99,7 +98,7 @@ def _ordinal(number: int) -> str:
 
 
 def no_fault_of_an_item(error: E) -> E:
-    """Marks an error that `on_error` must not skip, because items were lost or the pipe would raise the error again."""
+    """Marks an error that `on_error` must not skip: items were lost, or the pipe would raise the error again."""
     attributes_of(error)["never_skipped"] = True
     return error
 

@@ -48,8 +48,8 @@ class FunctionalForms:
 
     @classmethod
     def register_function(cls, function_name: str, function: Callable[..., Any]) -> None:
-        """Makes `function(pipe, ...)` available as `pipe.function_name(...)`. Raises ValueError if the name is taken,
-        unless it is taken by an older version of the same class (see `_may_replace`)."""
+        """Makes `function(pipe, ...)` available as `pipe.function_name(...)`. Raises ValueError if a different class
+        has the name (see `_may_replace`)."""
         before = cls.functions.get(function_name)
         if before is not None and not _may_replace(before, function):
             raise ValueError(
@@ -131,7 +131,7 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
             raise
 
     functools.update_wrapper(construct, pipe, assigned=("__module__", "__doc__"), updated=())
-    # The name of the form is set, because `help` shows this name, and pickle finds the bound method by this name.
+    # `help` shows the name of the form, and pickle finds the bound method by this name.
     construct.__name__, construct.__qualname__ = name, f"{base.__name__}.{name}"
     with contextlib.suppress(ValueError):  # the class has a constructor that is written in C
         # Unlike the constructor, whose declared result is None, the functional form returns the new pipe.

@@ -1,9 +1,8 @@
 """Replaces the iterator of a pipe of this package after `on_error` has skipped an exception that ended the iterator.
 
 Role: a generator cannot continue after it has raised an exception. A new call of the pipe's `__iter__` can resume the
-iteration, because the pipe's declared state contains the position at which the exception was raised. The new iterator
-must not restart the sources. `Renewal` therefore stores the sources' running iterators, which the new iterator
-continues to read.
+iteration, because the declared state contains the position of the exception. The new iterator must not restart the
+sources. `Renewal` therefore keeps the sources' running iterators for the new iterator.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ _OURS = "torchdata.datapipes."
 
 
 class Renewal(Iterator[Iterator[Any]]):
-    """Iterates over the iterators of one iteration of a pipe: the first iterator, and its replacements after
-    exceptions.
+    """Iterates over the iterators of one iteration of a pipe: the first iterator and, after exceptions, its
+    replacements.
 
     Args:
-        sources: the sources of the pipe. If neither the pipe nor a source has yielded an item since the previous
-            exception, the iterator is not replaced, because a new iterator would only raise the exception again.
+        sources: the sources of the pipe. The iterator is not replaced if neither the pipe nor a source has yielded an
+            item since the previous exception.
     """
 
     def __init__(self, datapipe: Any, function: Callable[[Any], Iterator[Any]], sources: list[Any]) -> None:

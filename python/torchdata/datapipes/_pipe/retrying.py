@@ -10,9 +10,9 @@ from torchdata._reporting import warn_outside
 
 R = TypeVar("R")
 
-#: The pause in seconds before a call is repeated, doubled for each further repetition.
+#: Seconds before the first repetition of a call; the pause doubles with each repetition.
 PAUSE = 0.5
-#: A call that raises one of these errors is not repeated, because the error is permanent.
+#: Permanent errors, after which a call is not repeated.
 _FINAL = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 

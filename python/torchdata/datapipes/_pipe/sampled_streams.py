@@ -1,14 +1,14 @@
 """Reads a stream that can neither seek nor save its state. To resume, the items up to the saved position are reread.
 
 Role: a resumed run compares checksums of sampled items with the original run, to detect a stream that yields other
-items. No Python code of this module runs for the items between two samples.
+items.
 
 A stream may draw from the global random generators in order to shuffle or to augment. If a stream draws random numbers
 for its first or second item, the stream's saved state contains the states that the generators had before the first
 draw. A resumed run restores the generators, rereads the items, and raises an error if the items differ from those of
 the original run. In two cases, the resumed run only warns: if the stream drew random numbers for its second item, or if
 the items differ only in floating-point numbers and arrays. In both cases, the stream probably draws numbers for each
-item, as for augmentation, so numbers that other code draws between two items change the items, but not their order.
+item, as for augmentation, and other code may have drawn numbers in between.
 """
 
 from __future__ import annotations
@@ -26,8 +26,7 @@ _END: Any = object()
 
 
 class SampledStream:
-    """Reads a stream. `saved` is the result of `state` from which to resume; if `saved` is None, a new iteration
-    begins."""
+    """Reads a stream. `saved` is the result of `state` from which to resume; None begins a new iteration."""
 
     def __init__(self, name: str, saved: dict[str, Any] | None = None) -> None:
         self._name = name
@@ -79,8 +78,8 @@ class SampledStream:
         yield stream
 
     def _complain(self, position: int, is_noise: bool) -> None:
-        """Raises an error because the reread items differ, or only warns if numbers that are drawn for each item may be
-        the reason (`is_noise`)."""
+        """Raises an error because the reread items differ; only warns if random numbers per item may be the reason
+        (`is_noise`)."""
         if is_noise:
             warn_outside(
                 f"the first {position} items of {self._name} have other numbers than before the state was saved. If "
@@ -99,8 +98,8 @@ class SampledStream:
     def _pieces(
         self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: SampleDigest | None = None
     ) -> Iterator[Iterator[Any]]:
-        """Yields iterators for `chain.from_iterable`: alternately, an iterator over the items before the next sampled
-        item, and an iterator over the sampled item."""
+        """Yields iterators for `chain.from_iterable`: alternately over the items before the next sampled item, and over
+        this item."""
         source = chain(source)  # `chain` does not call an exhausted iterator again
         digest, position = digest or self._digest, 0
         while True:

@@ -1,12 +1,12 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
-Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` of the pipeline and
-itself, so that exceptions of these pipes are skipped. If a pipe's iterator raises an exception, but can yield further
-items, the exception is counted, and the next item is requested. The counts of skipped exceptions begin at zero in a new
-iteration, and at the saved counts in a resumed iteration.
+Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` and itself, whose
+exceptions it skips. If a pipe's iterator can yield further items after an exception, the exception is counted, and the
+next item is requested. The counts of skipped exceptions begin at zero in a new iteration, and at the saved counts in a
+resumed iteration.
 
-The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
-an exception. A generator cannot continue, because it ends when it raises an exception.
+Three kinds of iterators can continue after an exception: the built-in `map`, the iterator of `filter`, and iterators of
+pipes with a method `_drop_broken`. A generator cannot continue, because it ends when it raises an exception.
 
 `StatefulDataLoader` skips samples with other code, but uses the limits, messages and log format of this module.
 """
@@ -161,8 +161,8 @@ def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_
         counts: for each pipe or dataset, the number of skipped items and the number of items read.
         limit: the permitted number of skipped items of all pipes (an int), or the permitted fraction of the items of
             each pipe (a float); None for no limit.
-        at_the_end: whether the iteration has ended. If not, a fraction is checked only for pipes that have read at
-            least `FEWEST` items.
+        at_the_end: whether the iteration has ended. Before the end, a fraction is checked only for pipes that have read
+            at least `FEWEST` items.
     """
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit
@@ -211,7 +211,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     if (told := limit_error(owner)) is None:
         return True
     told.__cause__ = error
-    # The attributes name the pipe that raised the original error, so that the note does not name a later pipe.
+    # The note must name the pipe that raised the original error, not a later pipe.
     attributes_of(told).update(attributes_of(error))
     return told
 

@@ -1,8 +1,8 @@
 """Prevents sources from splitting their items among workers if a `sharding_filter` already splits the items.
 
 Role: some sources yield only a part of their items in each worker, according to `torch.utils.data.get_worker_info()`.
-To prevent a `sharding_filter` from dividing the items a second time, `get_worker_info()` reports a single worker to a
-thread in which a `sharding_filter` requests an item.
+While a `sharding_filter` requests an item, `get_worker_info()` reports a single worker in the filter's thread, so that
+items are not divided twice.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _whole: WeakSet[Any] = WeakSet()
 
 
 class _Depth(threading.local):
-    """The number of iterators running in this thread to which `get_worker_info()` must report a single worker."""
+    """The number of running iterators in this thread for which `get_worker_info()` must report a single worker."""
 
     value = 0
 
@@ -43,7 +43,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
     """Makes pipes yield all their items in the next iteration, instead of splitting them among workers.
 
     Returns:
-        Whether there are PyTorch pipes among them, which must be iterated by `begin_whole`.
+        Whether some of the pipes are PyTorch pipes, which must be iterated by `begin_whole`.
     """
     theirs = False
     for datapipe in datapipes:

@@ -16,7 +16,6 @@ PLAIN_TYPES: frozenset[type] = frozenset({int, float, str, bytes, bool, type(Non
 def close_dropped(item: Any) -> None:
     if type(item) in PLAIN_TYPES:
         return
-    # If the module of `StreamWrapper` is not imported, the item contains no `StreamWrapper` to close.
     streams = sys.modules.get("torchdata.datapipes.utils._streams")
     if streams is not None:
         streams.StreamWrapper.close_streams(item)
@@ -38,8 +37,7 @@ def with_detached_streams(item: Any) -> Any:
     if isinstance(item, streams.StreamWrapper):
         stand_in = streams.detached(item)
         return stand_in if isinstance(stand_in, streams.StreamWrapper) else item
-    # Subclasses of dict, tuple and list are not searched, because their constructors may not accept the exchanged
-    # members.
+    # Subclasses of dict, tuple and list are not searched, because their constructors may differ.
     if kind is dict:
         values = [*map(with_detached_streams, item.values())]
         changed = any(map(is_not, values, item.values()))

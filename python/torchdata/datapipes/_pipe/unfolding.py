@@ -91,7 +91,7 @@ class Unfolding:
             raise
 
     def _drop_broken(self) -> None:
-        """Drops the remaining parts of the current item, because computing one part has raised an exception."""
+        """Drops the remaining parts of the current item after one part has raised an exception."""
         self._item, self._in_memory, self._left = None, [], iter(())
 
     def _park(self) -> None:

@@ -5,8 +5,8 @@ Role: if the source is read by index, the pipes before a
 items without inspecting them, such as `shuffle`, and pipes that call a function for each item, such as `map`. For each
 index of its share, the `sharding_filter` loads the item and calls the functions of the pipes before it.
 
-The indices have the order of the items, so positions, seeds and states do not depend on whether the pipes yield items
-or indices. When a `sharding_filter` begins an iteration, it decides whether the pipes before it yield indices.
+Positions, seeds and states are equal for items and indices, because the indices have the order of the items. When a
+`sharding_filter` begins an iteration, it decides whether the pipes before it yield indices.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ Load = Callable[[Any], Any]
 
 # A pipe that can yield indices defines three methods. `_can_wait` returns whether the next iteration can yield indices.
 # `_iter_unloaded` replaces `__iter__`, and returns an iterator over indices and the function that loads an item.
-# `_loads` returns the same function without a new iteration. A subclass that overrides `__iter__` must also override
-# the three methods.
+# `_loads` returns the function that loads an item, without a new iteration. A subclass that overrides `__iter__` must
+# override all three methods.
 
 
 def can_wait(datapipe: Any) -> bool:
@@ -65,8 +65,8 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
     """Begins an iteration for a `sharding_filter`, which skips items without creating them if possible.
 
-    Items can be skipped only if the pipe's class itself, not a base class, defines `_iter_by_index`, because a subclass
-    may yield other items.
+    Items can be skipped only if the pipe's own class defines `_iter_by_index`, because a subclass may yield different
+    items.
     """
     if can_share(datapipe):
         return begin_iteration(datapipe, type(datapipe)._iter_by_index)

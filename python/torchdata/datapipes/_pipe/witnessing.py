@@ -32,7 +32,7 @@ current: Witness | None = None
 #: A checksum contains values of these types unchanged.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
-#: The approximate number of elements of a large array or tensor that a checksum covers.
+#: The approximate number of elements per large array or tensor that a checksum covers.
 _ELEMENTS = 1 << 10
 
 
@@ -144,18 +144,18 @@ class SampleDigest:
         self.checksum, self.next = checksum, following  # in one step, which Ctrl-C cannot interrupt
 
     def add_missing(self) -> None:
-        """Leaves out the next sample, because the source ended before the sample's position."""
+        """Leaves out the next sample: the source ended before the sample's position."""
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:
-        """Returns whether the checksums are equal. If the numbers of samples differ, the checksums cannot be compared,
-        and the result is True."""
+        """Returns whether the checksums are equal. The checksums of different numbers of samples cannot be compared, so
+        the result is True."""
         return self.next != other.next or self.checksum == other.checksum
 
     @staticmethod
     def differ_in_numbers_alone(one: int, other: int) -> bool:
-        """Returns whether the upper 32 bits of two checksums are equal. If they are equal, the items can differ only in
-        floats and arrays."""
+        """Returns whether the upper 32 bits of two checksums are equal. Equal upper bits mean that the items differ at
+        most in floats and arrays."""
         return one >> 32 == other >> 32
 
 
@@ -179,7 +179,7 @@ def sample_behind(sample: int) -> int:
 
 
 def _plain(item: Any) -> Any:
-    """Converts an item to plain data that have equal bytes in every process."""
+    """Converts an item to plain data with equal bytes in every process."""
     if type(item) in _PLAIN:
         return item
     if type(item) is dict:

@@ -60,7 +60,7 @@ class ArrowParts(MapDataPipe[int]):
         self.source: ArrowSource = arrow_source(source, filter, format, part_rows)
 
     def name(self, index: int) -> str:
-        """Returns the name of a part for messages: its file, and for a row group also the row group's number."""
+        """Returns the name of a part for messages: its file and, for a row group, its number."""
         return self.source.names[index]
 
     def __getitem__(self, index: int) -> int:

@@ -66,8 +66,7 @@ _orders: weakref.WeakValueDictionary[tuple[int, int], array[int]] = weakref.Weak
 
 
 def _sampled(indices: Sequence[Any], seed: int | None) -> Sequence[Any]:
-    """Returns `random.Random(seed).sample(indices, len(indices))` in reverse order, because PyTorch reads the sample
-    from its end."""
+    """Returns `random.Random(seed).sample(indices, len(indices))` in reverse order."""
     rng = random.Random(seed)
     if len(indices) >= 1 << 32:
         order = rng.sample(indices, len(indices))
@@ -89,11 +88,10 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
 
     Functional form of MapDataPipe: `sample_by`.
 
-    If a sampler draws numbers from the global generators of Python, NumPy or torch, these numbers depend only on the
-    pipe's seed, so all workers and ranks read the same order before a `sharding_filter`. The sampler does not change
-    the states of the global generators for other code. A sampler may also have its own random generator. A sampler with
-    `set_epoch`, such as torch's `DistributedSampler`, receives the number of each epoch, beginning with its attribute
-    `epoch`.
+    Numbers that a sampler draws from the global generators depend only on the pipe's seed. Before a `sharding_filter`,
+    all workers and ranks therefore read in one order. The sampler does not change the states of the global generators
+    for other code. A sampler may also have its own random generator. A sampler with `set_epoch`, such as torch's
+    `DistributedSampler`, receives the number of each epoch, beginning with its attribute `epoch`.
 
     Args:
         datapipe: the map pipe to read.

@@ -89,7 +89,7 @@ class IterToMapConverter(MapDataPipe[Any]):
 
     def _load_map(self) -> None:
         """Reads the items into the dict. The method must keep its name, because old code overrides or calls it."""
-        # The pipe stores this dict only when it is complete, because reading may raise an error.
+        # The pipe stores this dict only when it is complete: reading may raise an error.
         loaded: dict[Any, Any] = {}
         for item in self.datapipe:
             key, value = self._pair(item)

@@ -61,15 +61,14 @@ def recipe_of(file_obj: Any) -> Recipe | None:
 
 
 class _Base:
-    """An empty base class of `StreamWrapper`. Python could not add PyTorch's class to its bases if the only base were
-    `object`."""
+    """An empty base class of `StreamWrapper`. Python cannot add a base class to a class whose only base is `object`."""
 
 
 class StreamWrapper(_Base, metaclass=ABCMeta):
     """A file object that closes itself when the last reference to it is dropped.
 
     All other attributes and methods are those of the wrapped file object. A wrapper is closed by `close()`, at the end
-    of a `with` block, by garbage collection, and, after `autoclose()`, together with the last of its child streams.
+    of a `with` block, or by garbage collection. After `autoclose()`, it is closed with the last of its child streams.
 
     Args:
         file_obj: the file object, which the wrapper closes.
@@ -93,8 +92,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     session_streams: ClassVar[dict[Any, int]] = {}
     debug_unclosed_streams: ClassVar[bool] = False
 
-    # Default values are class attributes, so that a wrapper without other values needs less memory and time: an archive
-    # creates a wrapper for each member.
+    # Default values are class attributes, because an archive creates a wrapper for each member.
     file_obj: Any
     child_counter: int = 0
     parent_stream: StreamWrapper | None = None
@@ -184,7 +182,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return file_obj
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Closes the file object, and the parent stream if it waits only for this child. Further calls do nothing."""
+        """Closes the file object, and the parent stream if this was the last open child. Further calls do nothing."""
         if self.closed:
             return
         self.closed = True
@@ -204,8 +202,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
             self.close()
 
     def detach_from_parent(self, file_obj: Any) -> None:
-        """Replaces the file object by `file_obj`, which contains the data of the stream, so that the stream no longer
-        needs its parent."""
+        """Replaces the file object by `file_obj`, which contains the stream's data and does not need the parent
+        stream."""
         self.file_obj, self._recipe = file_obj, None
         self._leave_parent()
 
@@ -230,7 +228,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return sorted({*object.__dir__(self), *dir(self.file_obj)})
 
     def __iter__(self) -> Iterator[Any]:
-        # A generator refers to `self`, so the file stays open. The result of `iter(self.file_obj)` would not.
+        # A generator refers to `self`, so the file stays open. The result of `iter(self.file_obj)` would not refer to
+        # `self`.
         yield from self.file_obj
 
     def __next__(self) -> Any:
@@ -282,7 +281,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 def _move(file_obj: Any, offset: int) -> None:
     try:
         file_obj.seek(offset)
-    # If a file cannot seek, `seek` raises UnsupportedOperation (a ValueError), or in fsspec AttributeError or
+    # If a file cannot seek, `seek` raises UnsupportedOperation (a ValueError) or, in fsspec, AttributeError or
     # ValueError.
     except (AttributeError, ValueError):
         while offset > 0 and (skipped := len(file_obj.read(min(offset, _SKIPPED_AT_ONCE)))):
@@ -308,7 +307,7 @@ def detached(stream: Any, offset: int | None = None) -> Any:
     file_obj: Any = wrapper.__dict__.get("file_obj") if wrapper is not None else stream
     if wrapper is not None and wrapper.closed:
         return stream
-    # torch's `StreamWrapper` has no attribute `_recipe`
+    # torch's `StreamWrapper` has no attribute `_recipe`.
     own_recipe: Recipe | None = None if wrapper is None else vars(wrapper).get("_recipe")
     if wrapper is not None and file_obj is None and own_recipe is not None:
         return StreamWrapper.reopening(own_recipe, wrapper._reopen_at if offset is None else offset, wrapper.name)
@@ -404,8 +403,8 @@ def _wrapped(file: Any, name: str | None) -> StreamWrapper:
 
 
 def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, name: str | None) -> StreamWrapper:
-    """Opens a file. Raises ValueError unless the call reads a regular file, because the arguments may come from a
-    manipulated state."""
+    """Opens a file. Raises ValueError unless the call reads a regular file: the arguments may come from a manipulated
+    state."""
     if not isinstance(mode, str) or not set(mode) <= set("rbt"):
         raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
     if os.path.exists(path) and not os.path.isfile(path):

@@ -187,8 +187,7 @@ def _stacked_tensors(torch: Any, batch: Any) -> Any:
 
 
 def is_stackable(torch: Any, batch: Any) -> bool:
-    """Returns whether a batch consists of tensors of one kind, which `torch.stack` may still refuse, for example
-    because of different shapes."""
+    """Returns whether a batch consists of tensors of one kind, possibly with different shapes."""
     first = batch[0]
     if type(first) is not torch.Tensor or first.layout is not torch.strided or first.is_quantized or first.is_nested:
         return False
@@ -246,7 +245,7 @@ def rebuilt(first: Any, collated: Any) -> Any:
     if type(first) is type(collated):
         return collated
     try:
-        # A copy of `first` keeps other data of the container, for example a default factory.
+        # A copy of `first` keeps its other data, for example a default factory.
         if not isinstance(first, (MutableMapping, MutableSequence)):
             return type(first)(collated)
         clone: Any = copy.copy(first)

@@ -156,10 +156,11 @@ class ImageHandler:
 
     Args:
         imagespec: the form of the result, as a name that consists of a prefix, the channels, and a suffix. The prefix
-            is `torch` for a tensor with the dimensions channels, height and width (if PyTorch is not imported, an array
-            with these dimensions), `pil` for a Pillow image, or empty for a NumPy array with the dimensions height,
-            width and channels. The channels are `l`, `rgb` or `rgba`; `torch` and `pil` alone mean `rgb`. The suffix,
-            for arrays and tensors, is `8` for integers from 0 to 255, or empty for 32-bit floats from 0 to 1.
+            `torch` means a tensor with the dimensions channels, height and width, or an array if PyTorch is not
+            imported. The prefix `pil` means a Pillow image. Without a prefix, the result is a NumPy array with the
+            dimensions height, width and channels. The channels are `l`, `rgb` or `rgba`; `torch` and `pil` alone mean
+            `rgb`. The suffix, for arrays and tensors, is `8` for integers from 0 to 255, or empty for 32-bit floats
+            from 0 to 1.
 
     Raises:
         AssertionError: the specification is unknown.

@@ -29,15 +29,15 @@ _LONGEST = 200
 #: The class and the argument of the batch size, which may change between two epochs.
 _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
-#: These arguments may differ from a loaded state, because the loader sets them, or because they do not affect the
+#: A loaded state may have different values of these arguments, because the loader sets them, or they do not affect the
 #: items.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
 
 
 def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
     """Returns the fingerprint of the graph that ends in `datapipe`. If the graph may have been iterated (`begun`),
-    attributes that an iteration may change are left out. These are the declared state and, in user-defined pipes, all
-    attributes except functions."""
+    attributes that an iteration may change are left out. Left out are the declared state and, in user-defined pipes,
+    all attributes except functions."""
     graph = graph_of(datapipe)
     return [
         {
@@ -151,8 +151,7 @@ def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
 
 
 def _whole(value: Any, words: str) -> str:
-    """Returns the text to hash for a value: the `repr` of a str or bytes, and the description `words` of any other
-    value."""
+    """Returns the text to hash: the `repr` of a str or bytes, or `words` for any other value."""
     return repr(value) if isinstance(value, (str, bytes)) else words
 
 
@@ -191,8 +190,8 @@ def _shape(value: Any) -> str:
 
 
 def _name_of(value: Any) -> str:
-    """Returns the qualified name of a class or function. The main module is called `__main__`, even in spawned workers,
-    where Python calls it `__mp_main__`."""
+    """Returns the qualified name of a class or function. In spawned workers, the name `__mp_main__` is replaced by
+    `__main__`."""
     module = getattr(value, "__module__", None) or "builtins"
     if module == "__mp_main__":
         module = "__main__"

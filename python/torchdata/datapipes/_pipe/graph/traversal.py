@@ -65,8 +65,8 @@ def _role(kind: type) -> Role | None:
 
 
 def _is_pipe_class(kind: type) -> bool:
-    """Returns whether a type is a pipe class. Avoids `issubclass` if possible, because `issubclass` also checks all
-    subclasses of the pipe classes."""
+    """Returns whether a type is a pipe class. If possible, avoids `issubclass`, which checks all subclasses of the pipe
+    classes."""
     for base in _pipes:
         if base in kind.__mro__ or base.__subclasshook__(kind) is True:
             return True
@@ -75,7 +75,7 @@ def _is_pipe_class(kind: type) -> bool:
 
 @lru_cache(maxsize=1024)  # snapshots search graphs often, and the attributes of a pipe usually keep their types
 def _places(kinds: tuple[type, ...]) -> list[int]:
-    """Returns the indices of the types in `kinds` whose instances are pipes or containers."""
+    """Returns the indices of the pipe and container types in `kinds`."""
     return [place for place, kind in enumerate(kinds) if _role(kind)]
 
 
@@ -99,8 +99,8 @@ def _role_of(value: Any) -> Role | None:
 def pipes_in(value: Any) -> list[Any]:
     """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates.
 
-    Small containers are searched first. Otherwise, large data could use up the allowed number of members before a pipe
-    in a small container is found.
+    Small containers are searched first. Large data could use up the allowed number of members before a pipe in a small
+    container is found.
     """
     _clear_roles()
     role = _role_of(value)
@@ -146,7 +146,7 @@ def _is_small_data(container: Any, levels: int = 2) -> bool:
 
 
 def _members(container: Any) -> list[Any]:
-    """Copies the members to a list, because another thread may change the container while they are examined."""
+    """Copies the members to a list, because another thread may change the container."""
     return [*container.keys(), *container.values()] if isinstance(container, dict) else [*container]
 
 

@@ -153,7 +153,7 @@ def declare(cls: Any) -> tuple[DeclaredState, ...]:
     """Returns the declarations of a class, and replaces each declaration by the initial value of the attribute."""
     own = _of(cls)
     if own or any(not hasattr(base, "_own_state") and _of(base) for base in cls.__bases__):
-        # This also replaces an `iteration_state` that the class inherits from a mixin.
+        # A mixin's `iteration_state` is replaced, too.
         cls.iteration_state = tuple(state.name for state in own)
     cls._own_state = own
     found: dict[str, DeclaredState] = {}
@@ -176,7 +176,7 @@ def _state_dict(self: Any) -> dict[str, Any]:
 
 
 def _load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-    """Sets the declared attributes to the values in `state_dict`, which the pipe may then modify."""
+    """Sets the declared attributes to the values in `state_dict`. The pipe may then modify these values."""
     self._load_declared(state_dict)
 
 

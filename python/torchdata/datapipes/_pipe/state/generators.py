@@ -135,8 +135,8 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Sets `awaited` to `seeds`, the seeds of the shard that runs next. If another shard has imported one of the
-    modules, its generator is seeded now."""
+    """Sets `awaited` to `seeds`, the seeds of the shard that runs next. If another shard has imported a module, the
+    module's generator is seeded now."""
     global awaited
     awaited = seeds
     if seeds and not sys.modules.keys().isdisjoint(seeds):

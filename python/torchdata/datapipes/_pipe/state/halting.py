@@ -2,9 +2,9 @@
 iteration.
 
 Role: in a replay, user functions must draw the same numbers from the global random generators as in the original
-iteration. If a pipe reads ahead in a thread, the functions of earlier pipes have already drawn numbers for items that
-are still in the thread's buffer. To draw the same numbers, each thread must read exactly as many items as it had read
-when the state was saved.
+iteration. If a pipe reads ahead in a thread, the functions of earlier pipes have drawn numbers for the items in the
+thread's buffer. To draw the same numbers, each thread must read exactly as many items as it had read when the state was
+saved.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 #: A paused thread checks at this interval, in seconds, whether the consumer is waiting for an item.
 _LOOK = 0.02
 
-#: Set if the threads of new iterations may begin to read: always, except within `beginning_unread`.
+#: Set, except within `beginning_unread`, to let the threads of new iterations read.
 _may_begin = Latch()
 _may_begin.set()
 
 
 @contextmanager
 def beginning_unread() -> Iterator[None]:
-    """Within this context, a thread of a new iteration reads its first item only when the consumer requests an item."""
+    """Within this context, threads of new iterations read their first item only when the consumer requests an item."""
     global _may_begin
     flag = Latch()
     try:
@@ -69,7 +69,7 @@ class Halt:
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
-        # If the source had ended when the state was saved, one more request is needed to reach the end.
+        # If the source had ended when the state was saved, the thread must make one more request to reach the end.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_continue = Latch(), Latch()
         self._queue: ReadAheadQueue | None = None
@@ -80,16 +80,16 @@ class Halt:
         return self._may_continue.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Enlarges the queue until `release` is called, so that it can contain all items that the thread must read. The
-        pipe may have had a larger queue when the state was saved."""
+        """Enlarges the queue until `release` is called, to hold all items that the thread must read. The pipe may have
+        had a larger queue when the state was saved."""
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 
     def stand(self) -> None:
         """If the calling thread has read the number of items in `ahead`, pauses the thread until `release` is called.
 
-        If the replayed items differ from the original items, the consumer may need more items than the thread has read.
-        The paused thread therefore continues if the consumer waits for an item.
+        If a replay yields different items, the consumer may need more items than the thread has read. In this case, the
+        paused thread continues when the consumer waits for an item.
         """
         if self._taken >= self._items:
             self._reached.set()

@@ -21,14 +21,14 @@ class PipeHooks:
     Authors of pipes may override members without a leading underscore.
     """
 
-    #: Whether the pipe yields one item for each item of its source, in the source's order, and each item depends only
-    #: on the source's item, so that the pipe needs no state.
+    #: Whether the pipe yields, for each item of its source in order, one item that depends only on the source's item.
+    #: The pipe then needs no state.
     one_to_one: ClassVar[bool] = False
 
     _length_reads_items: ClassVar[bool] = False
 
-    #: Whether an iteration of the pipe begins iterations of its sources; False for the children of a split such as
-    #: `fork`, because their main pipe begins the iterations of the source.
+    #: Whether an iteration of the pipe begins iterations of its sources. False for the children of a split such as
+    #: `fork`, whose main pipe reads the source.
     _begins_sources: ClassVar[bool] = True
 
     def _outlives_epochs(self) -> bool:
@@ -47,14 +47,12 @@ class PipeHooks:
     def _reads_in_pass(self, source: Any) -> bool | None:
         """Returns whether the running iteration of this pipe reads the running iteration of `source`.
 
-        If the result is None (the default), the caller checks whether the iteration of `source` began after that of
-        this pipe.
+        With None (the default), the caller checks whether the source's iteration began after this pipe's iteration.
         """
         return None
 
     def _goes_on_alone(self) -> bool:
-        """Returns whether another pipe can still join the running iteration of this pipe, such as a child of a
-        `fork`."""
+        """Returns whether another pipe, such as a child of a `fork`, can join the running iteration of this pipe."""
         return False
 
     def _entries_of_sources(self) -> dict[int, PipeEntry]:
@@ -93,9 +91,8 @@ class PipeHooks:
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
-        """In a replay, makes the pipe's read-ahead thread pause, once the pipe has begun `ahead.passes` more iterations
-        and the thread has read `ahead.items` items of the latest iteration. Pipes without such a thread do not need
-        this method."""
+        """In a replay, pauses the pipe's read-ahead thread in the `ahead.passes`-th further iteration, after
+        `ahead.items` items. Pipes without such a thread do not need this method."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 

@@ -1,11 +1,10 @@
 """Begins the iterations of pipes, and records the state of the graph at the beginning of an iteration.
 
-Role: this module updates the `PassRecord` of a pipe when the pipe begins an iteration. If the iteration can be resumed
-only by a replay (see `state`), the `PassRecord` contains the states of the pipe and all its sources from the beginning
-of the iteration.
+Role: this module updates the `PassRecord` of a pipe at the beginning of an iteration. For a replay (see `state`), the
+`PassRecord` contains the states of the pipe and its sources at the beginning of the iteration.
 
-A counter numbers the iterations of all pipes. An iteration of a pipe can read only iterations of its sources that have
-a higher number, because a pipe begins its iteration before its sources do.
+A counter numbers the iterations of all pipes. A pipe's iteration reads only source iterations with higher numbers,
+because a pipe begins its iteration before its sources do.
 """
 
 from __future__ import annotations
@@ -56,8 +55,8 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the `PipeEntry` of a pipe that is not being iterated, and a state, which the caller must convert to plain
-    data and add to the entry. The state is None if the entry is complete."""
+    """Returns the `PipeEntry` of a pipe that is not being iterated, and a state that the caller adds to the entry as
+    plain data. The state is None if the entry is complete."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None:
         return with_pending(pipe, record, record.loaded), None
@@ -74,8 +73,7 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
         except AttributeError:
             if record is not None and record.stamp:
                 raise
-            # `state_dict` may fail before the first iteration, because a pipe may create the attributes of its state
-            # only then.
+            # `state_dict` may fail before the first iteration, which may create the attributes of the state.
     elif counted := counted_attributes(pipe):
         entry = entry._replace(state=counted)
     return entry, None
@@ -94,8 +92,8 @@ def counters_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the attributes of `counters_of` whose values have changed since the pipe was first used. These values
-    must be set in a new pipe before it replays the iteration."""
+    """Returns the attributes of `counters_of` that have changed since the first use of the pipe. These values must be
+    set in a new pipe before it replays the iteration."""
     now = counters_of(pipe)
     if now is None:
         return {}
@@ -135,8 +133,8 @@ def _keeps_state_between(pipe: Any) -> bool:
 
 
 def resumes_without_reset(datapipe: Any) -> bool:
-    """Returns whether each iteration of a pipe continues from the pipe's own state, because its class has `state_dict`
-    but no `reset`."""
+    """Returns whether a pipe's class has `state_dict` but no `reset`, so that iterations continue from the pipe's
+    state."""
     kind = type(datapipe)
     return is_iter_pipe(datapipe) and not can_reset(kind) and is_restorable(datapipe)
 
@@ -181,8 +179,7 @@ def iterate(datapipe: Any) -> Iterator[Any]:
 
 
 def reader_of(datapipe: Any) -> Any:
-    """Returns the internal pipe that reads the PyTorch pipe at the end of a graph, and that records the graph's
-    iteration."""
+    """Returns the internal pipe that reads a graph's last pipe, a PyTorch pipe, and records the graph's iteration."""
     record = record_of(datapipe)
     if record.reader is None or record.reader.source is not datapipe:
         record.reader = _class_of_readers()(datapipe)
@@ -212,8 +209,8 @@ def unnoticed(datapipe: Any) -> TypeError:
 
 
 def is_unnoticed(datapipe: Any) -> bool:
-    """Returns whether the iteration of a PyTorch pipe at the end of a graph was begun by `iter` instead of `iterate`,
-    so that the state of the graph at its beginning is not known."""
+    """Returns whether `iter` instead of `iterate` began the iteration of a PyTorch pipe at the end of a graph. The
+    graph's state at its beginning is then not known."""
     record = record_of(reader_of(datapipe))
     if record.loaded is not None or not has_begun(datapipe):
         return False
@@ -271,8 +268,8 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     """Begins an iteration of a pipe, and invalidates the iterators of its earlier iterations.
 
     Returns:
-        The number of the new iterator; whether the iteration resumes from a loaded state; the number of items to drop;
-        and whether the iteration ends after the dropped items.
+        A tuple: the number of the iterator, whether it resumes from a loaded state, the number of items to drop, and
+        whether no items follow these.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     counted_attributes(datapipe)
@@ -307,7 +304,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
 
 
 def _take_end(datapipe: Any, record: PassRecord, state: dict[str, Any] | None) -> None:
-    """Loads `state`, which a pipe without `reset` had at the end of an iteration, unless it is None."""
+    """Loads `state` (unless None), the state of a pipe without `reset` at the end of an iteration."""
     record.follows_end = state is not None
     if state is not None:
         _take_base(datapipe, 0, state)
@@ -327,7 +324,7 @@ def pending_seed(datapipe: Any) -> Any:
 
 
 def give_later_seeds(datapipe: Any) -> None:
-    """After a replay, gives each pipe the seed for its next iteration, which the loaded state contains."""
+    """After a replay, sets the seed of each pipe's next iteration to the seed in the loaded state."""
     for pipe in Graph(datapipe):
         record: PassRecord | None = existing_record(pipe)
         if record is not None and record.later is not None:
@@ -358,7 +355,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # None means unknown, because in a graph with a cycle, a source may come after this pipe.
+        # None means unknown: in a graph with a cycle, a source may come after this pipe.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -386,8 +383,8 @@ def is_restorable(datapipe: Any) -> bool:
 def _covers(kind: type) -> bool:
     classes: tuple[Any, ...] = kind.__mro__
     if iter_base() not in classes:
-        # The state of an iterable-style PyTorch pipe cannot be loaded, because PyTorch resets the pipe at the start of
-        # each iteration.
+        # PyTorch resets an iterable-style pipe at the start of each iteration, so the state of such a pipe cannot be
+        # loaded.
         iterates = hasattr(kind, "__iter__") and issubclass(kind, iter_base())
         return not iterates and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 
@@ -430,7 +427,7 @@ def forget_state(*datapipes: Any) -> None:
 def forget_below(datapipe: Any) -> None:
     """Drops the states that were loaded into the direct and indirect sources of a pipe.
 
-    The source of a `fork` keeps its loaded state, because another child of the `fork` may still resume from this state.
+    Another child of a `fork` may still resume from the loaded state of the source, so this state is kept.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
@@ -452,7 +449,7 @@ def _forget(pipe: Any) -> None:
             _forget(record.reader)
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The loaded entry would begin a replay, so it is replaced by `left`, the entry for a new iteration.
+        # The loaded entry would begin a replay. It is therefore replaced by `left`, the entry for a new iteration.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -485,7 +482,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # The state of an iterable-style pipe without `reset` is loaded later, when the iteration resumes.
+        # The state of an iterable-style pipe without `reset` is loaded when the iteration resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):
@@ -506,7 +503,7 @@ def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
         take(state)
         return
     with explaining_damage(name_of(pipe)):
-        # Invalid values in the state must raise an error here, rather than in the middle of an iteration.
+        # Invalid values in the state must raise an error before the iteration.
         for each in pipe._declared:
             if each.saved and each.key in state:
                 each.check(state[each.key])

@@ -19,7 +19,7 @@ STATE_VERSION = 3
 
 _PARTS = 1 << 20
 
-#: A list or tuple with only values of these types is added to a checksum as one text.
+#: A checksum includes a list or tuple with only values of these types as one text.
 _FLAT = frozenset({NoneType, bool, int, float, str})
 
 _WORDS = 625
@@ -30,7 +30,7 @@ class PipeEntry(NamedTuple):
 
     Args:
         type: the name of the pipe's class.
-        restores: whether the pipe's next iteration resumes; otherwise, it starts from the beginning.
+        restores: whether the pipe's next iteration resumes, rather than starting from the beginning.
         yielded: the number of items that the iteration to resume has yielded.
         finished: whether the iteration has yielded its last item.
         state: the pipe's declared state. If `restores` is False, `state` contains only the values that outlast an
@@ -48,9 +48,8 @@ class PipeEntry(NamedTuple):
             the beginning of a replay (see `drop`). After the replay, the
             generators are set back to the states that they had before.
         ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
-        left: the entry with which a new iteration begins if the saved iteration is not resumed.
-        given: a 1-tuple with the seed that the pipe had when the state was loaded, so that a seed that is set later is
-            detected.
+        left: the entry for a new iteration, used if the saved iteration is not resumed.
+        given: a 1-tuple of the pipe's seed when the state was loaded, to detect a seed that is set later.
     """
 
     type: str
@@ -98,8 +97,8 @@ def dump_graph(entries: Iterable[PipeEntry]) -> dict[str, Any]:
 
 
 def parse_graph(state: Any, allow_pickle: bool = True) -> list[PipeEntry]:
-    """Validates a graph state. Raises a ValueError that names the pipe and the field if a field is invalid, or if
-    `allow_pickle` is False and the state of a pipe contains a pickled value."""
+    """Validates a graph state. Raises ValueError for an invalid field, and for a pickled value if `allow_pickle` is
+    False. The message names the pipe and the field."""
     version = state.get("version") if isinstance(state, dict) else state
     if version != STATE_VERSION or type(version) is not int:
         raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")
@@ -178,8 +177,8 @@ def check_checksums(state: dict[str, Any]) -> None:
 
 
 def checksum(value: Any) -> int:
-    """Returns a checksum. Raises ValueError for more than `_PARTS` values, which a small state may have if it contains
-    one list many times."""
+    """Returns a checksum. Raises ValueError for more than `_PARTS` values: a small state may contain one list many
+    times."""
     crc, left, waiting = 0, _PARTS, [value]
     while waiting:
         part = waiting.pop()

@@ -1,5 +1,5 @@
-"""Stores two objects in the `__dict__` of each pipe: a token, by which an old iterator detects that a new iteration has
-begun, and a `PassRecord`, which describes the current iteration.
+"""Stores a token and a `PassRecord` in the `__dict__` of each pipe. By the token, an old iterator detects that a new
+iteration has begun. The `PassRecord` describes the current iteration.
 
 Role: `iteration` and `state` use tokens and records to resume iterations. In names, a *pass* is one iteration of one
 pipe.
@@ -25,8 +25,8 @@ class Beginning:
     """The state of a graph at the beginning of an iteration, from which a replay starts."""
 
     moved: dict[str, Any]
-    #: The states of the global random generators with which a replay of this iteration begins: `moved`, the states at
-    #: the beginning of the iteration, unless the iteration itself began with a replay, whose states are then kept.
+    #: The states of the global random generators with which a replay of this iteration begins. They are `moved` (the
+    #: states at the beginning of the iteration), or the states of an earlier replay with which this iteration began.
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
@@ -37,8 +37,7 @@ class Beginning:
     since: float = field(default_factory=time.monotonic)
     #: The `_valid_iterator_id` of each PyTorch pipe of the graph, by the pipe's id.
     torchs: dict[int, Any] = field(default_factory=dict)
-    #: For each pipe of the graph: the pipe, its `PipeEntry`, and the state to add to the entry (see
-    #: `entry_at_beginning`).
+    #: The pipes of the graph, each with its `PipeEntry` and the state to add to this entry (see `entry_at_beginning`).
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
     #: For each pipe with a read-ahead thread, by id: the number of iterations that the pipe had begun.
     passes: dict[int, int] = field(default_factory=dict)
@@ -68,20 +67,19 @@ class PassRecord:
     #: Whether a state was loaded, and no iteration has started from the beginning since then.
     fed: bool = False
     seed: Any = None
-    #: Whether a loader sets the pipe's seed in each epoch. Further iterations in the epoch derive their seeds from this
+    #: Whether a loader sets the pipe's seed in each epoch. Later iterations in the epoch derive their seeds from this
     #: seed.
     seeded: bool = False
-    #: The seed for the next iteration that the pipe had when the state was loaded.
+    #: The seed for the next iteration at the time when the state was loaded.
     given: Any = None
     #: The pipe's seed for its next iteration, which the pipe receives only after a replay.
     later: Any = None
-    #: Whether a resumed run must replay this pipe or one of its sources; None if this is not known yet.
+    #: Whether a resumed run must replay this pipe or one of its sources; None if unknown.
     watches: bool | None = None
     #: The state of the graph when the running iteration began, if `watches` is True.
     beginning: Beginning | None = None
     fingerprint: Fingerprint | None = None
-    #: For a user-defined pipe without a declared state: its counters before the first iteration (see
-    #: `counted_attributes`).
+    #: For a user-defined pipe without a declared state: its counters before the first iteration.
     attributes: dict[str, Any] | None = None
     #: Names of pipes that the graph has gained since its first iteration, so that its state cannot be saved.
     grown: list[str] = field(default_factory=list)
@@ -93,8 +91,8 @@ class PassRecord:
     renewal: Any = None
     #: A weak reference to the `Renewal` of the pipe that reads this pipe.
     read_by: Any = None
-    #: The number of items that `on_error` has skipped in the running iteration, by class of exception. This dict must
-    #: be replaced, not modified, because a saved state may contain it.
+    #: The number of items that `on_error` has skipped in the running iteration, by class of exception. This dict is
+    #: replaced, not modified, because a saved state may contain it.
     skipped: dict[str, int] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:

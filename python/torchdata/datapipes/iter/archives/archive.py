@@ -65,7 +65,7 @@ def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
 
 
 def folder_of(path: str) -> str:
-    """Returns the text with which the paths of all members of the archive `path` begin: `path` as a folder."""
+    """Returns `path` as a folder: the beginning of the paths of the archive's members."""
     folder = os.path.normpath(path)
     return "" if folder == os.curdir else os.path.join(folder, "")
 
@@ -105,18 +105,17 @@ def bare(stream: Any) -> Any:
 
 def is_damage(error: Exception) -> bool:
     """Returns whether damaged data, and not the operating system or a bug in code, caused the error."""
-    # Damaged gzip and bzip2 files cause errors without `errno`, and a wrong offset in a damaged archive causes EINVAL.
+    # Damaged gzip and bzip2 files cause errors without `errno`; a wrong offset causes EINVAL.
     if isinstance(error, OSError):
         return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")
     return isinstance(error, DAMAGE) or type(error).__name__ == "ZstdError"  # several modules define this class
 
 
 def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
-    """Returns the error to raise instead of `error`: an error that names the archive, or `error` with a note if the
-    cause is not damaged data.
+    """Returns an error that names the archive; if the data is not damaged, returns `error` with a note.
 
-    The error is returned, not raised, because a function that raises an error from a variable forms a reference cycle
-    with the error, which keeps files open until garbage collection.
+    The error is returned, not raised: raising a variable forms a reference cycle, which keeps files open until garbage
+    collection.
     """
     if isinstance(error, Refused):
         refusal = kind(f"will not read {what}: {error}")
@@ -180,8 +179,8 @@ class Archive:
         #: The offset of the archive's first byte in its stream; None if unknown.
         self.start = position_of(source) if start is None else start
 
-        #: A placeholder by which an unpickled archive reopens its stream, even if the stream was closed before
-        #: pickling. None for an in-memory file, because the pickle would contain a copy of the file.
+        #: By this placeholder, an unpickled archive reopens its stream, even a stream that was closed before pickling.
+        #: None for an in-memory file, whose pickle would be a copy.
         file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
         stand_in = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
         self._stand_in = stand_in if stand_in is not source else None

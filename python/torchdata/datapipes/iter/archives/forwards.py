@@ -9,8 +9,7 @@ import os
 import tarfile
 from collections.abc import Callable
 
-#: A function that returns the next bytes of a stream, in pieces that are cheap to read at once, and empty bytes at the
-#: end of the stream.
+#: A function that returns the next bytes of a stream, or empty bytes at the end of the stream.
 Pieces = Callable[[], bytes]
 
 #: An archive reader can always seek back by this number of bytes, which suffices to reread the last header.
@@ -19,7 +18,7 @@ _BACK = 1 << 10
 
 class Forwards:
     """A stream that consists of the results of `next_piece`. The function `rewind` moves the stream to its start and
-    returns a new `next_piece`. Without `rewind`, only the last piece can be reread."""
+    returns a new `next_piece`. Without `rewind`, only the last piece can be read again."""
 
     def __init__(self, next_piece: Pieces, rewind: Callable[[], Pieces] | None = None, start: int = 0) -> None:
         self._next_piece, self._rewind = next_piece, rewind

@@ -2,8 +2,8 @@
 
 Role: uncompressed members are read from the archive's stream. Compressed members are decompressed by a program
 (`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is first read, and is stopped when the member's stream
-is closed. The decompressing program reads a temporary file, into which the library `rarfile` copies the member or, if
-the archive is solid, the whole archive.
+is closed. The decompressing program reads a temporary file, to which `rarfile` copies the member, or the whole archive
+if it is solid.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _opened(file_obj: Any) -> Any:
 
 
 class _WhenRead:
-    """Opens a compressed member when it is first read, because opening it starts a program."""
+    """Opens a compressed member at its first read, because opening starts a program."""
 
     def __init__(self, open_member: Callable[[], Any]) -> None:
         self._open = open_member
@@ -177,9 +177,9 @@ class RarArchiveLoader(IndexedLoader):
     Args:
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. This
-            limit applies to each member with a decompressed size over 1 GiB, and to all members so far together, if
-            their decompressed sizes add up to more than 1 GiB.
+        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. The
+            limit applies to each member of more than 1 GiB (decompressed), and to all members so far together once they
+            exceed 1 GiB.
 
     Raises:
         ModuleNotFoundError: `rarfile` is not installed.

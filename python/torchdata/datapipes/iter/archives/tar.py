@@ -1,8 +1,7 @@
 """The pipe that reads tar archives: TarArchiveLoader.
 
-Role: a member is read on demand, so the archive's stream stays open until the last member is closed or dropped. An
-unpickled member is reopened by its archive object (see `utils/_streams.py`), so members that were pickled together open
-their archive only once.
+Role: a member is read on demand, so the archive's stream stays open until the last member is closed or dropped. Members
+that were pickled together open their archive only once (see `utils/_streams.py`).
 """
 
 from __future__ import annotations
@@ -63,11 +62,10 @@ MOST_GLOBAL_RECORDS = 1000
 
 _LAST_OFFSET = (1 << 63) - 1
 
-#: A resumed stream starts this number of bytes before a header, because `tarfile` reads the last byte of the previous
-#: member to check whether the archive is long enough.
+#: A resumed stream starts this number of bytes before a header, because `tarfile` reads the byte before the header.
 BEFORE = 1
 
-#: Maximum number of characters to quote from an error of `tarfile`, which may contain a whole header.
+#: Maximum number of characters to quote from an error of `tarfile`.
 _LONGEST_EXCERPT = 200
 
 
@@ -220,12 +218,11 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # An empty archive is opened, and its stream is then replaced by the archive's stream, because opening reads a
-        # header.
+        # Opening reads a header. An empty archive is therefore opened, and its stream is then replaced by the archive's
+        # stream.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
-            # Reading the byte before the header makes a buffered stream also request the header, which `tarfile` reads
-            # next.
+            # Reading the byte before the header makes a buffered stream request the header, too.
             file_obj.read(BEFORE)
         source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
         tar.fileobj, tar.plain = source, True
@@ -458,8 +455,8 @@ class TarArchiveLoader(ArchiveLoader):
     The path of a member is the archive's path joined with the member's name. Leading slashes in the name are dropped,
     and a name that leads out of the archive's folder is an error. Links are left out.
 
-    Streams that cannot seek are read only forward. In a forward-only stream or compressed archive, a member that was
-    not read before the next member is requested is copied to memory (up to 64 MiB).
+    Streams that cannot seek are read only forward. In a compressed archive or a forward-only stream, an unread member
+    is copied to memory (up to 64 MiB) when the next member is requested.
 
     A resumed run continues with the next member. Earlier members are not reread if the archive is not compressed, and
     is a file, an object in a store, or a URL of a server that supports ranges.
@@ -469,7 +466,8 @@ class TarArchiveLoader(ArchiveLoader):
         mode: the mode of `tarfile.open`: `"r:*"` (the default), `"r:gz"`, …, or `"r|*"`, … to read only forward.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest allowed ratio of decompressed to compressed size, for the part of an archive that was
-            read; 100 by default, None for no limit. `max_ratio` applies to sizes over 1 GiB, also of sparse members.
+            read; 100 by default, None for no limit. `max_ratio` applies to sizes over 1 GiB, including those of sparse
+            members.
 
     Raises:
         ValueError: the mode is unknown, or `max_ratio` is less than 1.
@@ -504,7 +502,7 @@ class TarArchiveLoader(ArchiveLoader):
         stand_in, place = super()._bookmark(path, stream)
         archive = self._archive
         if archive is not None and archive.source is stream is not stand_in and archive.place is not None:
-            # The reopened stream starts just before the next member, so that a store does not send the earlier members.
+            # The reopened stream starts just before the next member, so that a store does not send earlier members.
             return detached(stream, archive.place - BEFORE), (*place, archive.start)
         return stand_in, place
 
@@ -536,7 +534,7 @@ class TarArchiveLoader(ArchiveLoader):
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:
-    """Copies an unread member to memory if code still refers to it. The member then no longer needs its archive."""
+    """Copies an unread member to memory if code refers to the member. The member then no longer needs its archive."""
     file_obj = None if stream is None or stream.closed else stream.file_obj
     if stream is not None and type(file_obj) is io.BufferedReader and not file_obj.closed:
         raw: Any = file_obj.raw

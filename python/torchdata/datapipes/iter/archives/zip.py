@@ -77,7 +77,7 @@ def _check_places(archive: zipfile.ZipFile) -> None:
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset, reverse=True):
         if info.header_offset < 0:
             raise zipfile.BadZipFile("its directory points to before its start")
-        # The sum is the smallest offset at which the member can end, because its header may contain additional fields.
+        # The sum is the smallest offset at which the member can end; its header may be longer.
         if info.header_offset + _ZIP_HEADER + len(info.orig_filename) + info.compress_size > end:
             raise zipfile.BadZipFile(f"its member {shown(info.filename)} overlaps with the data after it")
         end = info.header_offset
@@ -93,9 +93,9 @@ class ZipArchiveLoader(IndexedLoader):
     Args:
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. This
-            limit applies to each member with a decompressed size over 1 GiB, and to all members so far together, if
-            their decompressed sizes add up to more than 1 GiB.
+        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. The
+            limit applies to each member of more than 1 GiB (decompressed), and to all members so far together once they
+            exceed 1 GiB.
 
     Raises:
         ValueError: `max_ratio` is less than 1.

@@ -124,8 +124,7 @@ class Main(SharedMain):
         return lasting
 
     def _goes_on_alone(self) -> bool:
-        # A child that has not joined the current round can still join, and read the items that are buffered for the
-        # child.
+        # A child that has not joined the current round can still join and read its buffered items.
         return 0 < len(self._joined) < self.num_instances
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -141,7 +140,7 @@ class DealMain(Main):
     _buffered: int = state(0)
 
     def abandon(self) -> None:
-        """Closes the streams in buffered items, because each of these items belongs to only one child."""
+        """Closes the streams in buffered items, each of which belongs to only one child."""
         for buffer in self._buffers:
             for item in buffer:
                 close_dropped(item)
@@ -165,8 +164,8 @@ class DealMain(Main):
                     self._exhausted = True
                     return
         except BaseException:
-            # After an abandoned or failed iteration, the pipe keeps the buffered items for its state, but closes their
-            # files.
+            # After an abandoned or failed iteration, the buffered items stay in the pipe's state, but their files are
+            # closed.
             if self._buffers[instance] is own:
                 self._park()
             raise
@@ -180,7 +179,7 @@ class DealMain(Main):
             buffer.extend(items)
 
     def _destination(self, item: Any) -> int | None:
-        """Returns the number of the child that an item belongs to; None if the item is dropped."""
+        """Returns the number of the child that receives an item; None for a dropped item."""
         raise NotImplementedError
 
     def _keep(self, item: Any, destination: int) -> None:

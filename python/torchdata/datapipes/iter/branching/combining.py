@@ -51,8 +51,7 @@ class Concater(IterDataPipe[Any]):
         self.datapipes = check_sources("Concater", datapipes)
 
     def __iter__(self) -> Iterator[Any]:
-        # The first input must begin its iteration here, not at the first request, because a state may have been loaded
-        # into it.
+        # The first input must begin its iteration here, because a state may have been loaded into it.
         return chain.from_iterable(self._inputs(iter(self.datapipes[self._current])))
 
     def _inputs(self, current: Iterator[Any]) -> Iterator[Iterator[Any]]:
@@ -212,8 +211,8 @@ class MultiplexerLongest(IterDataPipe[Any]):
 class SampleMultiplexer(Seeded, IterDataPipe[Any]):
     """Yields items of inputs that are chosen at random by their weights, until all inputs have ended.
 
-    After an input has ended, items are chosen from the remaining inputs. To keep the ratio, use inputs without an end,
-    for example by `cycle`.
+    If an input has ended, items are chosen from the remaining inputs. To keep the ratio, use inputs without an end, for
+    example by `cycle`.
 
     Args:
         pipes_to_weights_dict: the pipes to read, each with its positive weight.

@@ -34,8 +34,7 @@ class _SplitMain(SharedMain):
     """The main pipe of `random_split`, which chooses for each item the child that yields it.
 
     Children are chosen at random by their weights. The weight of a child is the number of items that the child will
-    still receive, so each received item lowers the weight by one. If a weight becomes negative, it is set to 0, and the
-    weights of the other children are scaled to the number of remaining items.
+    still receive. A negative weight becomes 0, and the other weights are scaled to the number of remaining items.
     """
 
     drawn_as: ClassVar[str] = "RandomSplitter"
@@ -89,7 +88,7 @@ class _SplitMain(SharedMain):
                 f"group of the last items is unknown; pass the number of items of the source as total_length"
             )
             raise no_fault_of_an_item(error)
-        # Draws the same number as `random.choices` with weights, but without its checks for each item.
+        # Draws the same number as `random.choices` with weights, without its checks.
         bounds = list(accumulate(weights))
         chosen = bisect(bounds, self._rng.random() * bounds[-1], 0, len(bounds) - 1)
         weights[chosen] -= 1
@@ -124,8 +123,7 @@ class _Split(Child):
         return source._reader == self.instance_id
 
     def _drop_broken(self) -> None:
-        """Does nothing: the child can continue after a skipped exception, because the main pipe does not record which
-        children have ended."""
+        """Does nothing: a child can always continue after a skipped exception."""
 
 
 def _scaled(weights: list[float], total: int) -> list[float]:

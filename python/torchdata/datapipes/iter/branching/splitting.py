@@ -290,7 +290,7 @@ class RoundRobinDemultiplexer(IterDataPipe[Any]):
 
 
 def _check_instances(name: str, num_instances: int) -> None:
-    # Programs may match the message, so the typo of torchdata 0.9 for `round_robin_demux` is kept.
+    # The typo of torchdata 0.9 for `round_robin_demux` is kept, because programs may match the message.
     spelled = "num_instaces" if name == "round_robin_demux" else "num_instances"
     words = f"Expected `{spelled}` larger than 0, but {num_instances} is found"
     check_int(name, "num_instances", num_instances, least=1, words=words)

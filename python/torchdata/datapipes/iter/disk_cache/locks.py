@@ -1,8 +1,8 @@
 """Locks files that are being created. At any time, only one thread of one process can hold the lock of a file.
 
-Role: a lock is `flock` on an empty file in the same folder, with a name derived from the file's name. Because a process
-removes the lock file before it releases the lock, another process that acquires the lock must check whether the locked
-file still exists. The kernel releases the locks of a process that is killed.
+Role: a lock is `flock` on an empty file in the same folder, with a name derived from the file's name. A process removes
+the lock file before it releases the lock. A process that acquires the lock must therefore check whether the locked file
+exists. The kernel releases the locks of a process that is killed.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from torchdata.datapipes.iter.streams.atomic_files import temporary_name
 #: If the consumer requests no path for this number of seconds, it counts as paused, and locks are released.
 PAUSE = 1.0
 
-#: The mutex is reentrant, because garbage collection may release the locks of an iterator while this thread holds the
-#: mutex.
+#: The mutex is reentrant: garbage collection may release locks while this thread holds the mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
-#: For each `Section` (by id) whose consumer is processing a path: the time when the consumer received the path, and a
-#: function that releases the locks of the `Section`.
+#: For each `Section` (by id) whose consumer is processing a path: the time when the processing began, and a function
+#: that releases the locks.
 _idle: dict[int, tuple[float, Callable[[], None]]] = {}
 _watcher: threading.Thread | None = None
 
@@ -47,14 +46,14 @@ class Lock:
         self.excludes_processes = fd is not None
 
     def keep(self) -> bool:
-        """Prevents other threads from releasing this lock. Returns whether the lock is still held, because another
-        thread may have released it."""
+        """Keeps other threads from releasing this lock. Returns whether the lock is still held, because another thread
+        may have released it."""
         with _mutex:
             self.thread = None
             return _held.get(self._file) is self
 
     def release(self) -> None:
-        """Releases the lock. May be called twice. Does nothing in a forked child."""
+        """Releases the lock. May be called twice. Does nothing in a forked child process."""
         with _mutex:
             if _held.get(self._file) is not self:
                 return
@@ -87,8 +86,7 @@ def acquire(path: str, thread: int | None = None) -> Lock | None:
 
 
 def release_all_of(thread: int | None) -> None:
-    """Releases the locks that a thread must release before it waits: those of `thread`, or of all threads if `thread`
-    is None."""
+    """Releases the locks that `thread` (None: any thread) must release before it waits."""
     with _mutex:
         for lock in [*_held.values()]:
             if lock.thread is not None and thread in (None, lock.thread):
@@ -96,13 +94,11 @@ def release_all_of(thread: int | None) -> None:
 
 
 def pause(section: int, release: Callable[[], None]) -> None:
-    """If `resume` is not called within `PAUSE` seconds, makes a thread call `release` repeatedly until `resume` is
-    called.
+    """After `PAUSE` seconds, a thread calls `release` repeatedly until `resume` is called.
 
-    While the consumer uses a path, the `Section` holds the locks of items that the pipes between `on_disk_cache` and
-    `end_caching` have read ahead. The consumer may wait for another process that waits for one of these locks, so both
-    processes would wait forever. Therefore, `release` releases these locks. It is called repeatedly, because the pipes
-    may lock further items.
+    While the consumer uses a path, the `Section` holds the locks of items that were read ahead. Without the release,
+    the consumer and another process could wait for each other forever. Therefore, `release` releases these locks.
+    `release` is called repeatedly, because the pipes may lock further items.
 
     Args:
         section: the id of the `Section`.
@@ -163,13 +159,13 @@ def _locked(file: str) -> int | None:
 
 
 def _opened(file: str) -> int | None:
-    """Opens a lock file and returns its descriptor; None if a link, a folder or another user's file is at this path."""
+    """Opens a lock file and returns its descriptor; None if the path is a link, a folder or another user's file."""
     flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW
     while True:
         with contextlib.suppress(FileExistsError):
             fd = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o666)
             with contextlib.suppress(OSError):
-                # All users who may write into the folder must be able to lock, regardless of this process's umask.
+                # All users who may write into the folder must be able to lock, whatever the umask of this process is.
                 os.fchmod(fd, os.stat(os.path.dirname(file)).st_mode & 0o666)
             return fd
         try:
@@ -194,8 +190,7 @@ def _leads_to(file: str, fd: int) -> bool:
 
 
 def _forget_inherited() -> None:
-    """Closes the lock files that a forked child has inherited, because the child would keep the locks after the parent
-    process was killed."""
+    """Closes inherited lock files in a forked child, so that the child does not keep the locks of a killed parent."""
     global _mutex, _watcher
     _mutex, _watcher = threading.RLock(), None
     _idle.clear()

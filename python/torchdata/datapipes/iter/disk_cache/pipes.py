@@ -41,8 +41,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     do not exist passes through the section, and `end_caching` writes the files. Any number of processes may share the
     cached files. Each file is computed by only one process, which locks the file. Another process that needs the file
     first computes the files of later items, and then waits for the locked file. No process sees an incomplete file. If
-    a process is killed, another process computes its file. If the consumer requests no path for one second, the process
-    releases the locks of items that were read ahead, because the consumer may be waiting for another process.
+    a process is killed, another process computes its file. The locks of items that were read ahead are released if the
+    consumer requests no path for one second.
 
     Args:
         source_datapipe: the pipe to read.
@@ -56,9 +56,9 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         hash_type: the kind of checksums, `"sha256"` (the default) or `"md5"`.
         extra_check_fn: a function that is called with the path of every cached file, and returns False if the file must
             be computed again.
-        folder: the folder that must contain the files whose paths `filepath_fn` does not return (such as members of an
-            archive); None (the default) for the folder of the path that `filepath_fn` returns. Listed files outside
-            `folder` are computed again in each epoch, because another user may have changed the list of paths.
+        folder: the folder that must contain files whose paths `filepath_fn` does not return, such as members of an
+            archive. None (the default) means the folder of the path that `filepath_fn` returns. Listed files outside
+            `folder` are computed again in each epoch, because another user may have changed the list.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
@@ -112,8 +112,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             raise RuntimeError("Please call `end_caching()` before iteration.")
         if self._section is not None:
             return self._section.items()
-        # If this pipe is iterated without `end_caching`, no file is written or locked, and items with existing files
-        # are left out.
+        # Without `end_caching`, this pipe writes and locks no files, and leaves out items whose files exist.
         return (item for item in self.source_datapipe if self.found(self.paths_of(item)) is None)
 
     def __add__(self, other: Any) -> Any:
@@ -333,7 +332,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         section.written(path, record)
 
     def _sources_in_use(self) -> list[Any]:
-        # `end_caching` reads the last pipe of the section, and also reads the source of `on_disk_cache` directly.
+        # `end_caching` reads the last pipe of the section, and the source of `on_disk_cache` directly.
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:

@@ -24,8 +24,7 @@ class Record:
         targets: the absolute forms of `paths`; set only if a file is missing.
         written: the members of `targets` whose files were written.
         ready: paths of complete files, to be yielded after the paths of all earlier items.
-        members: paths of files that were written for the item and are not in `paths`, for example because the item is
-            an archive with several members.
+        members: paths of written files that are not in `paths`, such as the members of an archive.
         locks: the held locks, by path.
     """
 

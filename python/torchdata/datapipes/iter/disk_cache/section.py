@@ -2,9 +2,9 @@
 and in which order.
 
 Role: each iteration of the pipe `end_caching` has one `Section`, which reads the source. For each item, the `Section`
-determines whether the item's files exist (*ready*), must be created by this process, which locks them (*missing*), or
-are being created by another process (*pending*). The methods of `Section` run in the thread that iterates
-`end_caching`. But if a pipe after `on_disk_cache` reads ahead, the generator `items` runs in the thread of that pipe.
+determines whether the item's files exist (*ready*), must be created by this process (*missing*), or are being created
+by another process (*pending*). The methods of `Section` run in the thread that iterates `end_caching`. The generator
+`items` runs in another thread if a pipe after `on_disk_cache` reads ahead.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from torchdata.datapipes.iter.streams.atomic_files import write_file
 #: Maximum number of items that are read ahead while the path to yield next waits for another process.
 _AHEAD = 1000
 
-#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Further items are not locked, because each
-#: lock is an open file.
+#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Each lock is an open file, so further items
+#: are not locked.
 _LOCKED = 100
 
 
@@ -94,7 +94,7 @@ class Section:
 
     @property
     def _may_read(self) -> bool:
-        """Whether to read the source: False at its end, or if `_AHEAD` items are queued while another process creates a
+        """Whether to read the source. False at its end, or if `_AHEAD` items are queued while another process creates a
         file."""
         return not self.ended and not (self._created_elsewhere and len(self._queue) >= _AHEAD)
 
@@ -131,14 +131,14 @@ class Section:
                 record.kind = "ready" if self._ended_early else "missing"  # ended pipes create no file
             if record.kind == "missing":
                 self._missing.append(record)
-            # Another thread may have called `close` in the meantime, so that the locks must be released.
+            # If another thread has called `close`, the locks must be released here.
             if record.kind != "missing" or self._closed or len(self._in_pipes) + len(self._missing) > _LOCKED:
                 record.release()
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files of the record's item exist, and in this case makes the record ready. But a record
-        with additional files (from a list of files) becomes ready only when it is the first record in the queue."""
+        """Returns whether all files of the record's item exist, and in this case makes the record ready. A record with
+        additional files becomes ready only as the first record in the queue."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -168,8 +168,8 @@ class Section:
         while queue:
             head = queue[0]
             if head.ready:
-                # Other processes may need these locks while the consumer works or waits, so the locks are released
-                # before the path is returned.
+                # Other processes may need these locks while the consumer works, so the locks are released before the
+                # path is returned.
                 head.release()
                 if self.in_flight:
                     locks.pause(id(self), self._release_flying)
@@ -252,7 +252,7 @@ class Section:
             self._queue.appendleft(record)
         else:
             while (earlier := self._in_pipes[0]) is not record:
-                # Because a file was already written for a later item, a pipe has probably dropped this earlier item.
+                # A file was already written for a later item, so a pipe has probably dropped this item.
                 self._drops_items |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)
@@ -272,7 +272,7 @@ class Section:
         record.release()
 
     def _list_members(self, record: Record) -> None:
-        """Writes the list of the record's additional files, by which all processes find these files later."""
+        """Writes the list of the record's additional files, by which all processes find the files."""
         folder = self._folder_for(record.paths[0])
         lies_within = FolderSearch(folder)  # a missing file is detected later
         outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)
@@ -291,8 +291,8 @@ class Section:
         record.unmark()
 
     def begin_round(self) -> None:
-        """Lets the pipes between `on_disk_cache` and `end_caching` begin another iteration, because a file must be
-        computed after their previous iteration has ended."""
+        """Lets the section's pipes begin another iteration, to compute a file after their previous iteration has
+        ended."""
         self.chain_ended = self._input_has_paused = False
 
     def end_round(self) -> None:
@@ -313,7 +313,7 @@ class Section:
             record.release()
 
     def close(self) -> None:
-        """Releases all locks. The state of the section can still be saved."""
+        """Releases all locks. The section's state can be saved after `close`."""
         locks.resume(id(self))
         self._closed = True
         for record in (*self._queue, *self._missing):
@@ -333,7 +333,7 @@ class Section:
 
     def load(self, dumped: dict[str, Any]) -> None:
         """Restores a saved state. For each item that no pipe has begun to process, checks again whether the item's
-        files exist, because they may have been deleted in the meantime."""
+        files exist."""
         queue = [Record.restored(record) for record in dumped["queue"]]
         self._queue, self._in_pipes = deque(queue), [queue[place] for place in dumped["flying"]]
         self._one_to_one, self._one_to_many, self._drops_items, self._foreign_thread = dumped["seen"]

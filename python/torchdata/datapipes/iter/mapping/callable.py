@@ -33,8 +33,8 @@ class Mapper(ItemByItem[T_co]):
     Args:
         datapipe: the pipe to read.
         fn: the function. Lambdas and local functions also work with worker processes.
-        input_col: the parts of an item that `fn` receives: None (the default) for the item itself, an index or key, or
-            a list or tuple of indices or keys, each of which is passed as one argument.
+        input_col: the parts of an item that `fn` receives. None (the default) passes the item itself, and an index or
+            key passes one part. A list or tuple of indices or keys passes one argument for each.
         output_col: where the result is stored, allowed only with `input_col`: an index or key, or -1 to append the
             result. If `output_col` is None (the default), the result replaces the first input column, and all further
             input columns are removed.
@@ -147,7 +147,7 @@ class Collator(Mapper[T_co]):
 
 @cache
 def _say_that_tensors_come() -> None:
-    """Logs that batches are tensors, because a library may have imported PyTorch without the user's knowledge."""
+    """Logs that batches are tensors, because another library may have imported PyTorch."""
     import logging
 
     logging.getLogger("torchdata").info(

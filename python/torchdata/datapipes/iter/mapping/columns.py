@@ -59,7 +59,7 @@ def _warn_of_type(pipe: str, item: Any) -> None:
 def _selecting(pipe: str, columns: Sequence[Any], chosen: Callable[[Any], bool]) -> Callable[[Any], Any]:
     @lru_cache(maxsize=_LENGTHS)
     def selectors(kind: type, length: int) -> tuple[list[bool], bool]:
-        # Which columns of a sequence are kept depends only on its type and length, so the result is cached.
+        # The kept columns of a sequence depend only on its type and length, so the result is cached.
         return list(map(chosen, range(length))), _lacks(pipe, kind((None,) * length), columns)
 
     def selected(item: Any) -> Any:
@@ -86,8 +86,8 @@ class Dropper(ItemByItem[T_co]):
 
     Args:
         datapipe: the pipe to read, of tuples, lists or dicts.
-        indices: the column to remove, or a list of columns: indices from 0 (negative indices do not count from the
-            end), or keys of dicts. A missing column causes a warning.
+        indices: the column to remove, or a list of columns. Columns are keys of dicts, or indices from 0; negative
+            indices do not count from the end. A missing column causes a warning.
 
     Raises:
         TypeError: a column cannot be a key; or, while iterating, an item cannot have the column.
@@ -117,9 +117,9 @@ class Slicer(ItemByItem[T_co]):
 
     Args:
         datapipe: the pipe to read, of tuples, lists or dicts.
-        index: the start of a slice of each item; or for dicts, the only key to keep; or a list of the columns to keep,
-            in the item's order. A missing column or key causes a warning. If `index` is a key that a dict lacks, the
-            dict is yielded unchanged.
+        index: the start of a slice of each item; for dicts, the key to keep; or a list of columns, which keep the
+            item's order. A missing column or key causes a warning. If `index` is a key that a dict lacks, the dict is
+            yielded unchanged.
         stop: the end of the slice; not used for dicts and lists of columns.
         step: the step of the slice; not used for dicts and lists of columns.
 

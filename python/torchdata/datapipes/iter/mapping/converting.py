@@ -44,7 +44,7 @@ class MapToIterConverter(ReadsByIndex[T_co]):
             )
         self.datapipe = datapipe
         if indices is not None and not isinstance(indices, Sequence):
-            # The indices are stored in a list, because every epoch reads them, but an iterator could be read only once.
+            # Every epoch reads the indices, but an iterator could be read only once.
             indices = list(in_fixed_order(indices))
         self.indices: Sequence[Any] = indices if indices else range(len(datapipe))
 

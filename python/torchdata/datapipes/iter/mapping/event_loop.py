@@ -46,12 +46,12 @@ def _close(runner: asyncio.Runner, process: int) -> None:
 class EventLoop:
     def __init__(self, max_concurrency: int) -> None:
         self._max_concurrency = max_concurrency
-        # With a factory, the runner does not replace the thread's current event loop.
+        # A loop factory leaves the thread's current event loop unchanged.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
         self._process = os.getpid()
-        # Unlike `__del__`, the finalizer runs at interpreter exit while asyncio is still available.
+        # Unlike `__del__`, the finalizer runs while asyncio is available at interpreter exit.
         self._finalizer = weakref.finalize(self, _close, self._runner, self._process)
 
     def run(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:
@@ -81,8 +81,7 @@ class EventLoop:
             left = [task for task in tasks if not task.done()]
             for task in left:
                 task.cancel()
-            # Waits for the canceled calls to end, because they would otherwise continue when the loop runs for the next
-            # batch.
+            # Canceled calls that have not ended would continue when the loop runs for the next batch.
             await asyncio.gather(*left, return_exceptions=True)
 
     def _cancel(self) -> None:

@@ -42,11 +42,11 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         datapipe: a pipe of images, or of items that contain an image.
         size: the size of the result: (height, width), or an integer for a square. If `size` is None (the default), the
             result has the size of the crop.
-        crop: the part of the image that is cut out before resizing: "random" for
-            `torchdata.images.random_resized_crop`; "center" for `torchdata.images.center_crop`; a function of a
-            generator (a `random.Random`), width and height that returns a box (left, top, right, bottom), such as
-            `functools.partial(random_resized_crop, scale=(0.35, 1))`; or a box. If `crop` is None (the default), the
-            whole image is used.
+        crop: the part of the image that is cut out before resizing. `"random"` means
+            `torchdata.images.random_resized_crop`, and `"center"` means `torchdata.images.center_crop`. A box is (left,
+            top, right, bottom). A function of a `random.Random`, the width and the height returns a box, such as
+            `functools.partial(random_resized_crop, scale=(0.35, 1))`. If `crop` is None (the default), the whole image
+            is used.
         flip: probability that an image is mirrored left to right, from 0 (the default) to 1.
         mode: "RGB" (the default), "L", "RGBA" or "I;16", as for `torchdata.images.decode`.
         layout: "HWC" (the default) or "CHW": channels last or first.
@@ -131,7 +131,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return partial(_explained, call)
 
     def _decoded(self, image: Any) -> Any:
-        """Not called. The constructor checks `input_col` and `output_col` against the signature of this function."""
+        """Not called. The constructor checks `input_col` and `output_col` against this function's signature."""
 
 
 class _Decoder:

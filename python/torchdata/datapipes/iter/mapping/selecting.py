@@ -34,8 +34,8 @@ class Filter(IterDataPipe[T_co]):
     Args:
         datapipe: the pipe to read.
         filter_fn: a function from an item (or its columns) to a bool.
-        input_col: the parts of an item that `filter_fn` receives: None (the default) for the item itself, an index or
-            key, or a list or tuple of indices or keys, each of which is passed as one argument.
+        input_col: the parts of an item that `filter_fn` receives. None (the default) passes the item itself, and an
+            index or key passes one part. A list or tuple of indices or keys passes one argument for each.
 
     Raises:
         TypeError: `filter_fn` is not a function.

@@ -27,13 +27,12 @@ class OnError(IterDataPipe[T_co]):
     `on_error` and itself.
 
     An item that causes an exception is left out, and counted by exception type and pipe. `on_error` skips exceptions of
-    functions that are passed to pipes such as `map` and `filter`, of pipes that read streams and archives (the rest of
-    a broken stream is left out), and of pipes that cannot use an item.
+    functions that are passed to pipes such as `map` and `filter`, of pipes that read streams and archives, and of pipes
+    that cannot use an item. The rest of a broken stream is left out.
 
     Exceptions from your own generators and iterables are not skipped, because a generator ends when it raises an
-    exception; a note in the exception explains why the exception was not skipped. `on_error` never skips errors from
-    listing a store, errors of `on_disk_cache` and `fullsync`, `KeyboardInterrupt`, `SystemExit`, `MemoryError` and the
-    exit of a process.
+    exception. A note on the exception explains this. `on_error` never skips errors from listing a store, errors of
+    `on_disk_cache` and `fullsync`, `KeyboardInterrupt`, `SystemExit`, `MemoryError` and the exit of a process.
 
     A saved state contains the counts of skipped items, which a resumed run continues without reading the skipped items
     again. At the end of an epoch, a `RuntimeWarning` contains the counts of the process or, with a `DataLoader2`, of

@@ -81,20 +81,18 @@ class IterableWrapper(IterDataPipe[T_co]):
     """Begins a pipeline over any iterable.
 
     Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time. Datasets
-    with `__len__` and `__getitem__` but without `__iter__`, such as PyTorch's, are read by index from 0 to their
-    length, so their position is also restored in constant time. If such a dataset is followed by a `sharding_filter`,
-    each process loads only the items of its own share.
+    with `__len__` and `__getitem__` but without `__iter__` are read by index, so their position is restored in constant
+    time. If such a dataset is followed by a `sharding_filter`, each process loads only the items of its own share.
 
     If the iterable or its iterators have `state_dict` and `load_state_dict`, these methods restore the position (see
     `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state that the iterable has
     between two epochs is saved, too.
 
-    An iterable with neither such methods nor indices is reread up to the position, with the states that the global
-    random generators had in the original run. Some of the reread items are compared with the original items. If the
-    items differ, for example because of an unseeded random order, resuming raises `RuntimeError` unless the loader's
-    state is loaded with `strict=False`. If the iterable draws from the global generators for each item, the difference
-    causes only a `RuntimeWarning`, because the items then also depend on numbers that other code draws between two
-    items.
+    An iterable without `state_dict` and indices is reread up to the position, with the original states of the global
+    random generators. Some of the reread items are compared with the original items. If the items differ, for example
+    because of an unseeded random order, resuming raises `RuntimeError` unless the loader's state is loaded with
+    `strict=False`. If the iterable draws from the global generators for each item, the difference causes only a
+    `RuntimeWarning`, because other code may draw numbers between two items.
 
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that
@@ -119,12 +117,12 @@ class IterableWrapper(IterDataPipe[T_co]):
     data_attributes = frozenset({"iterable"})
     #: The object that reads an iterable that can neither seek nor save its state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: The object that reads `iterable`, if `iterable` or its iterators have a `state_dict`. `_loaded` is its state,
-    #: from which the next iteration resumes.
+    #: The object that reads `iterable`, if `iterable` or its iterators have a `state_dict`. `_loaded` is the stream's
+    #: state, from which the next iteration resumes.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
-    #: `_was_read`: whether the current epoch reads the user's one-shot iterator itself instead of a copy.
-    #: `_is_used_up`: whether an earlier epoch has already read it.
+    #: `_was_read`: whether the current epoch reads the user's one-shot iterator, not a copy. `_is_used_up`: whether an
+    #: earlier epoch has read the one-shot iterator.
     _was_read = _is_used_up = False
     _has_warned = False
     _is_strict = True
@@ -218,7 +216,7 @@ class IterableWrapper(IterDataPipe[T_co]):
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the epoch, if the iterable has `set_epoch`, and the state of the iterable or of its iterator. For an
-        iterable that has no state and cannot seek, returns a checksum of some items.
+        iterable that has no state and cannot seek, the state contains a checksum of some items.
 
         The saved position is the number of items that were yielded.
 

@@ -48,8 +48,8 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
             `functools.partial(sorted, key=len)`. If `sort_key` is None, items are not sorted.
         use_in_batch_shuffle: whether each pool of items, and then each group of `bucket_num` batches, is shuffled
-            separately (the default). If `use_in_batch_shuffle` is False, items are shuffled with a buffer as large as a
-            pool, and batches with a buffer as large as a bucket.
+            separately (the default). If `use_in_batch_shuffle` is False, items are shuffled with a buffer of one pool,
+            and batches with a buffer of one bucket.
 
     Raises:
         AssertionError: `batch_size`, `batch_num` or `bucket_num` is not positive.
@@ -109,9 +109,9 @@ def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> l
 
 
 class _Measured(tuple[Any]):
-    """A tuple whose only member is the length of an item. The attribute `item` contains the item.
+    """A tuple whose only member is the length of an item.
 
-    A heap of these tuples sorts items by length without running Python code for each comparison.
+    A heap of these tuples compares lengths without running Python code.
     """
 
     item: Any
@@ -231,7 +231,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
             self._batch = list(map(with_detached_streams, self._batch))
 
     def _move_shortest(self) -> DataChunk[Any] | None:
-        """Moves the shortest item of the buffer into the current batch. If the current batch is full, returns it, and
+        """Moves the shortest item of the buffer into the current batch. Returns the current batch if it is full, and
         begins a new batch with the item."""
         measured = heappop(self._heap)
         (length,) = measured

@@ -52,7 +52,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """
 
     cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
-    #: How many items at the beginning of an epoch are not in the cache, because the cache would exceed `size`.
+    #: The number of items at the beginning of an epoch that are not cached, because the cache would exceed `size`.
     _given_up: int = state(0, copied=True, lasts=True)
     #: The shares that the sharding filters before this pipe had when the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)
@@ -130,7 +130,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
 
 def size_of(item: Any) -> int:
-    """Returns the size of an item in bytes. If the item contains an object twice, the object counts twice."""
+    """Returns the size of an item in bytes. An object that occurs twice in the item counts twice."""
     total, waiting = 0, [item]
     while waiting:
         obj = waiting.pop()

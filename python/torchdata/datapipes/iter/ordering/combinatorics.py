@@ -77,8 +77,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self._shuffled(source) if self._shuffling else source
 
     def _can_wait(self) -> bool:
-        # If a loaded state has items in the buffer, the resumed iteration cannot yield indices, because it must yield
-        # these items.
+        # Buffered items of a loaded state must be yielded as items, not as indices.
         restored = token_of(self).armed and bool(self._buffer)
         return can_wait(self.datapipe) and (self._unloaded or not restored)
 
@@ -91,7 +90,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self.datapipe._loads()  # type: ignore[attr-defined, no-any-return]
 
     def _shuffled(self, source: Iterator[T_co]) -> Iterator[T_co]:
-        # Draws the same numbers as `random.Random.randint`, but without its four Python calls per number.
+        # Draws the same numbers as `random.Random.randint`, with fewer Python calls.
         buffer, size, getrandbits = self._buffer, self.buffer_size, self._rng.getrandbits
         buffer.extend(islice(source, size - len(buffer)))
         if len(buffer) == size:

@@ -57,10 +57,10 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     #: The buffered results, each with its remaining members. If shuffling is turned off, the list contains only the
     #: current result.
     _buffer: list[Any] = state(list, items=True, saved=False)
-    #: The index in `_buffer` of the result whose member is yielded next; None if the buffer is not full.
+    #: The index in `_buffer` of the result with the next member to yield; None if the buffer is not full.
     _next: int | None = state()
     _asked: Parts | None = state(items=True, saved=False)
-    #: A list that contains the item that was read last, until the item's result is in the buffer.
+    #: Contains the last item that was read, until the item's result is in the buffer.
     _waiting: list[Any] = state(list, items=True)
     #: The results in a loaded state, with which the next iteration fills its buffer.
     _restored: list[dict[str, Any]] | None = state(items=True, saved=False)
@@ -130,7 +130,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
                     del buffer[index]
 
     def _drop_broken(self) -> None:
-        """Drops a result after computing one of its members has raised an exception."""
+        """Drops a result whose member has raised an exception."""
         if self._shuffling:
             self._buffer[:] = [parts for parts in self._buffer if parts is not self._asked]
         else:
@@ -144,27 +144,26 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
             self._waiting[:] = map(with_detached_streams, self._waiting)
 
     def _below(self, limit: int) -> int:
-        """Draws a random integer below `limit`, like `random.Random.randint`, but with fewer function calls."""
+        """Draws a random integer below `limit` like `random.Random.randint`, with fewer function calls."""
         getrandbits, width = self._rng.getrandbits, limit.bit_length()
         index = getrandbits(width)
         while index >= limit:
             index = getrandbits(width)
         return index
 
-    #: Computing this pipe's length reads the source, so a loader must not do so only because `list` or a trainer calls
-    #: `len`.
+    #: Computing this pipe's length reads the source, so a loader must not do so just for `list` or a trainer.
     _length_reads_items = True
 
     def __len__(self) -> int:
         if self.fn is not chosen:
             raise no_length(self, "ShuffledFlatMapper's length relies on the output of its function")
-        # A copy of the source is read, because an iteration of the source itself would change its state and seed.
+        # An iteration of the source itself would change its state and seed, so a copy is read.
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:
         left = self._restored
         if left is None:
-            # Results without remaining members are also saved, because `_next` counts them as entries of the buffer.
+            # Results without remaining members are saved, because `_next` counts them.
             left = [parts.state_dict() for parts in self._buffer]
         return {"parts": left, **self._declared_state()}
 

@@ -17,8 +17,8 @@ from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, R, T, T_co
 __all__ = ["Batcher", "Grouper", "UnBatcher"]
 
 
-#: The largest batch size for which `zip_longest` collects the items. `zip_longest` allocates a tuple of the batch size
-#: even if the source has only a few items, which would waste memory for larger batches.
+#: The largest batch size for which `zip_longest` collects the items. `zip_longest` always allocates a tuple of the
+#: batch size, which wastes memory for large batches.
 _ZIPPED = 1024
 
 _NOTHING = object()
@@ -89,9 +89,8 @@ class Batcher(IterDataPipe[T_co]):
             yield wrap(batch)
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # `zip_longest` collects a batch without Python code, but keeps and reuses its result tuple if nothing else
-        # refers to the tuple, so the last batch would stay alive. The function `chunk` refers to the tuple to prevent
-        # this.
+        # `zip_longest` reuses its result tuple if nothing else refers to the tuple, so the last batch would stay alive.
+        # Therefore, the function `chunk` refers to the tuple.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)
@@ -157,9 +156,8 @@ class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
     When incomplete groups contain `buffer_size` items, the largest group is yielded if it has at least
-    `guaranteed_group_size` items. If the largest group has fewer items, the group is dropped (with
-    `drop_remaining=True`) or an error is raised. At the end of the source, all remaining groups are yielded, even if
-    they are smaller.
+    `guaranteed_group_size` items. A smaller group is dropped if `drop_remaining` is True; if not, an error is raised.
+    At the end of the source, all remaining groups are yielded, even if they are smaller.
 
     Args:
         datapipe: the pipe to read.
@@ -169,8 +167,8 @@ class Grouper(IterDataPipe[Any]):
         group_size: number of items after which a group is yielded; None (the default) for no limit.
         guaranteed_group_size: minimum number of items of a group that is yielded because the buffer is full;
             `group_size` by default.
-        drop_remaining: whether the largest group is dropped if the buffer is full and the group has fewer than
-            `guaranteed_group_size` items; with False (the default), an error is raised.
+        drop_remaining: whether the largest group is dropped if the buffer is full and the group is smaller than
+            `guaranteed_group_size`. With False (the default), an error is raised.
 
     Raises:
         TypeError: `group_key_fn` is not a function or a size is not an integer.

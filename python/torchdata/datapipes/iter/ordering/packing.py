@@ -35,11 +35,10 @@ _LONG = ("split", "truncate", "drop", "error")
 class Packer(IterDataPipe[dict[str, Any]]):
     """Packs sequences of tokens into rows of at most `max_tokens`, and marks where each sequence begins.
 
-    An item is a sequence of tokens (a list, a tuple, a one-dimensional array or tensor), or a mapping from column to
-    such sequences of equal length, such as the output of a tokenizer with `input_ids`, `labels` and `attention_mask`. A
-    single sequence becomes the column `"input_ids"`. A row is a dict with the columns of the items (or `"input_ids"`
-    for sequences). Each column contains the sequences in order, in the type of the items: a list, an array or a tensor.
-    Two columns are added:
+    An item is a sequence of tokens (a list, tuple or one-dimensional array or tensor), or a mapping from column to
+    sequences of equal length, such as the output of a tokenizer. A single sequence becomes the column `"input_ids"`. A
+    row is a dict with the columns of the items (or `"input_ids"` for sequences). Each column contains the sequences in
+    order, in the type of the items: a list, an array or a tensor. Two columns are added:
 
     - `position_ids` counts from 0 within each sequence (int64).
     - `cu_seqlens` contains the start of each sequence in the row, and the end of the last sequence (int32), as
@@ -53,9 +52,9 @@ class Packer(IterDataPipe[dict[str, Any]]):
     - `"first_fit"`: the first incomplete row that has room for the sequence, or a new row. If there are more than
       `buffer_size` incomplete rows, the row with the most tokens is yielded. `"first_fit"` changes the order of the
       sequences, but rows need little padding.
-    - `"in_order"`: the last row. If the sequence does not fit, the last row is yielded and a new row is begun.
-    - `"cut"`: the last row. If the sequence does not fit, it is cut at the end of the row, and its remaining tokens
-      begin a new row. All rows except the last are full.
+    - `"in_order"`: the last row. A sequence that does not fit begins a new row; the last row is yielded.
+    - `"cut"`: the last row. A sequence that does not fit is cut at the end of the row, and its remaining tokens begin a
+      new row. All rows except the last are full.
 
     A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one row.
 
@@ -63,12 +62,12 @@ class Packer(IterDataPipe[dict[str, Any]]):
         datapipe: the pipe to read. Empty sequences are left out.
         max_tokens: the maximum number of tokens in a row.
         method: `"first_fit"` (the default), `"in_order"` or `"cut"`.
-        long: what happens to a sequence of more than `max_tokens` tokens, unless `method` is `"cut"`: `"split"` (the
-            default) divides it into parts of at most `max_tokens` that are packed separately; `"truncate"` keeps the
-            first part; `"drop"` leaves the sequence out; `"error"` raises.
+        long: what happens to a sequence of more than `max_tokens` tokens, unless `method` is `"cut"`. `"split"` (the
+            default) packs parts of at most `max_tokens` separately, `"truncate"` keeps the first part, `"drop"` leaves
+            the sequence out, and `"error"` raises.
         buffer_size: maximum number of incomplete rows with `"first_fit"`, 16 by default.
         pad_value: the value that fills up rows to `max_tokens`; None (the default) for rows without padding. If
-            `pad_value` is a number, it fills `input_ids` (or the only column); `labels` are then filled with -100 and
+            `pad_value` is a number, it fills `input_ids` (or the only column). Then `labels` are filled with -100, and
             `attention_mask` with 0. To fill more columns, pass a mapping from column to fill value.
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
             Without `first_value`, a model that shifts labels by one learns to predict the first token of a sequence
@@ -224,8 +223,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return 0, row[1]
 
     def _begun(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Begins a new row with a piece. Returns the new row if the piece fills the row, the row with the most tokens
-        if there are too many incomplete rows, and otherwise None."""
+        """Begins a new row with a piece. Returns the row to yield next, or None: the new row if it is full, or the row
+        with the most tokens if there are too many incomplete rows."""
         rows, any_row = self._rows, self.method == "first_fit"
         if size == self.max_tokens and (any_row or not rows):
             return 0, [piece]

@@ -55,14 +55,13 @@ class ShardingFilter(IterDataPipe[T_co]):
     source is an `IterableWrapper` of a range, list, tuple or array, the filter does not read items of other processes.
 
     Some sources, such as Hugging Face's `IterableDataset`, divide their items among workers, according to
-    `torch.utils.data.get_worker_info()`. If a `sharding_filter` follows a source that divides its items itself, the
-    source yields all items, and only the filter divides the items. Without a `sharding_filter`, each worker reads only
-    its part of an `IterableDataset`, which is faster.
+    `torch.utils.data.get_worker_info()`. A `sharding_filter` turns off the division in a source that divides its items
+    itself. Without a `sharding_filter`, each worker reads only its part of an `IterableDataset`, which is faster.
 
     Args:
         source_datapipe: the pipe to read.
-        sharding_group_filter: the only level at which this pipe divides items: a `SHARDING_PRIORITIES`, or another
-            integer for your own level; None (the default) for all levels.
+        sharding_group_filter: the only level at which this pipe divides items: a `SHARDING_PRIORITIES`, or your own
+            integer. None (the default) means all levels.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -77,19 +76,19 @@ class ShardingFilter(IterDataPipe[T_co]):
         "ShardingPolicy.enable": "_sharding_enabled",
     }
 
-    #: Whether the source itself splits its items among workers, so that this filter does not. If two workers still read
-    #: the same items, the loader raises an error.
+    #: Whether the source itself splits its items among workers, so that this filter does not. The loader raises an
+    #: error if two workers read the same items.
     source_splits_itself: bool = False
 
     _taken: int = state(0)  # items read from the source before the current iterator was created
     _yielded_before: int = state(0, saved=False)  # items yielded before the current iterator was created
-    #: The number of items between the saved states of the source and this filter's position, which a resumed run must
-    #: recompute. The number is 0 unless one process reads the source for several shards (see `common_parts`).
-    #: `_generators` contains the states of the random generators at the position of the source's saved states.
+    #: The number of items that a resumed run must recompute, from the source's saved state to this filter's position.
+    #: The number is 0 unless one process reads the source for several shards (see `common_parts`). `_generators`
+    #: contains the states of the random generators at the position of the source's saved states.
     _behind: int = state(0)
     _generators: Any = state()
 
-    #: If one process reads the source for several shards (see `common_parts`): the iterator over this shard's items.
+    #: The iterator over this shard's items, if one process reads the source for several shards (see `common_parts`).
     #: The loader sets this attribute in each epoch.
     _share: Any = state(items=True, lasts=True, saved=False)
 
@@ -212,8 +211,7 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     def _share_of(self, source: Iterator[Any], is_unloaded: bool = False) -> Iterator[Any]:
         """Returns this shard's items of `source`. If `is_unloaded` is True, `source` yields the indices of items (see
-        `unloaded`). In this case, the source pipe itself is not iterated, so its token does not show whether the items
-        have ended."""
+        `unloaded`). The token of a source that yields indices does not show whether the items have ended."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
         if self._behind:  # the state was saved with a common part

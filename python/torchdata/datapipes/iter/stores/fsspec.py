@@ -49,8 +49,8 @@ class FSSpecFileLister(ListsFolders):
 
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them: URLs or local paths.
-        masks: a shell pattern (`*.jpg`) or a list of patterns. Only paths that match one of the patterns are yielded;
-            empty (the default) for all paths.
+        masks: a shell pattern (`*.jpg`) or a list of patterns. Only paths that match a pattern are yielded; by default,
+            all paths.
         kwargs: options of the file system, such as host and user.
 
     Raises:
@@ -127,8 +127,7 @@ class _FSSpecRecipe:
         if self.mode[0] == "r":
             with on_failure(file.close):
                 self._check_version(getattr(file, "details", None))
-        # The file must refer to its file system, because the file system of an archive is closed when nothing refers to
-        # it.
+        # Keeps the file system of an archive open as long as the file is used.
         with suppress(AttributeError):
             file.opened_by = fs
         return file

@@ -64,8 +64,8 @@ class HuggingFaceHubReader(IterDataPipe[dict[str, Any]]):
         if _is_streamed(data):
             if loaded is not None and loaded["place"] is not None:
                 give(data, loaded["place"])
-            # Rows are read in batches of one, because in a torch worker, the dataset's own `__iter__` would yield only
-            # a part of the rows, and sharding_filter would divide this part again.
+            # Reading batches of one row avoids the dataset's `__iter__`, which yields only a part of the rows in a
+            # torch worker.
             rows: Iterable[dict[str, Any]] = map(_only_row, data.iter(batch_size=1))
         else:
             left = range(loaded["rows"] if loaded is not None else 0, len(data))

@@ -54,7 +54,7 @@ class _HasPathManager:
         """Makes the pipe's path manager use `handler` for the prefixes that this handler supports.
 
         Args:
-            allow_override: whether the handler may replace other handlers that support the same prefixes.
+            allow_override: whether the handler may replace handlers for the same prefixes.
         """
         from iopath.common.file_io import PathHandler
 

@@ -91,8 +91,8 @@ class ListsFolders(ListsRoots):
         self.masks = check_masks(type(self).__name__, masks)
 
     def _listed(self, root: str) -> tuple[list[str] | None, bool, Callable[[str], str]]:
-        """Returns the names in the folder `root` (None if `root` is a file), whether `root` is local, and a function
-        from a name to the path or URL to yield."""
+        """Returns the names in the folder `root`, whether `root` is local, and a function from a name to its path or
+        URL. The names are None if `root` is a file."""
         raise NotImplementedError
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:

@@ -29,7 +29,7 @@ class ObjectRecipe:
     """Describes how to open an object of a store.
 
     Args:
-        version: the tag and the size in bytes that the object had when it was first opened; None before it was opened.
+        version: the object's tag and size in bytes when it was first opened; None before.
     """
 
     url: str

@@ -120,8 +120,8 @@ class S3FileLister(GivenLength, ListsRoots):
                     yield key, url
 
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
-        """Yields the keys that begin with `prefix`. obstore lists only folders, sorted by key, so this method lists the
-        folder that contains the prefix, from the prefix on."""
+        """Yields the keys that begin with `prefix`. obstore lists only folders, so this method lists the folder that
+        contains the prefix, from the prefix on."""
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)
         pages = obstore.list(store, folder or None, offset=start or None, chunk_size=_KEYS_PER_PAGE)
@@ -140,7 +140,7 @@ class S3FileLister(GivenLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """Returns a text that sorts shortly before the nonempty `text`, because a listing begins after the given key."""
+    """Returns a text that sorts shortly before `text` (not empty), because a listing begins after the given key."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
         return f"{first}{chr(ord(last) - 1)}~"
@@ -155,7 +155,7 @@ def _is_folder(obstore: Any, store: Any, key: str) -> bool:
     except FileNotFoundError:
         return True
     except Exception as error:
-        # Listing needs no permission to read, so a refused request is no error.
+        # A refused request is no error, because listing needs no permission to read.
         if type(error).__name__ != "PermissionDeniedError":
             raise
     return False

@@ -1,4 +1,4 @@
-"""An S3 object as a file, which is read in pieces by range requests."""
+"""An S3 object as a file, which is read by range requests."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class S3Recipe(ObjectRecipe):
             try:
                 return obstore.get(store, key, options=options)
             except Exception as error:
-                # Servers reject range requests for an empty object with status 416.
+                # An empty object causes status 416.
                 if start or " 416 " not in str(error) or obstore.head(store, key)["size"]:
                     raise
                 return None
@@ -137,8 +137,7 @@ class S3Object(RemoteFile[S3Recipe]):
         return piece
 
     def _opening_piece(self) -> memoryview:
-        """Returns the data of the response to the first request; empty if the response was dropped or its connection
-        broke."""
+        """Returns the data of the first response; empty if the response was dropped or its connection broke."""
         answer, self._answer = self._answer, None
         if answer is None or self._pid != os.getpid():
             self._answer = answer

@@ -37,8 +37,8 @@ class ArrowReader(IterDataPipe[Any]):
     Args:
         source_datapipe: yields part numbers, or lists of part numbers (for example after `batch`), which are read
             together as one part. The source is usually `ArrowParts(table)`, followed by `to_iter_datapipe` or
-            `shuffle`, and then by pipes such as `sharding_filter`. Instead of a pipe, the source may also be a table
-            that `ArrowParts` accepts, whose parts are read in order.
+            `shuffle`, and then by pipes such as `sharding_filter`. The source may be a table that `ArrowParts` accepts;
+            its parts are then read in order.
         columns: the columns to read, in this order; None (the default) for all.
         parts: the `ArrowParts` to whose parts the numbers from the source refer; by default, the only `ArrowParts` in
             the source.
@@ -76,8 +76,7 @@ class ArrowReader(IterDataPipe[Any]):
     #: is the number of rows of the part that were yielded.
     _part: int | list[int] | None = state()
     _row: int = state(0)
-    #: The name of the part. An error is raised if the part with the number `_part` has another name when a state is
-    #: loaded.
+    #: The name of the part. Loading a state raises an error if the part with the number `_part` has another name.
     _name: str | None = state()
 
     def __init__(
@@ -205,9 +204,9 @@ class ArrowReader(IterDataPipe[Any]):
 class LanceReader(ArrowReader):
     """Reads rows of a Lance dataset by their indices, and yields single rows, or frames that contain several rows.
 
-    If the order of the rows is arbitrary, reading ranges of rows is faster: `ArrowParts("….lance",
-    format="lance").shuffle().read_arrow()`. The pipe reads the version of the dataset that is current when the pipe is
-    built. Loading a state that was saved with another version of the dataset raises an error.
+    Reading ranges of rows is faster if their order does not matter:
+    `ArrowParts("….lance", format="lance").shuffle().read_arrow()`. The pipe reads the version of the dataset that is
+    current when the pipe is built. Loading a state that was saved with another version of the dataset raises an error.
 
     Args:
         source_datapipe: yields indices of rows, or lists of indices (as after `batch`) to read together.

@@ -68,7 +68,7 @@ class FileLister(GivenLength, IterDataPipe[str]):
     """
 
     _pending: list[str] = state(list)  # directories to list, the next directory last
-    #: The directory that is being listed. `_names_seen` is the number of its names that were processed.
+    #: The directory that is being listed. `_names_seen` is the number of processed names in the directory.
     _directory: str | None = state()
     _names_seen: int = state(0)
     #: The first subdirectory that was not listed, because `recursive` is False. `_unwanted` is the first file that

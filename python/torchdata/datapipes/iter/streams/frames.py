@@ -34,8 +34,8 @@ class DataFrameMaker(IterDataPipe[Any]):
     Args:
         source_dp: the pipe of rows.
         dataframe_size: the number of rows per frame (the last frame may have fewer), 1,000 by default.
-        dtype: None (the default) lets the library infer the types; otherwise a `pyarrow.Schema`, a mapping from column
-            to a dtype of `library`, or one such dtype for all columns.
+        dtype: the types of the columns: a `pyarrow.Schema`, a mapping from column to a dtype of `library`, or one dtype
+            for all columns. None (the default) lets the library infer the types.
         dtype_generator: a function that returns the dtype at the start of each iteration, for dtypes that cannot be
             pickled. Used if `dtype` is None.
         columns: the names of the columns. Rows that are mappings must contain all columns; other keys are left out.
@@ -102,8 +102,8 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
 
     With `library="numpy"`, items are dicts from column to array:
 
-    - Numbers and booleans become arrays of the column's type. A null becomes NaN in floats, and raises an error in
-      integers and booleans unless `dtype={"column": "float64"}` converts the column to floats.
+    - Numbers and booleans become arrays of the column's type. A null in floats becomes NaN. A null in integers or
+      booleans raises an error unless `dtype={"column": "float64"}` converts the column to floats.
     - Dates, timestamps (in UTC, if they have a zone) and durations become datetime64 and timedelta64. A null becomes
       NaT.
     - Lists become arrays of objects with one converted array per row. A null becomes None.
@@ -113,8 +113,8 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
     Args:
         source_dp: yields paths of Parquet files, or pairs of path and seekable binary stream. Each stream is closed
             after it was read.
-        dtype: None (the default) keeps the types in the file; otherwise a `pyarrow.Schema`, a mapping from column to a
-            dtype of `library`, or one such dtype for all columns.
+        dtype: the types of the columns: a `pyarrow.Schema`, a mapping from column to a dtype of `library`, or one dtype
+            for all columns. None (the default) keeps the types in the file.
         columns: the columns to read, in this order; None (the default) for all. A nested column is `"parent.child"`.
         device: `""` or `"cpu"`.
         use_threads: whether columns are decoded by several threads.

@@ -52,13 +52,13 @@ def can_seek(stream: Any) -> bool:
 
 
 class HoldsStream(IterDataPipe[T_co]):
-    """Reads streams. Subclasses define `_source` and `_read`, and if an offset cannot describe the position in a
-    stream, `_bookmark`."""
+    """Reads streams. Subclasses define `_source` and `_read`. They define `_bookmark` if a position in their stream is
+    more than an offset."""
 
     _held: Any = state(saved=False)
     #: The position at which `_read` begins to read the current stream.
     _place: Any = state(saved=False)
-    #: Whether an iterator is reading the current pair, so that `_place` is outdated.
+    #: Whether an iterator is reading the current pair; `_place` is then outdated.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
@@ -96,14 +96,13 @@ class HoldsStream(IterDataPipe[T_co]):
     def _items_of(self, pair: Any, place: Any = None) -> Iterator[Any]:
         path, stream = path_and_stream(pair, self)
         del pair
-        # If `_held` is no longer its own tuple, an older iterator detects that the pipe reads another pair.
+        # An older iterator detects by `_held` that the pipe reads another pair.
         held = self._held = (path, stream)
         self._reading = True
         try:
             yield from self._read(path, stream, place)
         except BaseException as error:
-            # No position is stored if garbage collection has closed the stream, because a closed stream has no
-            # position.
+            # A stream that garbage collection has closed has no position to store.
             collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
             if self._held is held and not collected:
                 self._held, self._place = self._bookmark_of(held)

@@ -1,6 +1,6 @@
 """Pipes that write or verify files: Saver, HashChecker.
 
-Role: `HashChecker` closes a stream only if it raises an error. Correct streams stay open for the next pipe.
+Role: `HashChecker` closes a stream only if it raises an error.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def _expanded(name: Any) -> Iterator[str]:
 
 
 def _names(rest: str, name: str) -> Iterator[str]:
-    """Yields the expansions of `rest`, the end of `name`, on demand, because a range may have millions of numbers."""
+    """Yields the expansions of `rest`, the end of `name`, one by one, because a range may be long."""
     found = re.search(_RANGE, rest)
     if found is None:
         yield rest
@@ -66,7 +66,7 @@ def _names(rest: str, name: str) -> Iterator[str]:
 
 
 def _numbers(first: str, last: str, name: str) -> tuple[range, int]:
-    """Returns the numbers of a range, and the number of digits to which they are padded with zeros."""
+    """Returns the numbers of a range, and the number of digits after padding with zeros."""
     padded = first.startswith("0") and len(first) == len(last)
     if not padded and first.startswith("0") and first != "0":
         raise ValueError(f"ShardExpander: in {name!r}, {first} must not start with 0 unless {last} has as many digits")

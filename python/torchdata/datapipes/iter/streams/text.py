@@ -86,7 +86,7 @@ class _Text(HoldsStream[Any]):
     _lines_before: int = state(0, saved=False)  # the number of lines to skip from `_start`
     #: The decoder of a binary stream whose encoding, such as UTF-16, can be split into lines only after decoding.
     _decoder: io.TextIOWrapper | None = state(saved=False)
-    #: Whether bytes after the current line were read, so that the stream's `tell` does not return the position.
+    #: Whether bytes after the current line were read, so that the stream's `tell` returns a later position.
     _is_ahead: bool = state(False, saved=False)
 
     def _set_options(
@@ -141,7 +141,6 @@ class _Text(HoldsStream[Any]):
             if not first:  # the line consisted only of the byte order mark
                 return iter(())
         lines = chain((first,), lines)
-        # `bytes.strip` and `repeat` take half as long as `operator.methodcaller`.
         if strip and in_bytes:
             lines = map(bytes.strip, lines, repeat(b"\r\n"))
         elif strip:
@@ -353,7 +352,7 @@ class CSVDictParser(_CSV):
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         stand_in, place = super()._bookmark(path, stream)
         reader = self._reader
-        # `reader.fieldnames` is used only after the first row was read, because it would read this row.
+        # `reader.fieldnames` would read the first row, so it is used only after this row was read.
         given = self.fmtparams if self._place is None else self._place
         known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
         return stand_in, {**place, "fieldnames": known}

@@ -125,8 +125,7 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             return detached(stream), self._place
         reader = self._open[1]
         stand_in = detached(stream, reader.offset if self._tells else None)
-        # If the stream cannot be reopened, the state must contain the bytes that were read after the last yielded
-        # record.
+        # If the stream cannot be reopened, the state must contain the bytes after the last yielded record.
         unread = reader.unread if stand_in is stream else b""
         return stand_in, {"offset": reader.offset, "record": reader.record, "unread": unread}
 

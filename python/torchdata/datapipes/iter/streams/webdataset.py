@@ -1,8 +1,8 @@
 """The pipe that groups the files of an archive into samples: WebDataset.
 
 Role: consecutive files whose paths differ only in the extension form one sample. The state is the incomplete sample,
-including its streams. When an iteration is abandoned, these streams are closed and replaced by placeholders that can
-reopen them.
+including its streams. When an iteration is abandoned, the streams of the incomplete sample are replaced by placeholders
+that can reopen them.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     """Groups consecutive files into one dict if their names differ only in the extension.
 
     A path is divided at the first dot after the last slash. The text before the dot is the key of the sample, and the
-    remaining text is the field of the file: `"shard.tar/7.seg.png"` is the field `".seg.png"` of `"shard.tar/7"`.
+    remaining text is the field. For example, `"shard.tar/7.seg.png"` is the field `".seg.png"` of `"shard.tar/7"`.
     Backslashes count as slashes. Files without an extension are left out, and their streams are closed.
 
     Args:
         source_datapipe: yields pairs of path and data, such as the streams of `load_from_tar` or decoded data.
-        strict: whether to raise an error (the default) if a sample contains a field twice, or if the files of a sample
-            are not adjacent (which is detected within tens of thousands of samples). A complete copy of an earlier
+        strict: whether to raise an error (the default) if a sample contains a field twice, or if its files are not
+            adjacent. Gaps of more than tens of thousands of samples are not detected. A complete copy of an earlier
             sample is accepted. With `strict=False`, as in torchdata 0.9, a second file of a field replaces the first
-            file, and files that are not adjacent become separate samples.
+            file. Files of a sample that are not adjacent become separate samples.
 
     Returns:
         Dicts of the data by field, with the key under `"__key__"`.
@@ -58,10 +58,10 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     tuning = frozenset({"strict"})  # for well-packed archives, `strict` does not affect the items
 
-    #: A list that contains the incomplete sample. Each iteration has its own list, by which `_park` recognizes it.
+    #: A list that contains the incomplete sample. `_park` recognizes an iteration by its list.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
-    #: Two dicts, for the recent and for the older samples of this iteration, from the key of a sample to its fields.
+    #: Two dicts from a sample's key to its fields: for the recent and for the older samples of this iteration.
     _gathered: tuple[dict[str, frozenset[str]], dict[str, frozenset[str]]] = state(lambda: ({}, {}), saved=False)
 
     def __init__(self, source_datapipe: Iterable[tuple[str, Any]], *, strict: bool = True) -> None:
@@ -72,7 +72,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         return self._samples(iter(self.source_datapipe), self._gathering)
 
     def _samples(self, source: Iterator[Any], gathering: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        # No variable here may refer to a yielded sample, so that its memory is freed as soon as the consumer drops it.
+        # No variable here may refer to a yielded sample, so that the consumer can free its memory.
         with on_failure(lambda: self._park(gathering)):
             for item in source:
                 path, data = path_and_stream(item, self)
@@ -99,8 +99,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             gathering[:] = [{field: _detached(data) for field, data in sample.items()} for sample in gathering]
 
     def _whole(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Returns a complete sample. If an earlier sample has the same key but other files, closes the streams and
-        raises ValueError."""
+        """Returns a complete sample. Closes the streams and raises ValueError if an earlier sample with this key
+        contains different files."""
         try:
             self._refuse_scattered(sample)
         except ValueError:

@@ -57,8 +57,8 @@ class _PoolWork(ReadAhead):
             if self.queue.closed:
                 result = with_detached_streams(result)
         except BaseException as error:
-            # The error may not be picklable. If the item is immutable, a state therefore contains the item, and a
-            # resumed run calls the function for the item again.
+            # Errors may not be picklable. A state contains an immutable item, not the error, and a resumed run calls
+            # the function for the item again.
             kept = (item,) if type(item) in PLAIN_TYPES else None
             self.queue.fail(slot, not_the_end("function of ThreadPoolMapper", without_own_frame(error)), None, kept)
         else:
@@ -72,7 +72,7 @@ class Pool:
     def __init__(self, function: Callable[[Any], Any], max_workers: int, **options: Any) -> None:
         self._work = _PoolWork(function, max_workers, **options)
         self._queue = self._work.queue
-        #: Returns the next result, or raises the error of its call; raises StopIteration if the pool was closed.
+        #: Returns the next result or raises the error of its call; raises StopIteration after the pool was closed.
         self.take = self._queue.pop
         #: The source's error, which is raised after the results of all earlier items.
         self.source_error: Exception | None = None
@@ -129,8 +129,8 @@ class Pool:
         """Returns all pending items and results as data for a state. No thread may take or submit items at the same
         time.
 
-        If items are mutable, this method waits for running calls, and delays further calls until the consumer
-        continues, so that no call modifies an item while the state is being saved.
+        No call may modify an item while the item is being saved. For mutable items, this method therefore waits for
+        running calls, and delays further calls until the consumer continues.
 
         Raises:
             TimeoutError: a call took longer than `patience` seconds.
@@ -164,7 +164,7 @@ class Pool:
 def _entry(kind: str, content: Any, kept: tuple[Any] | None) -> tuple[str, Any]:
     """Returns the kind and the content that a state stores for one submitted item.
 
-    If a call has failed and its item was kept, the content is the item, because the error may not be picklable.
+    For a failed call, the content is the item if it was kept, because the error may not be picklable.
     """
     if kind == "error" and kept is not None:
         return "item", kept[0]

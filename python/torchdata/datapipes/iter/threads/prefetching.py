@@ -1,8 +1,8 @@
 """Pipes that read their source in a separate thread: Prefetcher, and the base class of such pipes.
 
-Role: the thread that iterates the pipe begins the iteration of the source, and starts a daemon thread. The daemon
-thread reads the source's items and puts them into a bounded native queue, until the source ends or fails, or the pipe's
-iterator is closed. The daemon thread does not refer to the pipe's iterator, so it ends when the iterator is dropped.
+Role: the thread that iterates the pipe begins the iteration of the source, and starts a daemon thread. A daemon thread
+puts the source's items into a bounded native queue, until the source ends or fails, or the pipe's iterator is closed.
+The daemon thread does not refer to the pipe's iterator, so it ends when the iterator is dropped.
 
 A forked child has no daemon thread, and does not use the inherited queue.
 """
@@ -90,7 +90,7 @@ _END = object()
 class _Reader(map):  # type: ignore[type-arg]
     """The iterator that the consumer reads. Dropping it ends the thread.
 
-    Ctrl-C cannot lose an item, because no Python code runs between taking an item from the queue and returning it.
+    Ctrl-C cannot lose an item: no Python code runs between taking and returning an item.
     """
 
     def __new__(cls, data: _PrefetchData) -> _Reader:
@@ -165,8 +165,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
-        """Processes the items of a loaded state in the same way as the thread processes new items, for example by
-        pinning them."""
+        """Processes the items of a loaded state like new items, for example by pinning them."""
         return items
 
     def __iter__(self) -> Iterator[T_co]:
@@ -322,8 +321,7 @@ def end_threads(datapipe: Any) -> None:
 def stop_reading(datapipe: Any) -> None:
     """Stops the read-ahead threads of an abandoned iteration, before the seeds of the next iteration are set.
 
-    If a thread continued to read, a `cycle` in the graph could begin its next repetition with seeds of the next
-    iteration.
+    If a thread continued to read, a `cycle` in the graph could use seeds of the next iteration too early.
     """
     for pipe in pipes_with_threads(datapipe) if are_there_any() else ():
         pipe._stop_reading()

@@ -58,9 +58,9 @@ class _StepData(_PrefetchData):
     """One iteration of a rank. In a *vote*, an all-reduce, the ranks determine whether every rank has an item to yield.
 
     Args:
-        again: if positive, the number of items that this rank rereads without a vote, because the ranks voted on these
-            items before the state was saved. If negative, this rank takes part in `-again` votes before it reads an
-            item, because it has already passed on the items on which the ranks vote.
+        again: if positive, the number of items that this rank rereads without a vote: the ranks have already voted on
+            these items. If negative, this rank takes part in `-again` votes before it reads an item, because it has
+            already yielded the items of these votes.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
@@ -73,7 +73,7 @@ class _StepData(_PrefetchData):
         #: queue. If another rank ends or fails, the item stays in `voted_on`, so that a saved state contains the item.
         self.voted_on: Any = _END
         self.failure: BaseException | None = None
-        #: The error that has prevented a vote, such as the exit of a rank; None once the consumer has received the
+        #: The error that has prevented a vote, such as the exit of a rank; None after the consumer has received the
         #: error.
         self.untold: BaseException | None = None
         #: Whether to count the items that remain in this rank's source when another rank has ended.
@@ -242,20 +242,20 @@ class FullSync(_PrefetchBase[T_co]):
     """Ends the iteration on all ranks as soon as one rank has no more items, so that all ranks yield equally many
     items.
 
-    If a rank raises an exception, exits, or shuts its loader down within an epoch, all remaining ranks raise an error
-    within the timeout, and the error names this rank. If a rank breaks out of its loop and begins its next epoch, the
+    If one rank raises an exception, exits, or shuts its loader down within an epoch, all remaining ranks raise an error
+    within the timeout. The error names the first rank. If a rank breaks out of its loop and begins its next epoch, the
     current epoch ends on all ranks. `DistributedReadingService` appends this pipe automatically. The pipe always runs
-    in the main process, even if worker processes run the pipes before it, and reads one item ahead. Put pipes that read
-    ahead in a thread (`prefetch`, `pin_memory`) before `fullsync`, because pausing the thread of a pipe after
-    `fullsync` (for `limit()` or a saved state) would have to wait for other ranks.
+    in the main process, even if worker processes run the pipes before it, and reads one item ahead. Put pipes with a
+    read-ahead thread (`prefetch`, `pin_memory`) before `fullsync`, because pausing a thread after `fullsync` would have
+    to wait for other ranks.
 
     Args:
         datapipe: the pipe to read. Every rank has its own pipe.
         timeout: the number of seconds that a rank waits for all ranks at each item, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
             object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None (the
-            default) for all ranks of `torch.distributed`, which open separate connections for `fullsync` in their first
-            iteration.
+            default) means all ranks of `torch.distributed`. They open separate connections for `fullsync` in their
+            first iteration.
 
     Raises:
         ValueError: `timeout` is zero, negative or over three years, the `DeviceMesh` has several dimensions, or this
@@ -317,7 +317,7 @@ class FullSync(_PrefetchBase[T_co]):
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
-        # The ranks also vote on the items in a loaded state before they yield these items.
+        # The ranks vote on each item of a loaded state before they yield the item.
         source = chain(items, _begun(self.source_datapipe) if error is None else _failing(error))
         again, self._again = self._again, 0
         if group.world_size == 1 and not items:
@@ -346,13 +346,13 @@ class FullSync(_PrefetchBase[T_co]):
     def make_again(self, count: int) -> None:
         """Makes the next iteration reread items without a vote on them, or vote without reading items.
 
-        Each rank resumes from its own latest snapshot, so the number of reread items differs between ranks. If the
-        ranks voted on reread items, the same vote would concern items at different positions. Without these votes, the
-        first vote concerns the first item after the saved position on every rank.
+        Each rank resumes from its own latest snapshot, so the number of reread items differs between ranks. A vote on
+        reread items would concern different positions on different ranks. Without these votes, the first vote concerns
+        the first item after the saved position on every rank.
 
         Args:
-            count: if positive, the number of items to reread without a vote; if negative, `-count` is the number of
-                votes in which this rank takes part before it reads an item.
+            count: if positive, the number of items to reread without a vote. If negative, this rank takes part in
+                `-count` votes before it reads an item.
         """
         self._again = count
 
@@ -408,7 +408,7 @@ class FullSync(_PrefetchBase[T_co]):
             raise untold
 
     def reset(self) -> None:
-        """Ends the thread of the last iteration and drops the items that it had read ahead.
+        """Ends the thread of the last iteration and drops its buffered items.
 
         Raises:
             RanksLostError: another rank has exited, which this rank detected when it left the epoch.
@@ -418,7 +418,7 @@ class FullSync(_PrefetchBase[T_co]):
         self._raise_pending_error()
 
     def leave(self, for_good: bool) -> None:
-        """Ends the iteration on all ranks. Every other rank detects this when it requests another item.
+        """Ends the iteration on all ranks. The other ranks detect the end when they request an item.
 
         `leave` does not wait for the other ranks, and does nothing if the iteration is already over.
 

@@ -52,7 +52,7 @@ class _Results(Iterator[Any]):
 
     __slots__ = ("_ahead", "_is_watched", "_pool", "_source")
 
-    #: The iterator yields further items after an exception; see `_pipe/skipping.py`.
+    #: The iterator can continue after an exception; see `_pipe/skipping.py`.
     outlives_errors = True
 
     def __init__(self, source: Iterator[Any], pool: Pool, ahead: int, is_watched: bool) -> None:
@@ -73,7 +73,7 @@ class _Results(Iterator[Any]):
         pool.wait()
         if before and before != self._generators():
             warn_outside(_DRAWS, RuntimeWarning)
-        # The next item is submitted after the wait, so that Ctrl-C during the wait loses no item.
+        # The next item is submitted after the wait, so that Ctrl-C loses no item.
         self._read_ahead(self._ahead + 1)
         take = pool.take
         del self, pool  # a stored error refers to this frame, which would keep these objects alive
@@ -81,7 +81,7 @@ class _Results(Iterator[Any]):
 
     def _generators(self) -> Sequence[bytes]:
         """Returns the memory of the global random generators, which changes if the pool's threads draw numbers. The
-        result is empty if no warning about this is needed, or if threads outside the pool may also draw numbers."""
+        result is empty if no warning is needed, or if threads outside the pool may draw numbers."""
         exchanging = loaded(_EXCHANGING) if self._is_watched else None
         return () if exchanging is None or current_thread() is not main_thread() else exchanging.exchanged_generators()
 
@@ -114,7 +114,7 @@ class _Results(Iterator[Any]):
         self._pool.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At interpreter exit, the queue is already closed. Globals may be None then, so `is_finalizing` is a parameter.
+        # At interpreter exit, the queue is closed. Globals may be None, so `is_finalizing` is a parameter.
         if not _is_finalizing():
             self._pool.close()
 
@@ -136,8 +136,8 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         fn: the function. The function must be safe to call from several threads at once.
         input_col: the parts of an item that `fn` receives, as for `map`.
         output_col: where the result is stored, as for `map`.
-        scheduled_tasks: maximum number of items that are in the pool while the reader uses a result, including finished
-            results; 128 by default. To keep all threads busy, `scheduled_tasks` must exceed `max_workers`.
+        scheduled_tasks: maximum number of items in the pool, including finished results, while the reader uses a
+            result; 128 by default. To keep all threads busy, `scheduled_tasks` must exceed `max_workers`.
         max_workers: maximum number of threads; by default 4 more than the number of processors, and at most 32.
         **threadpool_kwargs: further arguments of `concurrent.futures.ThreadPoolExecutor`: `thread_name_prefix`,
             `initializer` and `initargs`.
@@ -212,7 +212,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
         self._close_pool()
         fn = self.fn if self.input_col is None else replacing_columns(self.fn, self.input_col, self.output_col)
         workers = self.max_workers or min(32, (os.cpu_count() or 1) + 4)
-        # At most `scheduled_tasks + 1` items are in the pool at a time, so further threads would be idle.
+        # At most `scheduled_tasks + 1` items are in the pool, so more threads would be idle.
         pool = Pool(fn, min(workers, self.scheduled_tasks + 1), **{**_OPTIONS, **self.threadpool_kwargs})
         is_alone = not any(hooks_of(pipe)._may_have_threads() for pipe in Graph(self) if pipe is not self)
         results = _Results(iter(self.datapipe), pool, self.scheduled_tasks, is_alone)

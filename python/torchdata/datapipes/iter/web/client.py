@@ -96,7 +96,7 @@ class Connections:
         from requests.adapters import HTTPAdapter
 
         session = requests.Session()
-        # The response must not be compressed, because ranges and sizes in its headers would refer to compressed bytes.
+        # Compression would make ranges and sizes in the headers refer to compressed bytes.
         session.headers["Accept-Encoding"] = "identity"
         if self._process != os.getpid():  # closed, or the connections belong to the parent process
             self._adapter, self._process = HTTPAdapter(max_retries=self._retrying.policy()), os.getpid()
@@ -112,14 +112,14 @@ class Connections:
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
                 for key in manager.pools.keys():  # noqa: SIM118  # the container is not iterable
-                    # The pool must be closed, because an open response would keep the pool and its connections alive.
+                    # An open response would keep the pool and its connections alive.
                     manager.pools[key].close()
             self._adapter.close()
         self._adapter, self._process = None, 0
 
 
 class Client:
-    """Sends requests. A client can be pickled, because each pickled stream contains its client to reopen the URL."""
+    """Sends requests. A pickled stream contains its client, which reopens the URL."""
 
     def __init__(self, pipe: str, timeout: Any, retrying: Retrying, options: Mapping[str, Any]) -> None:
         requests = optional_import("requests", extra="http", needed_by=pipe)

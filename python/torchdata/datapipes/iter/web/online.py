@@ -70,9 +70,8 @@ class HttpReader(_UrlReader):
 
     A stream reads forward only, and requests data from the network while it is read. Redirects are followed, and
     compressed transfers are decompressed (the server is asked not to compress). A body that is shorter than the headers
-    say raises an error. A resumed run reopens a stream at its position, by a range request if the server supports this,
-    and raises an error if the file has changed. A state contains the settings of the pipe, including passwords and
-    tokens.
+    say raises an error. A resumed run reopens a stream at its position, if possible by a range request. An error is
+    raised if the file has changed. A state contains the settings of the pipe, including passwords and tokens.
 
     Args:
         source_datapipe: yields URLs that begin with `http://` or `https://`.
@@ -82,9 +81,9 @@ class HttpReader(_UrlReader):
             stream is read are always raised.
         max_retries: number of times that a request is repeated after a temporary fault: no connection, a broken
             connection, silence, or one of the status codes 408, 429, 500, 502, 503 and 504. The waits between the
-            requests grow up to a minute, or are those that the server requests by `Retry-After`. If a connection breaks
-            during a transfer and the server supports range requests, only the remaining part is requested. Received
-            data resets the number of retries. `DataLoader2.stats()` counts the retries.
+            requests grow up to a minute, unless the server sets them by `Retry-After`. After a broken connection, only
+            the remaining bytes are requested if the server supports range requests. Received data resets the number of
+            retries. `DataLoader2.stats()` counts the retries.
         **kwargs: options of `requests.get`, such as `headers`, `auth`, `params`, `proxies`, `verify` or
             `allow_redirects`.
 

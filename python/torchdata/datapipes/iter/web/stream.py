@@ -19,8 +19,7 @@ from torchdata.datapipes.utils._streams import StreamWrapper
 
 #: The size of a stream's buffer in bytes. Most lines are read from the buffer, without a network call.
 _BUFFER = 1 << 16
-#: The number of bytes to read from the connection at a time if a stream is read to its end, or its first bytes are
-#: dropped.
+#: The number of bytes per read from the connection if a stream is read to its end, or its first bytes are dropped.
 _PIECE = 1 << 20
 
 
@@ -131,9 +130,9 @@ class HttpRecipe:
         except HTTPError as error:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
-            # The server answers 416 if the file has no bytes at the offset, because the file was read to its end, or
-            # has become shorter. If the request contained `If-Range`, status 416 proves that the file has not changed.
-            # Without `If-Range`, the whole file is requested, because its headers show whether it has changed.
+            # Status 416 means that the file has no bytes at the offset: the file was read to its end, or has become
+            # shorter. If the request contained `If-Range`, status 416 proves that the file has not changed. Without
+            # `If-Range`, the whole file is requested, because its headers show whether it has changed.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
@@ -176,8 +175,8 @@ class _Body(io.RawIOBase):
         return b"".join(pieces)
 
     def some(self, most: int, whole: bool = False) -> bytes:
-        """Returns between one and `most` bytes of the file. If `whole` is True, returns exactly `most` bytes unless the
-        file ends before. The result is empty only at the end of the file."""
+        """Returns between one and `most` bytes of the file. If `whole` is True, returns fewer than `most` bytes only at
+        the end of the file. The result is empty only at the end of the file."""
         if self._failure is not None:  # after an error, the position is unknown
             raise _without_traceback(self._failure)
         from urllib3.exceptions import HTTPError
@@ -230,8 +229,8 @@ class _Body(io.RawIOBase):
         return self._arrived(most, whole)
 
     def _arrived(self, most: int, whole: bool) -> bytes:
-        """Returns up to `most` bytes of the response, decompressed if necessary. If `whole` is set, waits until `most`
-        bytes have arrived or the response ends."""
+        """Returns up to `most` bytes of the response, decompressed if necessary. If `whole` is set, waits for `most`
+        bytes or the end of the response."""
         from urllib3.exceptions import ProtocolError
 
         raw, headers = self.response.raw, self.response.headers
@@ -255,7 +254,7 @@ class _Body(io.RawIOBase):
             response.close()
 
     def close(self) -> None:
-        """Closes the response, whose connection is not reused if its body was not read to the end."""
+        """Closes the response. Its connection is reused only if the body was read to the end."""
         self._drop_response()
         super().close()
 
