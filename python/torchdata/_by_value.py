@@ -80,8 +80,8 @@ def dumps(obj: Any) -> bytes:
 
 #: The type of an object that `lazy import` binds to a name until the name is used (Python 3.15).
 _LAZY_IMPORT = getattr(types, "LazyImportType", None)
-#: A `ForwardRef` replaces an annotation of a dataclass that cannot be evaluated, and refers to variables that pickle
-#: may not support (Python 3.14).
+#: In Python 3.14, a `ForwardRef` replaces an annotation that cannot be evaluated. It may refer to variables that cannot
+#: be pickled.
 _FORWARD_REFERENCE = typing.ForwardRef if sys.version_info >= (3, 14) else None
 
 

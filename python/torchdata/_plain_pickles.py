@@ -1,14 +1,14 @@
 """Pickles of plain data, which are safe to load, and states of pipes, which separate plain data from other values.
 
 A pickle of plain data refers only to functions of this package that create arrays, batches and files, and that are safe
-with any arguments. Before Python's unpickler runs, the extension accepts only instructions that Python writes for plain
-data, and only lengths within the pickle, because a large number could make the unpickler allocate gigabytes.
+with any arguments. Before unpickling, the extension refuses instructions that plain data does not need, and lengths
+beyond the pickle, which could allocate gigabytes.
 
 `to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `None`, `bool`,
 `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these types remain unchanged.
-Other values, such as arrays, are pickled together, so that an item in two queues of a pipe is still a single object
-after loading. The pickle is stored under the key `NESTED` if it contains plain data, or else under `PICKLED`, and is
-then loaded only if the caller trusts the state.
+Values that are not plain, such as arrays, are pickled together, so that an item in two queues remains a single object.
+A pickle of plain data has the key `NESTED`. Any other pickle has the key `PICKLED`, and is loaded only from trusted
+states.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from torchdata._native import check_plain_pickle
 
 _Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: For each class of plain data: a function that returns the constructor and the arguments that recreate an instance, or
-#: None if the instance is not plain.
+#: For each class of plain data: a function that returns the constructor and arguments of an instance; None if the
+#: instance is not plain.
 _known: dict[type, Callable[[Any], _Made | None]] = {}
 _makers: dict[tuple[str, str], Callable[..., Any]] = {}
 

@@ -34,11 +34,10 @@ BUDGET, COPIES = 64 << 20, 2
 
 #: A number of items, and the rolling checksum of these items.
 Account = tuple[int, int]
-#: A worker's snapshot: the items that the worker had sent, the number of its current iteration over the dispatched
-#: items, the items that it had read in this iteration, and the snapshot's bytes.
+#: A worker's snapshot: the sent items, the current iteration over the dispatched items, this iteration's items so far,
+#: and the bytes.
 Kept = tuple[Account, int, Account, bytes]
-#: A snapshot of the dispatching process: the number of its iteration, the `Account` of the items that were sent to each
-#: worker, and the snapshot's bytes.
+#: A snapshot of the dispatching process: its iteration, the `Account` of each worker's items, and the snapshot's bytes.
 KeptDealt = tuple[int, list[Account], bytes]
 
 _HEADER = struct.Struct("<4sIQI")

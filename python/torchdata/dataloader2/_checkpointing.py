@@ -117,8 +117,7 @@ class StateKeeper:
             return position, self._seeds.randomness(), self._pipeline.contract.rank_in_epoch()
 
     def begin(self) -> None:
-        """Begins an epoch. While the epoch begins, signal handlers and other threads receive states from before the
-        epoch."""
+        """Begins an epoch. While the epoch begins, saved states describe the time before the epoch."""
         run = self._run
         run.leave()
         with run.held:

@@ -101,8 +101,8 @@ class EpochRun:
         self.patience: float | None = None
         self.position = Tracker(self)
         self._knows_idle = False
-        #: The counters at the beginning of the epoch, and a phrase such as "items of this epoch", for the message about
-        #: skipped items; None if no pipe skips items after an exception.
+        #: For the message about skipped items: the counters at the epoch's beginning, and a phrase such as "items of
+        #: this epoch". None if no pipe skips items.
         self._counted: tuple[Reading | None, str] | None = None
         self.is_paused = self.is_limited = False
 
@@ -159,8 +159,8 @@ class EpochRun:
 
     @contextmanager
     def _unless_begun(self) -> Iterator[None]:
-        """If Ctrl-C or an error interrupts the beginning of an epoch, restores the loader's previous position and
-        seeds, so that the next `iter` tries to begin the epoch again."""
+        """If an exception interrupts the beginning of an epoch, restores the previous position and seeds, so that the
+        next `iter` begins this epoch."""
         before, seeds = (self.resume_at, self.saved_positions), self.seeds.moment()
         end, epochs = self.position.end, self.epochs
         was_read = self.delivery.source is not None and self.delivery.begun

@@ -5,11 +5,10 @@ the loader counts the items that the user has received. The engine records the p
 that waits for an item does not lock these records. Saving a state does not wait for other threads, because the state
 only refers to recorded positions.
 
-Pipes that run in the main process can be inspected only between two items. The loader records the states of the main
-process's pipes between items, such as at the beginning of the epoch, and each recorded state is called a *mark*. User
-code may request a state while an item is being computed, after Ctrl-C has interrupted an item, or for an earlier
-position. A state contains the newest mark before the requested position, and the number of items that were delivered
-between the mark and the position.
+Pipes that run in the main process can be inspected only between two items. A *mark* is a state of the main process's
+pipes that the loader has recorded between two items. User code may request a state while an item is being computed,
+after Ctrl-C has interrupted an item, or for an earlier position. A state contains the newest mark before the requested
+position, and the number of items that were delivered between the mark and the position.
 """
 
 from __future__ import annotations
@@ -87,14 +86,14 @@ class Tracker:
         #: If pipes in the workers keep state beyond an epoch: the position at the end of the last epoch, or the reason
         #: why this position is unknown.
         self.end: Position | str | None = None
-        #: After the beginning of an epoch has failed, the number of epochs that had begun before; None in other cases.
+        # If an epoch failed to begin, the number of earlier epochs; otherwise None.
         self._epochs_before: int | None = None
         #: `_since`: the time when the epoch began or resumed. `_seconds_before`: the duration of a resumed epoch before
         #: the save.
         self._since, self._seconds_before = time.monotonic(), 0.0
         #: The reason why the state of the main process's pipes could not be saved; None if it could be saved.
         self.unsaved: str | None = None
-        #: Whether the pipes draw the seeds of the epoch themselves, because the loader does not send them seeds.
+        # Whether the pipes draw the seeds of the epoch themselves.
         self.own_seeds = False
 
     # -- taking ------------------------------------------------------------------------------------
@@ -408,8 +407,8 @@ class Tracker:
         self.end = None if position is None else position._replace(ended=True)
 
     def _with_output_read_out(self, graph: Sequence[PipeEntry], output: WorkerOutput) -> Sequence[PipeEntry]:
-        """Returns the states `graph` of all pipes, with the state of `output` marked as finished if the main process
-        has read all items of `output`.
+        """Returns `graph`, the states of all pipes. The state of `output` is marked as finished if all its items were
+        read.
         """
         token = token_of(output)
         if not token.finished or output.is_unread:  # a pipe with a cache may not have read the workers' items

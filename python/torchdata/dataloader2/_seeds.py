@@ -47,8 +47,8 @@ class Seeds:
         self.generator, self.is_restored = copy.copy(self.initial), is_restored
 
     def agree(self) -> None:
-        """Reseeds the generator with the next shared seed that it draws. Ranks reseed their generators with the seed
-        that they have agreed on, so a loader without ranks does the same to get the same seeds."""
+        """Reseeds the generator with its next shared seed. Ranks reseed their generators with the seed that they have
+        agreed on, so a loader without ranks does the same to get the same seeds."""
         self.generator.seed(self.generator.generate_shared_seed())
         self.initial = copy.copy(self.generator)
 

@@ -298,8 +298,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Begins an epoch and returns its iterator, which invalidates earlier iterators.
 
         If no item has been requested from the last iterator, the new iterator takes over the epoch. If another thread
-        is waiting for an item of the last epoch, this method waits for the item, and `next` then raises a RuntimeError
-        in the other thread.
+        waits for an item of the last epoch, this method waits, too. `next` then raises RuntimeError in that thread.
 
         Raises:
             RuntimeError: the loader was shut down or has no pipe, or this process is a forked child.

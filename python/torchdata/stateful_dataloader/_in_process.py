@@ -183,7 +183,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._reader.count_last()
         try:
             batch = StatefulIterator.__next__(self)
-            # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
+            # KeyboardInterrupt cannot be raised in the following lines, which contain neither calls nor loops.
             self._batch = _NONE
             return batch
         except Exception:
@@ -260,8 +260,8 @@ class LocalPool:
 
     @contextlib.contextmanager
     def _entered(self, shard: ShardReader | None) -> Iterator[None]:
-        """Within this context, the global generators and the worker info belong to `shard`, or, if `shard` is None, to
-        a shard that is created within this context."""
+        """Within this context, the global generators and the worker info belong to `shard`; None means a shard created
+        within the context."""
         with one_at_a_time():
             try:
                 with InterruptsDeferred():

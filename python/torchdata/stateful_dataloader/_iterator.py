@@ -53,8 +53,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: replaces this iterator after such a load.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: `_lives_on` is True if new persistent workers continue from the states that the saved run's workers had
-        #: between two epochs.
+        #: `_lives_on` is True if new persistent workers continue from saved states from between two epochs.
         self.is_finished = self._lives_on = False
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
         #: `_num_empty` counts batches in which all samples were skipped. `_given_before` is the number of batches that

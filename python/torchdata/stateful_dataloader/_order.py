@@ -6,8 +6,8 @@ batch. A state contains different data for different samplers:
 
 - For PyTorch's `RandomSampler`, a state contains the generator's state before the order was drawn, and the number of
   indices that the user has received.
-- If the sampler or its iterator has `state_dict`, the loader calls this method once per `snapshot_every_n_steps`
-  indices, and keeps each result until the user has received the batch of the last index.
+- If the sampler or its iterator has `state_dict`, the loader calls this method every `snapshot_every_n_steps` indices,
+  and keeps each result until the user has received the batch.
 - For any other sampler, a resumed loader sets the generators to their states from the beginning of the epoch, and
   rereads the sampler. Next, the sampler returns the indices whose batches the user had not received.
 """
@@ -45,7 +45,7 @@ from torchdata.stateful_dataloader.sampler import (
 _NONE: Any = object()
 _PLAIN = (SequentialSampler, _InfiniteConstantSampler, list, tuple, range)
 _RANDOM = (TorchRandomSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-#: Of the global generators, these samplers use only torch's, and only at the first index.
+# These samplers use only torch's global generator, and only at the first index.
 _KNOWN = (*_PLAIN, *_RANDOM, DistributedSampler, StatefulDistributedSampler)
 
 
@@ -94,7 +94,7 @@ class IndexOrder:
         #: before the first index.
         self._at_iter: Moment = {}
         self._at_first: Moment | None = None
-        #: The sampler's epoch when the order was determined. Since then, the program may have set another epoch.
+        # The sampler's epoch when the order was determined.
         self._epoch: int | None = None
         self._draws = Draws(drawing)
         self._is_kept = False
@@ -106,10 +106,10 @@ class IndexOrder:
         self._at_first, self._epoch = None, epoch_of(self._sampler)
 
     def begin(self, iterator: Iterator[Any]) -> None:
-        """Begins an epoch. `note_random`, which records the generators' states, must be called before the sampler's
+        """Begins an epoch. `note_random` records the generators' states, and must be called before the sampler's
         iterator is created."""
         self._iterator: Iterator[Any] = iterator
-        #: Indices that were drawn in advance. `draw` returns them before it draws a new index.
+        # Indices that were drawn in advance. `draw` returns these indices before it draws new indices.
         self._owed: deque[Any] = deque()
         #: If Ctrl-C interrupts `draw`, the drawn index is kept in `_read` until `drawn` counts the index, and then in
         #: `_counted`.
@@ -134,7 +134,7 @@ class IndexOrder:
                 del self._owed[0]
             else:
                 self._draw()
-        # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
+        # KeyboardInterrupt cannot be raised in the following lines, which contain neither calls nor loops.
         index, self._counted = self._counted, _NONE
         return index
 
@@ -348,8 +348,8 @@ class IndexOrder:
             self._owed, self._counted = deque([*self._owed, self._counted]), _NONE
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
-        """Adds the last saved sampler state without unreceived indices to `state`, and returns the generators' states
-        of that time, too."""
+        """Adds the last sampler state without unreceived indices to `state`, and returns the generators' states of that
+        moment."""
         if not self._kept and self._read is not _NONE:
             self._keep(1)
         if not self._kept:
@@ -388,7 +388,7 @@ class IndexOrder:
                     number = self.drawn - state.indices_since
                     self._kept.append((number, state.sampler, state.iterator, self._drawing.now()))
                     # An index is requested here, because some samplers apply a loaded state only then. Without this
-                    # request, they could apply the state to the next epoch.
+                    # request, these samplers could apply the state to the next epoch.
                     self._draw_ahead()
             else:
                 self._drawing.set(iter_)

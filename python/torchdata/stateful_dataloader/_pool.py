@@ -55,8 +55,8 @@ class WorkerPool(Group):
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
         #: Whether workers read only batches that the main process has ordered. If `is_ordered` is False, workers read
-        #: ahead as far as the main process allows. Persistent workers of an iterable dataset also wait for orders,
-        #: because they must complete exactly the ordered batches if the program abandons an epoch.
+        #: ahead as far as the main process allows. Persistent workers of an iterable dataset wait for orders, too,
+        #: because an abandoned epoch must end with exactly the ordered batches.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
@@ -179,8 +179,8 @@ class WorkerPool(Group):
         """Waits for a worker's next message and appends it to `hand`, if `hand` is empty.
 
         Args:
-            hand: an empty list, or a list with one unprocessed message. If a signal handler raises an exception, no
-                message is lost: the message is in `hand`, or the next call receives it.
+            hand: an empty list, or a list with one unprocessed message. An exception of a signal handler loses no
+                message: `hand` or the next call contains the message.
 
         Raises:
             WorkerExitedError: a worker process has exited.

@@ -99,11 +99,10 @@ class OrderState(NamedTuple):
         indices: the indices that the sampler returned before its state was saved, but whose batches the user has not
             received.
         indices_since: the number of indices that the sampler returned after its state was saved.
-        ahead: for a sampler without a state, the number of drawn indices (or, if this package forms the batches, of
-            samples) that the user had not received.
+        ahead: for a sampler without a state, the number of drawn indices or samples that the user had not received.
         used_up: whether the sampler had returned all indices.
-        draws: an entry for each random draw of the sampler after other code had used the generator: the number of
-            indices before the draw, and the states of the generators.
+        draws: for each draw of the sampler after other code had used the generator: the number of earlier indices, and
+            the generators' states.
         digest: a checksum of the sampler's indices.
         generators: the generators' states when the state was saved, as `encoded` returns them.
         at_iter: the states of the generators when the iterator was created, for a sampler without a position.
@@ -235,8 +234,8 @@ class Progress:
         return position._replace(random={name: encoded(one) for name, one in (position.random or {}).items()})
 
     def saved_of_program(self) -> ReadingPosition:
-        """Returns the position as a loader without workers saves it, because the worker resumes an epoch of such a
-        loader."""
+        """Returns the position in the form of a loader without workers, which began the epoch that the worker
+        resumes."""
         position = self.reached()
         then = position.random or {}
         now, behind = position.now, position.now_since

@@ -177,8 +177,8 @@ class EpochReader:
             self._fetcher.is_generator = isinstance(self._stream.iterator, GeneratorType)
 
     def _complain(self, since: Any, is_noise: bool) -> None:
-        """Raises ValueError because the reread samples differ from the samples of the saved run. If they may differ
-        only by random numbers, such as for augmentation (`is_noise`), issues a warning instead."""
+        """Raises ValueError because the reread samples differ from the samples of the saved run. If the items may
+        differ only by random numbers (`is_noise`), issues a warning."""
         if is_noise:
             warn_outside(
                 f"the samples of the first {since} batches have other numbers than when the state was saved. If these "
@@ -247,7 +247,7 @@ class EpochReader:
             self.count += 1
             self._is_uncounted, self._is_cut_off = True, False
             raise
-        # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
+        # KeyboardInterrupt cannot be raised in the following lines, which contain neither calls nor loops.
         self.count += 1
         self._is_uncounted, self._is_cut_off, self._held = True, False, _NONE
         return batch
@@ -286,7 +286,8 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program has received the last batch. If not, the position is from before this batch.
+            is_given: whether the program has received the last batch. If False, the position is from before the last
+            batch.
         """
         if self._back is not None:
             return self._back

@@ -6,8 +6,8 @@ Without orders, a worker reads an iterable dataset as far ahead as the main proc
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If the loaded
 state is from a loader with more workers, a worker runs several shards in turn, each with a copy of the dataset.
 
-A message to the main process (`Unit`) is a tuple of the shard, the number of the order, the batch, and the fields of
-`News` (or None).
+A message to the main process (`Unit`) contains the shard, the order's number, the batch, and the fields of `News` (or
+None).
 """
 
 from __future__ import annotations
@@ -282,7 +282,7 @@ class Job(Program):
     generators: Moment = field(default_factory=dict)
     lasts_one_epoch: bool = False
     #: Copies the dataset and the functions for a process with several shards. If `copies` is not None, `reading`
-    #: contains neither.
+    #: contains no dataset and no functions.
     copies: Copies | None = None
 
     def copied(self) -> Job:

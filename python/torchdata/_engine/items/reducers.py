@@ -24,8 +24,8 @@ _ITS_OWN_WAY: Reducer = operator.methodcaller("__reduce_ex__", 5)
 def _users_reducers() -> dict[type, Reducer]:
     """Returns the reducers that users registered with `ForkingPickler`, which torch.multiprocessing also uses.
 
-    The reducers of multiprocessing and torch themselves are excluded, because they send file descriptors and handles in
-    a way that the engine does not support.
+    The reducers of multiprocessing and torch are excluded, because the engine cannot send their file descriptors and
+    handles.
     """
     reduction = sys.modules.get("multiprocessing.reduction")
     if reduction is None:

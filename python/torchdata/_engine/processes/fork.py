@@ -1,13 +1,12 @@
 """Forks children that can use all locks, although other threads may hold locks during a fork.
 
 Role: a fork copies all locks in their current state, but copies only the thread that calls fork, so a lock that another
-thread holds stays locked in the child forever. Python and the C library handle their own locks, but not the locks of
-PyTorch's and NumPy's global generators, the locks that `torch.manual_seed` takes for devices, or the lock of a module
-that is being imported. Before a fork, the forking thread waits until the locks of PyTorch, NumPy and modules are free.
-The forking thread also holds the locks of NumPy and of torch's devices during the fork,
-so that no other thread can acquire them. The extension waits for the lock of PyTorch's
-generator last (`forking.rs`). The buffers of standard output and error are created anew in the child, because a thread
-that prints continuously holds their locks most of the time.
+thread holds stays locked in the child forever. At a fork, Python and the C library handle only their own locks.
+PyTorch, NumPy, `torch.manual_seed` and imports use further locks. Before a fork, the forking thread waits until the
+locks of PyTorch, NumPy and modules are free. The forking thread also holds the locks of NumPy and of torch's devices
+during the fork, so that no other thread can acquire them. The extension waits for the lock of PyTorch's generator last
+(`forking.rs`). The buffers of standard output and error are created anew in the child, because a thread that prints
+continuously holds their locks most of the time.
 
 Another thread may still acquire a lock right before the fork, so each new child first acquires and releases every lock.
 If the child does not acquire all locks in time, a timer of the kernel kills the child, and the main process forks

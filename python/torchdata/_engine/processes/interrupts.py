@@ -202,9 +202,9 @@ class MainSignals:
     def leave_to_main(self) -> None:
         """Makes a child ignore the main process's signals; a child must call this method before anything else.
 
-        The signals get a handler that does nothing, because programs that the child starts would inherit ignored
-        signals, and SIGTERM could not end these programs. A signal that arrived while it was blocked is discarded. If
-        the child sends a signal to itself, the signal's default action is executed.
+        The handlers do nothing. Ignored signals would be inherited by programs that the child starts, and SIGTERM could
+        not end them. A signal that arrived while it was blocked is discarded. If the child sends a signal to itself,
+        the signal's default action is executed.
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()
@@ -229,7 +229,8 @@ _deaf: list[int] = []
 def _take_no_notice(number: int, _frame: FrameType | None) -> None:
     """The handler of a signal that children ignore. A native handler normally runs instead, because only native code
     can determine the sender of the signal. This Python function allows user code to replace and restore the handler.
-    Python calls this function only if user code has done this, and the native handler must then be installed again.
+    Python calls this function only after user code has restored the handler; the native handler is then installed
+    again.
     """
     take_no_notice(number)
 

@@ -1,14 +1,13 @@
 """The host of a worker: a Ray actor on another machine, which runs next to the worker's process.
 
-Role: the host spawns the worker as a separate process, because user code needs its own main thread and interpreter
-lock, and a crash of user code must end only the worker. The host forwards the contents of the worker's links without
-decoding them.
+Role: the host spawns the worker as a separate process. User code needs its own main thread, and its crash must not end
+the host. The host forwards the contents of the worker's links without decoding them.
 
-A lane is a pair of links, one per direction. The method `tell` receives messages from the main process, and the method
-`pull` returns messages of the worker, each in its own thread. Several calls of `pull` are always waiting at the host,
-so that the host can return messages immediately. All calls are numbered, because they may arrive out of order. The
-first lane transmits commands and the worker's items, and the second lane transmits items from the dispatching process,
-which runs on the main process's machine.
+A lane is a pair of links, one per direction. `tell` receives messages from the main process, and `pull` returns
+messages of the worker. They run in separate threads. Several calls of `pull` are always waiting at the host, so that
+the host can return messages immediately. All calls are numbered, because they may arrive out of order. The first lane
+transmits commands and the worker's items, and the second lane transmits items from the dispatching process, which runs
+on the main process's machine.
 """
 
 from __future__ import annotations
@@ -209,8 +208,8 @@ class _WorkerLane:
 
         Args:
             most: no message is added once the messages have this many bytes.
-            look: returns the worker's state, or None if the last state was returned less than `SEEN` seconds ago. The
-                last call, after the worker has exited, is `look(True)`.
+            look: returns the worker's state, or None if the last state was returned less than `SEEN` seconds ago. After
+                the worker's exit, the last call is `look(True)`.
         """
         with self._pulling:
             if not self._has_ended:

@@ -117,8 +117,8 @@ class EpochRestarts(Restarts):
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
-        """Returns a function that raises `Gone` like the result of `look_at`, and also if the child may wait forever
-        for a process that has exited.
+        """Returns a function that raises `Gone` if the child has exited, or may wait forever for a process that has
+        exited.
         """
         look, processes = self.look_at(index), self._members.processes
 

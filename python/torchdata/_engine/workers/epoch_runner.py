@@ -131,8 +131,8 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The epoch was resumed in the middle of an iteration over the dispatched items, and the graph now begins
-            # the next iteration, so the rest of the resumed iteration is skipped.
+            # The graph now begins the next iteration over the dispatched items, so the rest of the resumed iteration is
+            # skipped.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True

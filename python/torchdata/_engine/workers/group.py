@@ -308,8 +308,8 @@ def pickled_program(
 
     Args:
         refined: returns the pickler class to use, given the class that it must derive from.
-        copies_shared: whether tensors in shared memory are always copied. If False, such tensors are copied, with a
-            warning, only if a child cannot import the object's functions and classes.
+        copies_shared: whether tensors in shared memory are always copied. If False, tensors in shared memory are copied
+            only if a child cannot import the object's functions and classes.
 
     Returns the pickle and its large buffers, where tensors that overlap share one buffer.
 

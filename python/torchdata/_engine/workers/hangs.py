@@ -1,9 +1,9 @@
 """Finds child processes that hang, reports their stacks, and kills them.
 
 A process hangs if the main process has waited for it for `timeout` seconds and its counters have not changed. A counter
-changes whenever a pipe of the process yields an item, or the process sends a message. Processor time does not count as
-progress, because an endless loop also uses it, but the user can set a longer limit (`patience`) for a process that uses
-a processor. A process that waits for another process is not at fault, unless it is suspended (SIGSTOP).
+changes whenever a pipe of the process yields an item, or the process sends a message. Processor time is no progress,
+because an endless loop also uses it. The limit `patience` applies to processes that use a processor. A process that
+waits for another process is not at fault, unless it is suspended (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -273,8 +273,8 @@ class Hangs:
 
 
 def _unheard(page: Any, limit: float) -> float:
-    """Returns the seconds since the process's counters last arrived from another machine; 0 if they are overdue,
-    because the process or its host then counts as hanging.
+    """Returns the seconds since the process's counters last arrived from another machine; 0 if they are overdue, which
+    counts as hanging.
     """
     if page is None or not page["heard"]:
         return 0.0

@@ -2,8 +2,8 @@
 
 The Rust engine (`protocol::Replacing`) decides which children are replaced, and when to give up.
 
-If an exception (Ctrl-C, or a warning that is an error) interrupts the replacement of several children, each child has
-either been replaced completely or not at all. A later call replaces the children that were not replaced yet.
+If an exception such as Ctrl-C interrupts this call, each child is either replaced completely or unchanged. A later call
+replaces the children that were not replaced yet.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 ROOM = 3.0
 GLANCE = 0.01
 
-#: The account of the received items and the newest snapshot of each shard, and the dispatching process's snapshot that
-#: matches these snapshots.
+#: Each shard's received items (`Account`) and newest snapshot, and the matching snapshot of the dispatching process.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 

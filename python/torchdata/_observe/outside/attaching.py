@@ -101,8 +101,8 @@ def _command(pid: int) -> str:
 
 
 def _numbers(pid: int) -> dict[int, int] | None:
-    """If process `pid` runs in another container than this process, returns a dict from process ids in its container to
-    process ids in this container.
+    """If process `pid` runs in another container, returns a dict from the process ids there to the ids in this
+    container.
 
     Returns None if both processes run in the same container.
     """

@@ -38,8 +38,8 @@ MOST = 1 << 20
 LOOK = 0.005
 
 _HEAD = "Stack (most recent call first):"
-#: `_END` is written after the stacks of the threads other than the main thread. `OTHERS` is the maximum number of
-#: seconds to wait for the stacks of these threads.
+#: `_END` is written after the stacks of the threads other than the main thread. `OTHERS` is the maximum wait for these
+#: stacks in seconds.
 _END, OTHERS = "\0", 0.5
 #: The counters contain one integer for two signal numbers. The lower 8 bits of the integer are the signal that requests
 #: the main thread's stack. The higher bits of the integer are the signal that requests the stacks of the other threads.
@@ -271,8 +271,7 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _trimmed(answer: str) -> str:
-    """Returns the first stack of a text, which may also contain the answers to simultaneous requests of other
-    observers."""
+    """Returns the first stack of a text. Further stacks answer simultaneous requests of other observers."""
     stack = answer[answer.index(_HEAD) :].strip()
     head, *calls = stack.splitlines()
     calls = calls[: calls.index(head)] if head in calls else calls

@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 #: Batches that take at least this many nanoseconds are all timed, which costs less than 0.3 % of their time.
 _EACH = 500_000
 _MOST = 256
-#: The maximum number of counted pipes in a dataset. Of the `PIPES` rows of counters, the dataset, `collate_fn` and the
-#: loader need three.
+#: The maximum number of counted pipes in a dataset. Of the `PIPES` rows of counters, three belong to the dataset,
+#: `collate_fn` and the loader.
 _ROOM = PIPES - 3
 
 

@@ -287,8 +287,8 @@ def sending(stats: LoaderStats) -> Verdict | None:
         return None
     items = max(1, sum(worker.items for worker in workers))
     # A busy worker may also wait for a core, which may take longer than the work on a tiny item, so this wait is
-    # subtracted. Virtual machines do not report all waits, so the remaining time may be too large, and the sum of the
-    # pipes' own times is used if it is smaller.
+    # subtracted. Virtual machines do not report all waits. If the sum of the pipes' own times is smaller, this sum is
+    # used.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items

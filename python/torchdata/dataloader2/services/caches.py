@@ -31,7 +31,7 @@ from torchdata.datapipes._pipe.witnessing import SampleDigest
 
 
 class Caches:
-    """Decides whether snapshots contain cached items: if these have at most `most` bytes, or if `most` is None."""
+    """Includes cached items in snapshots if they have at most `most` bytes; None means no limit."""
 
     def __init__(self, most: int | None) -> None:
         self._most = most
@@ -112,7 +112,7 @@ class Caches:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Context for taking a snapshot, in which the graph contains no cached items that the snapshot leaves out."""
+        """Context for a snapshot: cached items that the snapshot omits are absent from the graph."""
         self._set([[] for _ in self._left_out])
         try:
             yield

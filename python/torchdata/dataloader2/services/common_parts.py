@@ -6,10 +6,10 @@ replica reads the pipes before the filter, the *common part*. The common part gi
 the items that the shards have not requested yet. A common part runs in the thread that runs the shards, either in a
 worker or in the main process. A `CommonPart` belongs to one filter, one epoch and one process.
 
-The items of the common part do not depend on the number of workers, because its pipes have their own random
-generators, which are seeded equally in all processes, and see a single worker in torch's worker info. The state of a
-shard contains an earlier state of the common part, and the number of items to recompute from this state to the shard's
-position. The state does not depend on other shards, so any process can load it.
+The common part's items do not depend on the number of workers: its generators are seeded equally everywhere, and
+torch's worker info shows one worker. The state of a shard contains an earlier state of the common part, and the number
+of items to recompute from this state to the shard's position. The state does not depend on other shards, so any process
+can load it.
 """
 
 from __future__ import annotations
@@ -70,12 +70,11 @@ class CommonParts:
         self._parts: list[CommonPart] = []
 
     def begin(self, datapipe: Any, seed: Callable[[int], None], tell: Callable[[], None], *, is_first: bool) -> None:
-        """Adds a shard, which has been seeded for an epoch.
+        """Adds a shard whose generators are seeded for an epoch.
 
         Args:
             datapipe: the last pipe of the shard's graph.
-            seed: a function that, given the number of a filter, seeds the random generators of the process for the
-                common part of this filter.
+            seed: seeds the process's random generators for the common part of the filter with the given number.
             tell: a function that sets torch's worker info for the shard.
             is_first: whether the shard is the first shard of the epoch.
         """
@@ -101,7 +100,7 @@ class Share:
     """The items of one shard, from pipes that run once for all shards.
 
     Args:
-        datapipe: the filter of the shard.
+        datapipe: the shard's `sharding_filter`.
         tell: a function that sets torch's worker info for the shard.
     """
 
@@ -113,8 +112,8 @@ class Share:
         #: position at which the shard resumed.
         self.queue: deque[Any] = deque()
         self.skips = 0
-        #: A position, at or before the position of the shard, from which the shard's own replica can resume; None until
-        #: the `sharding_filter` is read.
+        #: A position from which the shard's own replica can resume, not after the shard's position; None until the
+        #: `sharding_filter` is read.
         self.start: _Start | None = None
         self._begun = 0
 
@@ -142,11 +141,11 @@ class Share:
         return map(deque.popleft, iter(self._filled, None))
 
     def skip_from(self, position: int) -> None:
-        """Makes the shard drop those of its items that lie between `position` and the shard's present position."""
+        """Makes the shard drop its items between `position` and its present position."""
         self.skips = self.division.own_before(self.datapipe._position()) - self.division.own_before(position)
 
     def _filled(self) -> deque[Any] | None:
-        """Returns a queue that begins with the next item of the shard; None if there is none."""
+        """Returns a queue that begins with the shard's next item; None at the end."""
         while True:
             queue = self.queue
             if not queue:

@@ -22,8 +22,8 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes._pipe.state.iteration import COUNTERS, is_torchs
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 
-#: Pipes of this package that prevent earlier pipes from running once for all shards, because they read their source
-#: several times in a pass, join branches, or skip exceptions of earlier pipes.
+#: Pipes before these pipes cannot run once for all shards: these pipes read their source several times, join branches,
+#: or skip exceptions.
 _UNSUITED = frozenset({"Cycler", "IterKeyZipper", "OnError", "Repeater", "Sampler", "_Split"})
 #: Pipes that lock files. A shard releases the locks of these pipes before another shard runs.
 _LOCKING = frozenset({"EndOnDiskCacheHolder", "OnDiskCacheHolder"})

@@ -339,7 +339,7 @@ class GraphProgram(EpochProgram):
             custom_reset_fn=self.reset_fn,
         )
         self._search_anew()
-        # An epoch can be repeated only without dispatched items and without an `iter_reset_fn`.
+        # An epoch with dispatched items or an `iter_reset_fn` cannot be repeated.
         is_alone = not self._child.dispatches and self._child.share is None
         self._caches.begin(self.datapipe, seeds if is_alone and iter_reset_fn is None else None)
         self._begun_with = seeds, iter_reset_fn
@@ -351,9 +351,8 @@ class GraphProgram(EpochProgram):
     def _begin_left_epoch(self) -> None:
         """If the last epoch ended before this shard computed an item, computes the first item of that epoch.
 
-        A user's pipe may count its epochs when it computes its first item, and derive its order from this count. If a
-        shard did not compute this item, the counts of the shards would differ, and the shards would read different
-        orders.
+        A user's pipe may count its epochs when it computes its first item, and derive its order from this count.
+        Without this item, the shards' counts and thus their orders would differ.
         """
         if self._running is not None and self._is_unread() and any(map(may_draw, Graph(self.datapipe))):
             with suppress(Exception):  # the error belongs to the epoch that was left
@@ -410,8 +409,8 @@ class GraphProgram(EpochProgram):
         return None if self._witness is None else self._witness.notes()
 
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
-        """Returns None if the graph cannot be saved, a pipe is rereading the epoch, or cached items, which the snapshot
-        would omit, may have been modified.
+        """Returns None if the graph cannot be saved, a pipe is rereading the epoch, or omitted cached items may have
+        been modified.
 
         Raises TooLargeError if the state has more than `most` bytes.
         """

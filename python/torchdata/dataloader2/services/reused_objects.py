@@ -163,8 +163,8 @@ def _refuse(*_: Any) -> None:
 
 
 def _refuse_hidden(*_: Any) -> None:
-    """Returns None, because the object may use a buffer that this module cannot find, and that its source overwrites.
-    In objects of known libraries, `_search_library` accepts such parts."""
+    """Returns None, because the source may overwrite a hidden buffer of the object. `_search_library` accepts hidden
+    buffers in objects of known libraries."""
 
 
 def _search_nothing(*_: Any) -> Sequence[Any]:

@@ -105,8 +105,7 @@ class WorkerOutput(IterDataPipe[Any]):
     def go_on_at(self, position: WorkersPosition, strict: bool) -> None:
         """If `strict`, recomputed items are compared with the original items.
 
-        Raises ValueError if the position was saved with another number of shards, or if only the saved epoch or only
-        this epoch has a dispatching process.
+        Raises ValueError if the saved epoch differs in the number of shards or in the use of a dispatching process.
         """
         resumptions(position, self._children.num_shards, self._children.dispatches, strict)
         self._resume_at = position if strict else unverified(position), strict

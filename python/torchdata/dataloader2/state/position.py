@@ -26,8 +26,8 @@ class Shard:
         worker: the worker that began the shard, on its rank.
         of_main: whether the epoch began in the main process, where the pipes get the loader's seeds instead of a
             worker's seeds.
-        moved: whether the shard may run on another rank than the rank that began it. If so, the shard yields the items
-            of rank `rank`, and derives its seeds from the seeds of the whole job.
+        moved: whether the shard may run on another rank than the rank that began it. If `moved` is True, the shard
+            yields the items of rank `rank`, and derives its seeds from the job's seeds.
         splits: whether the user has set the number of shards (`splits`).
     """
 
@@ -134,8 +134,8 @@ class Content(NamedTuple):
     """The contents of a sealed snapshot: of the main process's pipes, of its generators, or of a child's graph.
 
     Args:
-        read_out: whether the worker had read all items that were dispatched to it or, without a dispatching process,
-            whether the epoch had ended.
+        read_out: whether the worker had read all dispatched items; without a dispatching process, whether the epoch had
+            ended.
         filled: how to repeat the epoch that fills the caches; None if the epoch cannot be repeated.
     """
 
