@@ -30,8 +30,8 @@ import cloudpickle
 from torchdata._bounded_pickles import pickle_file
 from torchdata._signatures import names_in
 
-#: For each class whose objects may lose attributes in a pickle: the sets of attribute names with which an object was
-#: pickled without a loss. The value is None for classes whose objects need no check.
+#: For each class whose pickles may lose attributes: the sets of attribute names that were pickled without a loss. The
+#: value is None for classes whose objects need no check.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 
@@ -174,9 +174,8 @@ def _way_of(cls: type) -> type:
 def _values_at_risk(obj: Any) -> list[str]:
     """Returns the attributes that a pickle may omit.
 
-    A pickling method of a base class may omit the `__slots__` of derived classes, and a pickling method in C may also
-    omit attributes in `__dict__`. A pickling method in Python that omits attributes in `__dict__` is assumed to do so
-    intentionally.
+    A pickling method of a base class may omit the `__slots__` of derived classes. In C, it may omit attributes in
+    `__dict__`, too. A pickling method in Python that omits attributes in `__dict__` is assumed to do so intentionally.
     """
     cls = type(obj)
     way = _way_of(cls)

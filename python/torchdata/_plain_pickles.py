@@ -32,7 +32,7 @@ _Made = tuple[Callable[..., Any], tuple[Any, ...]]
 _known: dict[type, Callable[[Any], _Made | None]] = {}
 _makers: dict[tuple[str, str], Callable[..., Any]] = {}
 
-#: Arrays with fewer bytes are copied, because creating a view takes longer than copying a small array.
+#: Arrays with fewer bytes are copied, which is faster than creating a view.
 _SMALL = 4096
 
 #: The kinds (`dtype.kind`) of dtypes with numbers, booleans or times as elements.
@@ -48,7 +48,7 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
     """
     _known[kind] = parts
     for maker in makers:
-        # Python functions get this module's name, so pickles remain valid when source files move.
+        # Python functions get this module's name, so that pickles remain valid when source files move.
         if isinstance(maker, FunctionType):
             assert globals().setdefault(maker.__name__, maker) is maker, "names of makers differ"
             maker.__module__ = __name__
@@ -239,8 +239,8 @@ def _pickles(value: Any) -> bool:
 
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
-    """Returns the function that takes objects of a NumPy or PyTorch class apart; None for other classes. The dict
-    `_known` does not contain these classes, because this module must not import NumPy and PyTorch."""
+    """Returns the function that takes objects of a NumPy or PyTorch class apart; None for other classes. `_known` lacks
+    these classes, because this module must not import NumPy and PyTorch."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts

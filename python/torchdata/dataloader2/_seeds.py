@@ -38,7 +38,7 @@ class Seeds:
             self.generator.seed(self.seed)
             self.is_due = False
         elif not self.is_restored:
-            # The workers' generators depend only on the seed, not on earlier draws, so each epoch needs a new seed.
+            # The workers' generators depend only on the seed, so each epoch needs a new seed.
             self.generator.seed(None if self.seed is None else self.generator.generate_shared_seed())
         self.is_restored = False
         self.initial = copy.copy(self.generator)

@@ -245,8 +245,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         Args:
             dataset: an object with a length and `__getitem__`, such as PyTorch's `Dataset`; an iterable that can be
-                read several times; a generator function; or a pipe. If the pipe has a sharding pipe, the loader does
-                not add another one.
+                read several times; a generator function; or a pipe. If the pipe has a sharding pipe, the loader adds
+                none.
             batch_size: items per batch; None, the default, yields single items without collating them.
             shuffle: whether each epoch has a random order. An iterable is only shuffled within a buffer; see
                 `shuffle()`.

@@ -6,9 +6,9 @@ the saved positions. For global generators, which belong to the program, the loa
 at the saved positions. A draw from a global generator also advances its copy, and a draw from the copy also advances
 the global generator. If the program seeds the global generator, the loader drops the copy.
 
-For a sampler without a state, `Replay` sets the generators to their states from the beginning of the epoch, and rereads
-the sampler. Rereading does not repeat draws by the program or the dataset, so `Draws` records the generators' states
-after these draws. A checksum of some indices verifies that the order is the same.
+For a sampler without a state, `Replay` sets the generators to their states from the epoch's beginning, and rereads the
+sampler. Rereading does not repeat draws by the program or the dataset, so `Draws` records the generators' states after
+these draws. A checksum of some indices verifies that the order is the same.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Drawing:
         #: may use them.
         self._shared = names if loader.num_workers else GLOBAL
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
-        #: The state of each displaced copy, and the state that its global generator had at the same time.
+        #: The state of each displaced copy, and the simultaneous state of its global generator.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
         #: The state and the count in `_restores` of each global generator when this loader loaded a state.
@@ -140,8 +140,8 @@ class Drawing:
         self._at_load |= {name: (read(name), self._restores[name]) for name in names}
 
     def restore(self, moment: Moment) -> None:
-        """Sets the program's global generators to saved states, and counts this in `_restores`, so that `was_set`
-        returns True for other loaders."""
+        """Sets the program's global generators to saved states, and counts this in `_restores` for `was_set` of other
+        loaders."""
         set_all(moment)
         self._restores.update([*moment])
         self.loaded(moment)
@@ -167,8 +167,8 @@ class Drawing:
     def going_on(self, moment: Moment) -> Iterator[None]:
         """Sets the generators to the states in `moment`. Within this context, the caller restores a sampler's position.
 
-        At the end, the displaced copies keep the generators' new states, and the global generators return to the
-        program's states.
+        At the end, the displaced copies keep the generators' new states, and the global generators regain the program's
+        states.
         """
         program = {name: read(name) for name in self._names}
         kept = {name for name in self._names if name in moment and self.was_set(name, moment[name])}
@@ -253,7 +253,7 @@ class Draws:
         self.last: dict[Any, int] = {}
 
     def before(self) -> None:
-        """Must be called before an index or a batch is read; `after` must be called when it was read."""
+        """Must be called before an index or a batch is read, and `after` must be called afterwards."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}

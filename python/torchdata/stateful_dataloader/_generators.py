@@ -134,8 +134,8 @@ def with_words(state: Any, words: Words) -> Any:
 def encoded(state: Any) -> Any:
     if (words := words_of(state)) is None:
         return {"bits": _plain(state)}
-    # Normal numbers are generated in pairs. `kept` is the second number of a pair, which some generators store for the
-    # next request.
+    # Normal numbers are generated in pairs. `kept` is a pair's second number, which some generators store for the next
+    # request.
     seed, kept = None, list[Any]()
     if isinstance(state, bytes):
         seed, _, rest = torch_parts(state)

@@ -17,11 +17,11 @@ a single dict with these keys:
   indices; "digest": a checksum of the indices; "draws": the generators' states at each draw of the sampler that
   followed a draw by other code
 - "batch_size": the number of samples per batch, if the sampler provides it
-- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Within an epoch, "epoch" is the
-  epoch of the current order, even if the program has already set the next epoch
+- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Within an epoch, "epoch" belongs to
+  the current order, even if the program has set the next epoch
 - "skipped": if samples may be skipped, the number of skipped samples by kind of exception, and the number of all
   samples
-- "workers", or "reading" without workers: for each worker, the parts of its position that torchdata 0.11 does not save
+- "workers", or "reading" without workers: each worker's position data that torchdata 0.11 does not save
 - "sampler": the complete states of a user's sampler and its iterator, because a checkpoint may drop parts of these
   states under the keys of torchdata 0.11
 - "loader": properties that must be equal in a loader that loads the state; see `_fitting`
@@ -242,7 +242,7 @@ def _parsed(
     if own is not None:
         if len(own) != len(positions):
             raise ValueError(f"the state is damaged: it is of {len(positions)} workers, and has {len(own)} positions")
-        # `order.yielded` is larger than `found.given` if all samples of a batch were skipped.
+        # `order.yielded` exceeds `found.given` if all samples of a batch were skipped.
         given = max(found.given, order.yielded)
         positions = [_completed(one, more, given) for one, more in zip(positions, own, strict=True) if one is not None]
     if finished:

@@ -27,13 +27,13 @@ class ReadingPosition(NamedTuple):
         dataset: the state of the dataset; None if the dataset has no state or is its own iterator.
         random: the states of the random generators when the snapshot was taken, or, without workers, when the loader's
             state was saved.
-        since: the batches that were read after the snapshot: their number, or their indices for a map-style dataset.
+        since: the number of batches that were read after the snapshot; for a map-style dataset, their indices.
         ended: whether the dataset had ended.
         digest: a checksum of some samples of the epoch, for an iterable dataset without a state; otherwise None.
-        follows_end: for a snapshot from the beginning of an epoch, whether the previous epoch had ended; None for a
-            snapshot from within an epoch.
+        follows_end: for a snapshot from an epoch's beginning, whether the previous epoch had ended; None for any other
+            snapshot.
         then: the generators' states at the beginning of the epoch; only states that differ from `random`.
-        now: the states of the generators for recomputing the last `now_since` batches.
+        now: the generators' states for recomputing the last `now_since` batches.
         now_since: the number of batches that were read with the generators `now`.
         unstarted: in a worker, whether the main process took the snapshot before the loader's first epoch.
     """
@@ -57,7 +57,7 @@ class ReadingPosition(NamedTuple):
 
     @property
     def is_of_dataset(self) -> bool:
-        """Whether the position is a state of the dataset or its iterator, instead of a number of batches."""
+        """Whether the position is a state of the dataset or its iterator, and not a number of batches."""
         return not (self.dataset is None and self.iterator is None)
 
     @property

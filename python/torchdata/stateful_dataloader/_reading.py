@@ -1,8 +1,8 @@
 """Reads a dataset through PyTorch's fetchers, and saves the states of the dataset, its iterator and the collate
 function.
 
-A `ReadingPosition` contains the last snapshot of these states, and the batches that were read after the snapshot
-(`since`). A resumed reader rereads these batches, so a snapshot at each batch is not needed.
+A `ReadingPosition` contains a snapshot, and the batches that were read after this snapshot (`since`). A resumed reader
+rereads these batches, so a snapshot at each batch is not needed.
 
 A position that is requested while a batch is being read contains an earlier snapshot, because the current state of an
 iterable dataset may already include samples of this batch.
@@ -72,10 +72,10 @@ class EpochReader:
         self._generators = generators
         self._fetcher: Any = None
         #: The last snapshot of an iterable dataset. `_since` is the number of batches that the program has received
-        #: after this snapshot.
+        #: after the snapshot `_kept`.
         self._kept: ReadingPosition | bytes | None = None
         self._since = 0
-        #: The number of batches that were requested from this fetcher. `count` is the number of calls of `read` in this
+        #: The number of batches that were requested from this fetcher. `count` counts the calls of `read` in this
         #: epoch.
         self._fetched = self.count = 0
         #: `_is_uncounted` is True while `_since` does not count the last batch, which the program may not have

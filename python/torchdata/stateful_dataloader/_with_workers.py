@@ -4,8 +4,8 @@ Role: as in PyTorch's loader, the indices of all prefetched batches are drawn wh
 batch draws another index.
 
 `RestartingIterator` replaces workers that exit or hang. A replacement process loads the worker's last snapshot, rereads
-the batches that the main process has received since, and then receives the unanswered orders. A worker that exits
-before its first batch of an epoch has sent no snapshot of this epoch. Its replacement first repeats the previous epoch.
+the batches that were received afterwards, and receives the unanswered orders. A worker that exits before its first
+batch of an epoch has sent no snapshot of this epoch. Its replacement first repeats the previous epoch.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._has_begun = False
         self._prefetch_factor = loader.prefetch_factor if loader.num_workers else 1
         self._in_order = loader.in_order
-        #: The ids of threads that were reading when another thread began the next epoch.
+        #: The ids of threads that were still reading when the next epoch began.
         self._left_behind: set[int] = set()
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for a loader with workers")
@@ -178,7 +178,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
         tells = reading.is_iterable or self._is_stateful or self._has_begun
-        #: Workers that have sent no message in this epoch, and whose positions the main process may not know.
+        #: Workers without a message in this epoch, whose positions the main process may not know.
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
         self._is_cut_off = False
@@ -394,7 +394,7 @@ class RestartingIterator(WorkersIterator):
         return before, position, self._fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns commands that repeat the last epoch of a worker in a new process, including unanswered orders."""
+        """Returns commands that repeat a worker's last epoch in a new process, with unanswered orders."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:

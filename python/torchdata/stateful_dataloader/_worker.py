@@ -125,7 +125,7 @@ class ShardReader:
 
     def work_off(self, indices: list[Any]) -> None:
         """Reads the ordered batches of an epoch that the program has abandoned. As in PyTorch, the dataset's next epoch
-        therefore does not depend on the speed of this worker."""
+        thus does not depend on this worker's speed."""
         if self.reader is None or self.failure is not None:
             return
         for index in indices:
@@ -139,7 +139,7 @@ class ShardReader:
 
         Args:
             iterates: whether the shard reads an iterable dataset ahead, without orders.
-            fresh: whether a new epoch begins after loading the snapshot, instead of continuing the snapshot's epoch.
+            fresh: whether a new epoch begins after loading the snapshot; if False, the snapshot's epoch continues.
         """
         position, again = start.position, start.again
         batches = Batches(self, iterates)

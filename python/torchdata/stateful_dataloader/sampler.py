@@ -264,7 +264,7 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self.inner, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self.inner, _NONE) is not _NONE and is_stateful(sampler):
-            # A sampler that returns an index after its end has begun the next epoch. Loading the state again moves the
+            # A sampler that returns an index after its end has begun its next epoch. Loading the state again moves the
             # sampler back to the end.
             give(sampler, state_dict["sampler_state"])
 

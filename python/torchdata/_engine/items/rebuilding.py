@@ -8,8 +8,8 @@ original type, `str`, `repr` and attributes. The forms are
 - "pickle": the exception's own pickle;
 - "parts": the exception's class, arguments and attributes, rebuilt without the constructor. Attributes that cannot be
   pickled, or are large, are omitted, and a note reports this;
-- "group": an exception group, with a list of forms for each member exception; - "text": the exception's text and class;
-a base class replaces a class that cannot be used.
+- "group": an exception group, with a list of forms for each member exception;
+- "text": the exception's text and class; a base class replaces a class that cannot be used.
 """
 
 from __future__ import annotations
@@ -143,8 +143,8 @@ def _attributes(error: BaseException) -> dict[str, Any]:
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """Returns the values of an exception's slots, either of the built-in classes (such as `OSError.filename`) or of all
-    other classes.
+    """Returns the values of an exception's slots: those of built-in classes (such as `OSError.filename`), or all
+    others.
     """
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:

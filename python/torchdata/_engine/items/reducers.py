@@ -17,7 +17,7 @@ from torchdata._engine.items.tensors import DepartingTensors
 
 Reducer = Callable[[Any], Any]
 
-#: Pickles an object by pickle's default, in a C function that creates no Python frame.
+#: Pickles an object by pickle's default in C, without a Python frame.
 _ITS_OWN_WAY: Reducer = operator.methodcaller("__reduce_ex__", 5)
 
 

@@ -34,9 +34,9 @@ class Location(NamedTuple):
 class DepartingTensors:
     """The tensors and storages of an item that is being pickled; the pickle refers to each of them by number.
 
-    Tensors are assigned to memory blocks after all tensors of the item were collected. Tensors with overlapping memory
-    are placed in one block, so that the received tensors also share their elements. Memory of a storage that no tensor
-    of the item uses is not sent.
+    Tensors are assigned to memory blocks once all tensors of the item are known. Tensors with overlapping memory are
+    placed in one block, so that the received tensors also share their elements. Memory of a storage that no tensor of
+    the item uses is not sent.
     """
 
     def __init__(self) -> None:
@@ -348,7 +348,7 @@ def empty_tensor(shape: Any, dtype: Any, sender: Sender | None) -> Any:
 
 
 def room_of(tensor: Any, start: int) -> Any:
-    """Returns the array that provides the tensor's memory, or None if other objects may access this memory."""
+    """Returns the array that provides the tensor's memory; None if another object may access this memory."""
     array = _rooms.get(start)
     if array is None:
         return None

@@ -92,7 +92,7 @@ class _Call:
 SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
-#: The alignment in bytes of each buffer in a `SharedPickle`, which also leaves room for the header of a `bytes` object.
+#: The alignment in bytes of each buffer in a `SharedPickle`, with room for the header of a `bytes` object.
 _ALIGNMENT = 64
 _LENGTH = struct.Struct("<Q")
 _SEALS = (

@@ -2,8 +2,8 @@
 
 Role: with start method "fork", the main process first forks a loader's children, and then the forking process. The
 forking process later forks the replacements of children that have exited. When a child must be replaced, the main
-process may have threads or use CUDA, so a new child of the main process might hang at a held lock, or fail to use CUDA.
-The forking process has one thread, runs no user code, and exits with the loader.
+process may have threads or use CUDA, so its own new child might hang or fail. The forking process has one thread, runs
+no user code, and exits with the loader.
 
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
 the children of all loaders. The fork server of multiprocessing is unsuitable: it also forks the user's processes, which
@@ -91,7 +91,7 @@ class ForkingProcess:
             raise
         finally:
             theirs.close()
-        # Exit handlers with a higher priority, some of which end loaders, run before this handler.
+        # Exit handlers with a higher priority run before this handler. Some of these end loaders.
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod
@@ -326,8 +326,8 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # An answer is always written, because closing the pipe does not wake the child if other forked processes
-            # have copies of this end.
+            # An answer is always written: closing the pipe does not wake the child if another forked process has a copy
+            # of this end.
             with contextlib.suppress(BrokenPipeError):
                 os.close(leave)
                 os.write(ours, answer)

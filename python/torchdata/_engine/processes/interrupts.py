@@ -5,8 +5,8 @@ process's code. CPython ignores exceptions in the hooks around a fork. If an exc
 of a child, the main process would not know the child's state.
 
 A child must not run handlers of the main process, although terminals and clusters send signals to all processes of a
-program. A child starts with blocked signals, and unblocks the signals once it ignores them (`MainSignals`). If a child
-sends a signal to itself, the signal's default action is executed, so SIGTERM ends the child.
+program. A child starts with blocked signals, and unblocks them once it ignores them (`MainSignals`). If a child sends a
+signal to itself, the signal's default action is executed, so SIGTERM ends the child.
 
 Python runs handlers only in the main thread, whereas each thread has its own signal mask. Signals without a Python
 handler are not deferred.
@@ -43,7 +43,7 @@ _CAN_BE_HELD = tuple(
         - {signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
     )
 )
-#: Signals that terminals and clusters send to all processes of a program, and that children ignore.
+#: Signals that terminals and clusters send to all processes of a program. Children ignore these signals.
 _SENT_TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -175,8 +175,8 @@ def interrupts_blocked() -> Iterator[None]:
     try:
         yield
     finally:
-        # Signals are unblocked one after another, because `faulthandler` gives Python's handlers a small stack, which
-        # several simultaneous handlers would overflow.
+        # Signals are unblocked one after another: `faulthandler` gives Python's handlers a small stack, which several
+        # handlers would overflow.
         for number in blocked - before:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -250,8 +250,8 @@ def _send_later(numbers: list[int]) -> None:
     main = threading.main_thread().ident or 0
 
     def send() -> None:
-        # This thread keeps the GIL from the last `_is_in_finaliser` until `pthread_kill`, so the main thread cannot
-        # enter a finalizer in between.
+        # This thread keeps the GIL from the last `_is_in_finaliser` to `pthread_kill`, so the main thread enters no
+        # finalizer meanwhile.
         while _is_in_finaliser(sys._current_frames().get(main)):
             time.sleep(LATER)
         for number in numbers:

@@ -66,7 +66,7 @@ class SharedPositions:
             for number, before in mark.positions.items()
             if before not in (-1, position := _position(number, self._files[number])) and position != -1
         ]
-        # one of the counted reads was caused by `begin`, which calls `_reads_of`
+        # `_reads_of`, which `begin` calls, has caused one of the counted reads
         if not moved or _reads_of(os.getpid()) != mark.own + 1:
             return None
         readers = [pid for pid in self._pids() if (_reads_of(pid) or 0) > mark.reads.get(pid, 0)]
@@ -81,7 +81,7 @@ def _open_for_reading() -> dict[int, tuple[int, int]]:
     found = {}
     with contextlib.suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
-            # The list contains the descriptor with which `os.listdir` read the folder, and which is closed now.
+            # The list contains the descriptor with which `os.listdir` read the folder, now closed.
             with contextlib.suppress(OSError):
                 status = os.fstat(number)
                 is_read_only = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY

@@ -239,7 +239,7 @@ def close_pipes(popen: Popen) -> bool:
     """Closes the parent's ends of multiprocessing's pipes to a child, because children that start later would inherit
     these pipes.
 
-    Pidfds replace the pipes; if the system lacks pidfds, the pipes stay open, and the function returns False.
+    Pidfds replace the pipes. Without pidfds, the pipes stay open, and the function returns False.
     """
     own = Pidfd(os.getpid())
     has_descriptors = own.descriptor >= 0

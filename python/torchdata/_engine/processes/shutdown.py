@@ -78,7 +78,7 @@ class Shutdown:
             self.has_begun = True
             children = list(self._children)
             for child, control in zip(children, self._controls, strict=True):
-                # a child that is still importing the program does not have work to finish
+                # a child that is still importing the program has no work to finish
                 if not control.has_consumer():
                     child.kill()
             self._ask(deferred)

@@ -51,14 +51,14 @@ class Cluster:
         #: Ray's references to received answers, which the next request to a host drops.
         self.spent: list[Any] = []
         self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
-        #: The programs in Ray's store, by `id()`, so that each program is pickled only once.
+        #: The programs in Ray's store, by `id()`: each program is pickled only once.
         self._programs: dict[int, tuple[Program, Any]] = {}
 
     def get_start_method(self) -> str:
         return "ray"
 
     def make_child(self, name: str, args: tuple[ChildSetup]) -> ChildProcess:
-        """The dispatching process runs on this machine, not in the cluster."""
+        """The dispatching process runs on this machine."""
         (setup,) = args
         if setup.dispatches:
             return DispatchingChild(name, setup)

@@ -165,7 +165,7 @@ class _WorkerLane:
         self._early: dict[int, Told] = {}
         self._telling, self._pulling = threading.Lock(), threading.Lock()
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
-        #: The number of bytes in received messages, and how many of these bytes were passed to the worker.
+        #: The number of bytes in received messages, and the number of bytes that were passed to the worker.
         self._came, self._passed = 0, 0
         #: Whether the main process lacks space for more items.
         self.holds = False
@@ -190,7 +190,7 @@ class _WorkerLane:
             self.carrier.ring()
 
     def _pass_on(self) -> None:
-        """Runs in a separate thread, so that `tell` does not wait for free space in the link."""
+        """Runs in a separate thread, so that `tell` does not wait for space in the link."""
         while (frame := self._frames.get()) is not None:
             while not self.carrier.put(frame) and not self._has_ended:
                 time.sleep(GLANCE)
@@ -242,7 +242,7 @@ class Host:
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
         #: For each lane, the link from the worker and the link to the worker. In the second lane (dispatched items),
-        #: the link from the worker stays empty, because a worker sends no items to the dispatching process.
+        #: the link from the worker stays empty.
         self._links = [(data, control)]
         dispatched = None
         if setup.is_dispatched:
@@ -319,7 +319,7 @@ class Host:
 
     def _watch(self) -> None:
         """If Ray's daemon (the parent of this process) has exited, Ray has killed the worker. The worker's exit code is
-        then not reported, because only Ray knows the reason.
+        not reported, because only Ray knows the reason.
         """
         child = self._child
         while not child.ended:

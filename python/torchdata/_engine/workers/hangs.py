@@ -123,13 +123,12 @@ class Hangs:
     ) -> None:
         self._members, self._board, self._first_page = members, board, first_page
         self._in_order = in_order
-        #: The timeouts of children that do not use a processor, and of children that use a processor.
+        #: The timeouts of children without and with processor use.
         self.seconds, self.most = seconds, max(seconds, patience or 0.0)
         self._marks: dict[int, _WorkMark] = {}
         self._seen: dict[int, _Seen] = {}
         self._hung: dict[int, Hung] = {}
-        #: Held while a hanging child is reported, because several threads of a graph of nodes may detect the same child
-        #: at the same time.
+        #: Held while a hanging child is reported, because several threads may detect this child simultaneously.
         self._reporting = threading.Lock()
 
     def of(self, process: ChildProcess) -> Hung | None:
@@ -160,9 +159,7 @@ class Hangs:
         return ended
 
     def end_if_over(self, child: int, waited: float) -> bool:
-        """Must be called repeatedly during a wait for an answer other than an item; returns whether the wait was too
-        long.
-        """
+        """Called repeatedly while waiting for an answer that is no item; returns whether the wait was too long."""
         if waited < self.seconds:
             self._works(child, None)
             return False

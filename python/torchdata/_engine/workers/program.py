@@ -55,8 +55,8 @@ class Program(ABC):
         """
 
     def holds_shared_memory(self) -> bool:
-        """Returns True if the program contains objects that must not be copied, so that it is pickled for each
-        process.
+        """Returns True if the program contains objects that must not be copied, so that each process needs its own
+        pickle.
         """
         return False
 

@@ -159,7 +159,7 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
     owner, _ = board.made()
     numbers = _numbers(candidate)
     here = owner if numbers is None else numbers.get(owner, candidate)
-    # If `candidate` is a forked child of the loader's main process, it has only inherited the file descriptor.
+    # A forked child of the main process, as `candidate` may be, has only inherited the file descriptor.
     if here != candidate and _holds(here, identity):
         return None
     inside = "" if numbers is None else f" (in a container, where it is {owner})"

@@ -1,7 +1,6 @@
 """Counts and times the batches of a `StatefulDataLoader`: reading their samples, and collating them.
 
-With `persistent_workers=False`, each epoch has new workers with new counters, so the statistics cover only the last
-epoch.
+With `persistent_workers=False`, each epoch has new workers and counters, so the statistics cover only the last epoch.
 """
 
 from __future__ import annotations
@@ -173,7 +172,7 @@ class BatchRecorder(Recorder):
         self._counting.board.count_items(iterator, MAIN_PAGE, row)
 
     def end(self) -> None:
-        """Ends an epoch, before workers that are not persistent exit."""
+        """Ends an epoch before non-persistent workers exit."""
         if self._counting is None or self._pid != os.getpid():
             return
         self._counting.end()

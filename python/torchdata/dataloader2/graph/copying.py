@@ -9,8 +9,8 @@ contents, their shared memory or their open files.
 - A list, a dict or another container of the standard library is copied with the same members, because pipes keep the
   items of an iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in total.
 - A random generator is copied.
-- All other objects, such as a dataset, a function, an array or an open file, are shared with the copy. Attributes that
-  the pipe's class names in `data_attributes` are also shared, if they do not refer to a pipe.
+- All other objects, such as a dataset, a function, an array or an open file, are shared with the copy. Attributes in
+  `data_attributes` of the pipe's class are shared, if they do not refer to a pipe.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class DispatchedSource(IterDataPipe[Any]):
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
-    """The class that represented dispatched items in torchdata 0.9.
+    """The class for dispatched items in torchdata 0.9.
 
     User-defined replacements of `process_init_fn` search the graph for this class, but graphs now contain a
     `DispatchedSource` instead.

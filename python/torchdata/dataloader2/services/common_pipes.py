@@ -37,9 +37,9 @@ def filters_with_common_part(graph: Graph) -> list[ShardingFilter[Any]]:
     """Returns each `sharding_filter` for which the pipes before it (the common part) run once for all shards.
 
     Every pipe after such a filter reads its source only once in an epoch, and no other pipe reads the common part. The
-    result is empty if a pipe keeps state beyond an epoch. The result is also empty if a pipe reads ahead in a thread,
-    which might draw random numbers from the generators of the common part. A filter is not returned if it can skip the
-    items of other shards without computing them.
+    result is empty if a pipe keeps state beyond an epoch. The result is empty if a pipe reads ahead in a thread, which
+    might draw from the common part's generators. A filter is not returned if it can skip the items of other shards
+    without computing them.
     """
     if lasts(graph):
         return []

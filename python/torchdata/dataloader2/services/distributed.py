@@ -91,7 +91,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
         #: Whether the next epoch (`_keeps_next`) or the running epoch (`_keeps_seeds`) resumes an epoch that began
-        #: without ranks. The ranks then use the seeds of the resumed epoch, and do not agree on new seeds.
+        #: without ranks. The ranks use the resumed epoch's seeds, and do not agree on new seeds.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
         #: Whether the next epoch contains shards that began on other ranks.
@@ -111,7 +111,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return duplicate
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Shards the graph by rank, and appends `fullsync`, which ends the epoch on all ranks once a rank has no more
+        """Shards the graph by rank, and appends `fullsync`, which ends the epoch on all ranks when one rank has no more
         items.
 
         Raises:

@@ -101,8 +101,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
             that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
         patience: with `on_timeout="restart"`, the time limit in seconds for busy processes; None (the default) means
-            the value of `timeout`. A process is busy if its threads have run or waited for a processor for at least a
-            tenth of the last `timeout / 2` seconds.
+            the value of `timeout`. A process is busy if its threads have run or waited for a processor for a tenth of
+            the last `timeout / 2` seconds.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
             for no limit. If a worker's pipes hold more data than its share of `snapshot_budget`, the worker sends no
             snapshot until a state is requested. A restart without a recent snapshot recomputes the items since an older
@@ -369,7 +369,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         set_graph_random_seed(end, copy.copy(seed_generator))
         if self._worker_output is not None:
             generator = copy.copy(seed_generator)
-            # The generators are sent as bytes, because pickling them would call reducers that torch has registered.
+            # The generators are sent as bytes, because pickling would call reducers that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
             # The last entry is the generator of the dispatching process, which draws only seeds that all processes
@@ -382,7 +382,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return None
 
     def _divide_anew(self, output: WorkerOutput) -> None:
-        """Replaces workers that run the shards of a loaded state, to run this loader's own shards.
+        """Replaces workers with a loaded state's shards by workers with this loader's own shards.
 
         If pipes keep state from one epoch to the next, the shards do not change, because each state belongs to a shard.
         """

@@ -2,8 +2,8 @@
 
 Role: receives the samples that each worker takes before its `sharding_filter`, and raises an exception if workers read
 the same items in different orders. Different items at one position do not prove different orders, because a source may
-augment its items at random. The orders of two workers differ if some items have different positions in the two workers,
-and some positions have different items.
+augment its items at random. Two workers' orders differ if some items have different positions, and some positions have
+different items.
 
 Workers must not read the same items of a source that divides its items among the workers.
 """
@@ -29,7 +29,7 @@ class _Order:
         #: items with different positions.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
-        #: The checksums of each worker's samples: `_begun` while the worker reads the source, `_whole` afterwards.
+        #: The checksums of each worker's samples: `_begun` during the reading of the source, `_whole` afterwards.
         self._begun: dict[int, list[int]] = {}
         self._whole: dict[int, list[int]] = {}
 
@@ -68,7 +68,7 @@ class _Order:
 class _Shares:
     def __init__(self) -> None:
         self._samples: dict[int, set[int]] = {}
-        #: Whether `_samples` contains the checksum of every item that the worker has read.
+        #: Whether `_samples` contains checksums of all items that the worker has read.
         self._is_whole: dict[int, bool] = {}
 
     def same(self, worker: int, note: Note) -> int | None:

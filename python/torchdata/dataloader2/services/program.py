@@ -210,8 +210,7 @@ class _Share(NamedTuple):
     """The position in the items that are dispatched to a worker.
 
     Args:
-        number: the number of the worker's current iteration over the dispatched items, counted from 1; 0 if no items
-            are dispatched.
+        number: the worker's current iteration over the dispatched items, from 1; 0 without dispatched items.
         is_read_out: whether the worker has read all dispatched items.
     """
 
@@ -239,7 +238,7 @@ class GraphProgram(EpochProgram):
         self._witness: Witness | None = None
         self._passes = 0
         self._common, self._place = CommonParts(is_alone=True), 0
-        #: Stops this shard's threads while another shard runs, because these threads also draw random numbers.
+        #: Stops this shard's threads while another shard runs, because these threads draw random numbers.
         self._held = ExitStack()
         #: The pipes with threads; None until the graph has been searched for them.
         self._reading_ahead: list[Any] | None = None
@@ -293,7 +292,7 @@ class GraphProgram(EpochProgram):
         self._reading_ahead, self._graph, self.globals.is_all = None, None, False
 
     def _running_graph(self) -> Graph:
-        """Returns the graph of the running iteration, in which only pipes of the user can change their sources."""
+        """Returns the graph of the running iteration, where only the user's pipes can change their sources."""
         graph = self._graph or Graph(self.datapipe)
         if self._graph is None and all(type(pipe).__module__.startswith("torchdata.") for pipe in graph):
             self._graph = graph
@@ -371,8 +370,8 @@ class GraphProgram(EpochProgram):
         return _yielded(self.datapipe) == self._running[1]
 
     def _begin_common_part(self, seeds: bytes) -> None:
-        """The pipes can run once for all shards only if the number of shards is fixed, and no function of the user may
-        change the pipes of a shard.
+        """The pipes can run once for all shards only if the number of shards is fixed, and no user function may change
+        a shard's pipes.
         """
         if self._shard.splits and not self.replaced and self.init_fn is None and self.reset_fn is None:
             seed = partial(self._seed_common_part, seeds)
@@ -443,9 +442,7 @@ class GraphProgram(EpochProgram):
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
-        """Returns how many dispatched items the graph had read when its pipes had the states `entries`; None if this is
-        unknown.
-        """
+        """Returns how many dispatched items the graph had read at the states `entries`; None if unknown."""
         if self._child.share is None:
             return _Share(0)
         reached, read = self._child.share()
@@ -453,8 +450,7 @@ class GraphProgram(EpochProgram):
             return None
         source = graph.first(_is_dispatched)
         if source is None or reached == 0:
-            # No dispatched item was requested yet, for example because a resumed pipe still yields the items of its
-            # restored buffer.
+            # No dispatched item was requested yet: a resumed pipe may yield the items of its restored buffer.
             return _Share(1, read)
         entry = entries[graph.index(source)]
         if entry.restores and not entry.finished:
@@ -480,7 +476,7 @@ class GraphProgram(EpochProgram):
         return self._go_on(saved, cached, strict)
 
     def _refilled(self, filled: Filled) -> list[Any]:
-        """Returns the cached items that the snapshot has omitted."""
+        """Returns the cached items that are missing in the snapshot."""
         running = self._begun_with
         self.begin_epoch(filled.seeds, None)
         start = filled.start
@@ -564,8 +560,8 @@ def _seed_torch(torch: Any, seed: int) -> None:
     """Does the same as `torch.manual_seed(seed)`, but does not format the caller's stack as text.
 
     For each kind of device that was not used yet, `torch.manual_seed` formats the caller's stack for the message of a
-    later error. Formatting the stack checks each source file on disk, and takes ten to fifty times as long as seeding
-    the generators. Formatting would delay the first item of every epoch.
+    later error. Formatting the stack checks each source file on disk, which takes longer than seeding. Formatting would
+    delay the first item of every epoch.
     """
     missing = object()
     limit = getattr(sys, _LIMIT, missing)

@@ -80,11 +80,11 @@ class Position(NamedTuple):
         drop: the number of items that were delivered after the snapshot of the main process's pipes.
         graph: the positions of the main process's pipes; None if resuming does not need the state of these pipes.
         generators: the states of the global generators, if the main process runs functions of the user.
-        beginning: the states of the global generators at the start of the epoch, if resuming recomputes the epoch.
+        beginning: the global generators' states at the epoch's start, if resuming recomputes the epoch.
         seconds: the duration of the epoch so far.
         processes: the shards and processes of the epoch; None without workers.
         shards: the shards of an epoch that began with another number of workers or ranks.
-        own_seeds: whether the pipes, and not the loader, drew the seeds of the epoch; None with workers.
+        own_seeds: whether the pipes, instead of the loader, drew the epoch's seeds; None with workers.
         untold: an error message if `workers` lacks the state that pipes keep from earlier iterations. Not saved.
     """
 
@@ -146,8 +146,8 @@ class Content(NamedTuple):
 
 
 class Randomness(NamedTuple):
-    """`is_due` is true if the user's seed must still be applied, and `initial` is the generator at the beginning of the
-    epoch.
+    """`is_due` is true if the user's seed must still be applied, and `initial` is the generator at the epoch's
+    beginning.
     """
 
     seed: int | None
@@ -189,5 +189,5 @@ class LoaderState(NamedTuple):
 
     @property
     def is_between_epochs(self) -> bool:
-        """Whether a loader that loads this state begins an epoch, without recomputing or skipping items."""
+        """Whether a loader that loads this state begins an epoch, and neither recomputes nor skips items."""
         return self.position is None or (self.position.ended and self.position.workers is None)
