@@ -57,9 +57,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     turn. Pipes that return False from `is_replicable()`, and all pipes after them, stay in the main process. If several
     workers would yield the same items, a `DataPipeLintWarning` is issued (see `torchdata.dataloader2.linter`).
 
-    Items that a killed worker had sent are delivered, as far as the order allows, before
-    `torchdata.dataloader2.error.WorkerExitedError` is raised within a second. An exception in a worker is raised in the
-    main process with the original type and traceback.
+    A killed worker raises `torchdata.dataloader2.error.WorkerExitedError` within a second. Items that the worker had
+    sent are delivered before, as far as the order allows. An exception in a worker is raised in the main process with
+    the original type and traceback.
 
     With `on_worker_exit="restart"`, no item is lost or repeated, and the order of items does not change. The new
     process recomputes, compares and drops items that the main process has already received, so the pipeline must
@@ -101,8 +101,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
             that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
         patience: with `on_timeout="restart"`, the time limit in seconds for busy processes; None (the default) means
-            the value of `timeout`. A process is busy if its threads have run or waited for a processor for a tenth of
-            the last `timeout / 2` seconds.
+            the value of `timeout`. A process is busy if its threads have run or waited for a processor for at least a
+            tenth of the last `timeout / 2` seconds.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
             for no limit. If a worker's pipes hold more data than its share of `snapshot_budget`, the worker sends no
             snapshot until a state is requested. A restart without a recent snapshot recomputes the items since an older
