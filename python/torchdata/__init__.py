@@ -23,9 +23,9 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
     result is an ordinary array or tensor.
 
     The array is sent without a copy only if the item holds the only reference to it, for example because a function
-    creates, fills and returns the array. If the array has another reference when the item is yielded (from a variable,
-    a view, a tensor or another container), it is copied like any other array. If the array was copied, the receiver
-    does not see later writes, so the array may be filled and yielded a second time.
+    creates, fills and returns the array. If the array has another reference when the item is yielded (a variable, view,
+    tensor or container), it is copied. If the array was copied, the receiver does not see later writes, so the array
+    may be filled and yielded a second time.
 
     Args:
         shape: the number of elements along each dimension.

@@ -1,7 +1,7 @@
 """Limits the memory of pickles: once all pickles of a `with` block exceed a limit, only their size is counted.
 
-Role: all pickling functions of this package write to a file from `pickle_file`, because this file enforces the limit of
-`bounded`. The limit applies only to the thread that has entered the `bounded` context.
+Role: all pickling functions of this package write to a file from `pickle_file`, which enforces the limit of `bounded`.
+The limit applies only to the thread that has entered the `bounded` context.
 """
 
 from __future__ import annotations

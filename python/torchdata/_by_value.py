@@ -30,8 +30,8 @@ import cloudpickle
 from torchdata._bounded_pickles import pickle_file
 from torchdata._signatures import names_in
 
-#: For each class whose objects may lose attributes in a pickle: the sets of attribute names with which an object was
-#: pickled without a loss. The value is None for classes whose objects need no check.
+#: For each class whose pickles may lose attributes: the sets of attribute names that were pickled without a loss. The
+#: value is None for classes whose objects need no check.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 
@@ -80,8 +80,8 @@ def dumps(obj: Any) -> bytes:
 
 #: The type of an object that `lazy import` binds to a name until the name is used (Python 3.15).
 _LAZY_IMPORT = getattr(types, "LazyImportType", None)
-#: A `ForwardRef` replaces an annotation of a dataclass that cannot be evaluated, and refers to variables that pickle
-#: may not support (Python 3.14).
+#: In Python 3.14, a `ForwardRef` replaces an annotation that cannot be evaluated. It may refer to variables that cannot
+#: be pickled.
 _FORWARD_REFERENCE = typing.ForwardRef if sys.version_info >= (3, 14) else None
 
 
@@ -174,9 +174,8 @@ def _way_of(cls: type) -> type:
 def _values_at_risk(obj: Any) -> list[str]:
     """Returns the attributes that a pickle may omit.
 
-    A pickling method of a base class may omit the `__slots__` of derived classes, and a pickling method in C may also
-    omit attributes in `__dict__`. A pickling method in Python that omits attributes in `__dict__` is assumed to do so
-    intentionally.
+    A pickling method of a base class may omit the `__slots__` of derived classes. In C, it may omit attributes in
+    `__dict__`, too. A pickling method in Python that omits attributes in `__dict__` is assumed to do so intentionally.
     """
     cls = type(obj)
     way = _way_of(cls)

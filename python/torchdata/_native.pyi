@@ -215,16 +215,15 @@ class ArenaBuffer:
 
 def drop_inherited(links: Sequence[Link], bells: BellBoard, stats: StatsBoard | None = None) -> None: ...
 def order_of(kind: str, number: int) -> int | None:
-    """Returns the number by which shared memory announces a command before the command arrives; None if the command
-    does not end an epoch."""
+    """Returns the number that announces a command in shared memory before it arrives; None if the command ends no
+    epoch."""
 
 @final
 class Obedience:
     """Decides how a command affects the running epoch of a child."""
     def __new__(cls, dispatches: bool) -> Self: ...
     def obey(self, kind: str, number: int) -> tuple[Literal["leave", "run", "apply", "skip", "end"], bool, bool]:
-        """Returns the step to execute for a command, and two bools: whether to acknowledge the command before the step,
-        and after it."""
+        """Returns the step for a command, and whether to acknowledge the command before and after this step."""
     def leave(self) -> None: ...
 
 @final
@@ -237,8 +236,8 @@ class Replacing:
     def judge(
         self, child: int, process: int, epoch: int, received: Sequence[int], halted: bool
     ) -> tuple[int, bool, bool]:
-        """Counts an exit. Returns the number of exits at the same item, whether this exit was not counted before, and
-        whether the loader must give up."""
+        """Counts an exit. Returns the number of exits at the same item, whether this exit is new, and whether the
+        loader must give up."""
     def item_of(self, child: int, received: Sequence[int]) -> int: ...
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
 

@@ -15,8 +15,8 @@ from typing import Any
 
 #: Each line contains an old module, the module that now defines its names, and the names. `X*` stands for
 #: `XIterDataPipe` (or `XMapDataPipe`), which is now called `X`, and `old=new` renames a name. `old=module:new` renames
-#: a name that `module` defines, and an assignment to `old` also sets `new`. The line of `dataloader2.communication`
-#: contains no names, because user code imports this module without using its names.
+#: a name of `module`, and an assignment to `old` also sets `new`. The line of `dataloader2.communication` contains no
+#: names, because user code imports this module without using its names.
 _TABLE = """
 _constants _engine.processes.shutdown default_timeout_in_s=_ranks.group:DEFAULT_TIMEOUT
 _constants _engine.processes.shutdown default_dl2_worker_join_timeout_in_s=_engine.processes.shutdown:ASKED
@@ -85,8 +85,7 @@ datapipes.utils.janitor datapipes.utils._streams janitor
 datapipes.utils.pin_memory datapipes.utils pin_memory_fn
 """
 
-#: For each old module: the module that now defines its names and, for each name, the defining module and the present
-#: name.
+#: For each old module: the module that now defines its names, and each name's defining module and present name.
 OLD_MODULES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
 #: Pairs of an old module and a name in it. An assignment to one of these names also sets the name in the module that
 #: now defines it.

@@ -1,14 +1,14 @@
 """Pickles of plain data, which are safe to load, and states of pipes, which separate plain data from other values.
 
 A pickle of plain data refers only to functions of this package that create arrays, batches and files, and that are safe
-with any arguments. Before Python's unpickler runs, the extension accepts only instructions that Python writes for plain
-data, and only lengths within the pickle, because a large number could make the unpickler allocate gigabytes.
+with any arguments. Before unpickling, the extension refuses instructions that plain data does not need, and lengths
+beyond the pickle, which could allocate gigabytes.
 
 `to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `None`, `bool`,
 `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these types remain unchanged.
-Other values, such as arrays, are pickled together, so that an item in two queues of a pipe is still a single object
-after loading. The pickle is stored under the key `NESTED` if it contains plain data, or else under `PICKLED`, and is
-then loaded only if the caller trusts the state.
+Values that are not plain, such as arrays, are pickled together, so that an item in two queues remains a single object.
+A pickle of plain data has the key `NESTED`. Any other pickle has the key `PICKLED`, and is loaded only from trusted
+states.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from torchdata._native import check_plain_pickle
 
 _Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: For each class of plain data: a function that returns the constructor and the arguments that recreate an instance, or
-#: None if the instance is not plain.
+#: For each class of plain data: a function that returns the constructor and arguments of an instance; None if the
+#: instance is not plain.
 _known: dict[type, Callable[[Any], _Made | None]] = {}
 _makers: dict[tuple[str, str], Callable[..., Any]] = {}
 
-#: Arrays with fewer bytes are copied, because creating a view takes longer than copying a small array.
+#: Arrays with fewer bytes are copied, which is faster than creating a view.
 _SMALL = 4096
 
 #: The kinds (`dtype.kind`) of dtypes with numbers, booleans or times as elements.
@@ -48,7 +48,7 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
     """
     _known[kind] = parts
     for maker in makers:
-        # Python functions get this module's name, so pickles remain valid when source files move.
+        # Python functions get this module's name, so that pickles remain valid when source files move.
         if isinstance(maker, FunctionType):
             assert globals().setdefault(maker.__name__, maker) is maker, "names of makers differ"
             maker.__module__ = __name__
@@ -239,8 +239,8 @@ def _pickles(value: Any) -> bool:
 
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
-    """Returns the function that takes objects of a NumPy or PyTorch class apart; None for other classes. The dict
-    `_known` does not contain these classes, because this module must not import NumPy and PyTorch."""
+    """Returns the function that takes objects of a NumPy or PyTorch class apart; None for other classes. `_known` lacks
+    these classes, because this module must not import NumPy and PyTorch."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts

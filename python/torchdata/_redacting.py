@@ -114,7 +114,7 @@ def digest(name: str, words: str) -> str:
     The digits are equal in every process, on every rank and in every state, so that states can be compared. An attacker
     who reads all states learns only 16 bits of a secret, which excludes all but one in 65,536 guesses.
 
-    The digits also depend on `name`, even for equal secrets.
+    Equal secrets with different names have different digits.
     """
     key = f"torchdata fingerprint of {name}".encode()
     import hashlib  # importing these two modules takes as long as importing ten modules of this package

@@ -2,19 +2,18 @@
 
 An iterable may report its position at any time, but the position is only correct while an epoch is being read. Until an
 item is requested, `StatefulStream` itself reports the loaded position, or the last position of the last epoch. An
-`__iter__` that is a generator function runs only when an item is requested, so before, the iterable would report an
-outdated position.
+`__iter__` that is a generator function runs only at the first request. Until then, the iterable reports an outdated
+position.
 
 `load_state_dict` restores a position within an epoch. To reach a position between two epochs, `StatefulStream` loads
-the position where the last epoch was left, and requests one item. This request ends the last epoch, or returns an item,
-which is dropped. A new iteration then lets the iterable count epochs and draw random numbers as in the saved run. If a
-new iteration would continue after the dropped item, no item is requested.
+the position where the last epoch was left, and requests one item. A request for an item ends the last epoch, or returns
+an item that is dropped. A new iteration then lets the iterable count epochs and draw random numbers as in the saved
+run. If a new iteration would continue after the dropped item, no item is requested.
 
-Some iterables, for example in Hugging Face's libraries, apply a loaded state in each later iteration instead of only
-once, so that the next epoch would also begin at the loaded position. If the states after the first items of both epochs
-are equal, `StatefulStream` loads the iterable's initial state and restarts the epoch. Other iterables yield an item of
-the next epoch after a state from the end of an epoch was loaded. `StatefulStream` drops this item and loads the state a
-second time.
+Some iterables, for example Hugging Face's, apply a loaded state in each later iteration, so the next epoch would also
+begin there. If the states after the first items of both epochs are equal, `StatefulStream` loads the iterable's initial
+state and restarts the epoch. Other iterables yield an item of the next epoch after a state from the end of an epoch was
+loaded. `StatefulStream` drops this item and loads the state a second time.
 """
 
 from __future__ import annotations
@@ -155,7 +154,7 @@ class StatefulStream:
         prepare: a function that is called before each iteration, and before a state is loaded.
         is_exact: whether the iterable reports the correct position even before the first item of an epoch.
         mark: returns a function that resets the random generators to their states at the call of `mark`.
-            `StatefulStream` calls this function after it has read items only to move the iterable.
+            `StatefulStream` calls this function after reading items whose only purpose is to move the iterable.
     """
 
     def __init__(
@@ -172,15 +171,15 @@ class StatefulStream:
         self.iterator: Any = iter(())
         self.started = self.ended = False
         #: `_unread` is True from the beginning of an epoch, or from a load, until an item is requested. `_loaded` is
-        #: True if the loaded position is within an epoch. `_turns` is True until the iterable is moved to a loaded
+        #: True if the loaded position is within an epoch. `_turns` is True until the iterable moves to a loaded
         #: position between two epochs.
         self._unread, self._loaded, self._turns = True, False, False
-        #: The states of the iterable and its iterator before the first item. `_follows_end` is True if these are the
-        #: states at the end of the previous epoch.
+        #: The states of the iterable and its iterator before the first item. `_follows_end` is True if `_base` contains
+        #: the states at the end of the previous epoch.
         self._base: Any = _UNKNOWN
         self._follows_end = False
         self._is_untouched = True
-        #: The states of the iterable and its iterator before the first iteration. `_after_load` contains their states
+        #: The states of the iterable and its iterator before the first iteration. `_after_load` contains the states
         #: after the first item since a load, until the next epoch yields an item.
         self._pristine: Any = None
         self._after_load: Any = _UNKNOWN
@@ -296,9 +295,8 @@ class StatefulStream:
     def _leave(self) -> bool:
         """Makes the iterable leave its epoch at the loaded position. Returns whether the epoch has ended.
 
-        If an iterable is iterated anew after an item, the new iteration may continue after this item, or begin at the
-        start. To find out, this method reads two items twice, with and without a new iteration in between, compares the
-        states, and loads the position again.
+        A new iteration of an iterable may continue after the last item, or begin at the start. To find out, this method
+        compares the states after reading two items with and without a new iteration in between.
         """
         if not is_stateful(self._iterable):
             return self._step() is _END
@@ -318,7 +316,7 @@ class StatefulStream:
         return not continues and self.iterator is not self._iterable and self._step() is _END
 
     def _step(self) -> Any:
-        """Requests the first item after the loaded position, which makes the iterable apply this position."""
+        """Requests the first item after the loaded position, so that the iterable applies this position."""
         item: Any = _END
         if self._base is not _UNKNOWN and self._base[1] is not None and not self._loaded:
             return item  # an iterator with a state has already applied the position
@@ -340,8 +338,7 @@ class StatefulStream:
             except BaseException as error:  # the yielded iterator raises the error, and the next call continues
                 if not isinstance(error, Exception):  # after Ctrl-C, the item is not yielded, so the position stays
                     self.started, self._unread = started, True
-                # The frame of this generator is removed from the traceback, because the error would seem to have ended
-                # a generator of the user.
+                # The frame of this generator is removed from the traceback, because no user's generator has ended.
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
                 yield map(_raise, (error,))
                 continue

@@ -1,7 +1,7 @@
 """Starts the threads of this package, and ends them at interpreter exit.
 
-Role: code that starts threads registers a `Work` object, which ends the threads at exit, because a daemon thread that
-runs foreign code at exit could crash the process.
+Role: a registered `Work` object ends its threads at exit. A daemon thread that runs foreign code at exit could crash
+the process.
 """
 
 from __future__ import annotations

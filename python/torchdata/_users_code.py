@@ -38,8 +38,8 @@ class UsersCode:
 
 
 def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
-    """Returns the user's functions, the outermost function first. Of each class, the result contains only one method:
-    the first name in `methods` that the class defines."""
+    """Returns the user's functions, the outermost function first. Of each class, the result contains only the first
+    method in `methods` that the class defines."""
     found: list[UsersCode] = []
     waiting, seen = [dataset], 0
     while waiting and seen < _DEEPEST:

@@ -20,11 +20,11 @@ from torchdata._plain_pickles import loads_plain
 
 #: After a snapshot that took c seconds, a process waits max(SECONDS, FACTOR * n * c) seconds until its next snapshot
 #: (for n, see `FEWEST`). If c exceeds a millisecond, the excess counts five times (`Cadence`). Because FACTOR is 50 and
-#: n at least 2, snapshots take at most 1 % of the time. After an exit, recomputing the items since the last snapshot
-#: takes about as long as starting a worker, if snapshots are small.
+#: n at least 2, snapshots take at most 1 % of the time. If snapshots are small, recomputing items after an exit takes
+#: about as long as starting a worker.
 SECONDS, FACTOR = 0.005, 50.0
-#: n is the number of processes, but at least FEWEST and at most MOST. The pause grows with n, because a consumer that
-#: takes items in strict order may wait for the snapshots of all processes. A snapshot also slows down other processes,
+#: n is the number of processes, but at least FEWEST and at most MOST. The pause grows with the number of processes n,
+#: because a consumer in strict order may wait for all their snapshots. A snapshot also slows down other processes,
 #: because it evicts their data from the processor's caches.
 FEWEST, MOST = 2, 4
 
@@ -34,11 +34,10 @@ BUDGET, COPIES = 64 << 20, 2
 
 #: A number of items, and the rolling checksum of these items.
 Account = tuple[int, int]
-#: A worker's snapshot: the items that the worker had sent, the number of its current iteration over the dispatched
-#: items, the items that it had read in this iteration, and the snapshot's bytes.
+#: A worker's snapshot: the sent items, the current iteration over the dispatched items, this iteration's items so far,
+#: and the bytes.
 Kept = tuple[Account, int, Account, bytes]
-#: A snapshot of the dispatching process: the number of its iteration, the `Account` of the items that were sent to each
-#: worker, and the snapshot's bytes.
+#: A snapshot of the dispatching process: its iteration, the `Account` of each worker's items, and the snapshot's bytes.
 KeptDealt = tuple[int, list[Account], bytes]
 
 _HEADER = struct.Struct("<4sIQI")

@@ -78,8 +78,8 @@ class Measuring:
         return [self._grown(one, replaced) if one.family.kind == "counter" else one for one in found]
 
     def _grown(self, one: Measurement, replaced: set[str]) -> Measurement:
-        """Replaces the value of a counter by the sum of all its increases so far, which never decreases, even if a
-        process was replaced."""
+        """Replaces a counter's value by the sum of its increases, which never decreases, even if a process was
+        replaced."""
         key = one.family.name, one.labels
         number, told = self._told.get(key, (0.0, 0.0))
         of_system = one.family is _OF_PROCESS["cpu_seconds"]

@@ -47,8 +47,7 @@ class Opening:
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:
-        """Returns the `Meeting` (or why rank 0 has given up), and the seconds that remain until all ranks must be
-        connected.
+        """Returns the `Meeting`, or the reason why rank 0 has given up; and the seconds that remain for connecting.
 
         Raises PrefetchTimeoutError if rank 0 did not begin to iterate in time, and RanksLostError if the store or rank
         0 does not answer.
@@ -132,7 +131,7 @@ class Opening:
         return offer
 
     def _ask_store(self, ask: Callable[[Any], Any]) -> Any:
-        """Waits for the store up to `Meeting.WATCH` seconds beyond the time limit."""
+        """Waits for the store until `Meeting.WATCH` seconds after the time limit."""
         answers: list[Any] = []
 
         def run() -> None:
@@ -195,7 +194,7 @@ def _listen_at(store_host: str | None) -> socket.socket | None:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return socket.create_server((_address_of_interface(interface), 0))
-    # A loopback server requires a loopback name, because other names may resolve to other addresses on other machines.
+    # A loopback server requires a loopback name, because other names may have other addresses on other machines.
     if _is_loopback(store_host):
         return _server_at(_LOOPBACK[1] if store_host == _LOOPBACK[1] else _LOOPBACK[0])
     towards = next(iter(_addresses_towards(store_host)), None) if store_host is not None else None

@@ -1,10 +1,10 @@
 """A group of ranks of a `torch.distributed` job, with its own connections.
 
-Each rank has one connection to rank 0 (`Meeting`), served by a native thread, so that messages do not mix with messages
-of the training, and all ranks notice the failure of a rank. `torchdata_core::ranks` describes the protocol.
+Each rank has its own connection to rank 0 (`Meeting`), which a native thread serves, so that all ranks notice a rank's
+failure. `torchdata_core::ranks` describes the protocol.
 
 Operations use neither torch's process groups nor the store, because these wait for exited ranks until the job's
-timeouts expire, even in destructors at interpreter exit.
+timeouts expire.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class TorchGroup(UncopyableGroup):
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Makes all groups of the same size use one value. Rank 0 of each group gets the value of the group that was
-        first to call this method, and all other ranks get their own value.
+        """Makes all groups of the same size use one value. Rank 0 of each group gets the value of the first group that
+        calls this method. All further ranks get their own value.
 
         With tensor parallelism, ranks of different data-parallel groups must read the same data, so these groups need
         equal seeds.

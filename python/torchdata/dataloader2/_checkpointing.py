@@ -58,8 +58,7 @@ class StateKeeper:
         """Returns the state of the loader. See `DataLoader2.state_dict`.
 
         Args:
-            with_pipe: whether the state contains the pipe itself; with None, the state contains it if the pipe is small
-                and can be pickled.
+            with_pipe: whether the state contains the pipe; None includes the pipe if it is small and can be pickled.
             has_begun: whether an iterator has been created since a state was loaded.
         """
         pipeline, run = self._pipeline, self._run
@@ -117,8 +116,7 @@ class StateKeeper:
             return position, self._seeds.randomness(), self._pipeline.contract.rank_in_epoch()
 
     def begin(self) -> None:
-        """Begins an epoch. While the epoch begins, signal handlers and other threads receive states from before the
-        epoch."""
+        """Begins an epoch. While the epoch begins, saved states describe the time before the epoch."""
         run = self._run
         run.leave()
         with run.held:
@@ -139,8 +137,8 @@ class StateKeeper:
 
     def note_left(self, works: bool) -> None:
         """Records the position of a loader that is being shut down, for states that are requested later. `works`:
-        whether pipes in the main process run threads; if so, an earlier recorded position is used, because these
-        threads are not awaited."""
+        whether pipes in the main process run threads. If so, an earlier recorded position is used, because the threads
+        are not awaited."""
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
                 self.left = self._whereabouts(0, looks=not works)

@@ -1,11 +1,11 @@
 """Begins, resumes and ends the epochs of a loader.
 
-Role: owned by the loader. `EpochRun` owns the `Delivery`, which counts the items, and the `Tracker` of the position.
-An `EpochRun` runs in the thread that uses the loader. If another thread is computing an item of the loader, the thread
+Role: owned by the loader. `EpochRun` owns the `Delivery`, which counts the items, and the `Tracker` of the position. An
+`EpochRun` runs in the thread that uses its loader. If another thread is computing an item of the loader, the thread
 that begins or ends an epoch waits.
 
-The service is notified of the end of each epoch exactly once: at the last item, at an error, when the next epoch begins
-before this one ends, or at shutdown.
+The service is notified exactly once of each epoch's end: at the last item, an error, the next epoch's beginning, or
+shutdown.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class EpochRun:
     Attributes:
         delivery: delivers items to the user.
         position: tracks the position in the epoch.
-        resume_at: the position at which to resume, and whether recomputed items must equal the items delivered
-            earlier; None if the next epoch starts from its beginning.
+        resume_at: the position at which to resume, and whether recomputed items must equal delivered items; None for an
+            epoch's start.
         saved_positions: the positions in the loaded states. The numbers of workers and ranks may have changed since the
             save.
         epochs: the number of epochs that have begun.
@@ -101,8 +101,8 @@ class EpochRun:
         self.patience: float | None = None
         self.position = Tracker(self)
         self._knows_idle = False
-        #: The counters at the beginning of the epoch, and a phrase such as "items of this epoch", for the message about
-        #: skipped items; None if no pipe skips items after an exception.
+        #: For the message about skipped items: the counters at the epoch's beginning, and a phrase such as "items of
+        #: this epoch". None if no pipe skips items.
         self._counted: tuple[Reading | None, str] | None = None
         self.is_paused = self.is_limited = False
 
@@ -159,8 +159,8 @@ class EpochRun:
 
     @contextmanager
     def _unless_begun(self) -> Iterator[None]:
-        """If Ctrl-C or an error interrupts the beginning of an epoch, restores the loader's previous position and
-        seeds, so that the next `iter` tries to begin the epoch again."""
+        """If an exception interrupts the beginning of an epoch, restores the previous position and seeds, so that the
+        next `iter` begins this epoch."""
         before, seeds = (self.resume_at, self.saved_positions), self.seeds.moment()
         end, epochs = self.position.end, self.epochs
         was_read = self.delivery.source is not None and self.delivery.begun
@@ -176,7 +176,7 @@ class EpochRun:
             raise
 
     def _pass_over(self, position: Position, strict: bool) -> None:
-        """Restores the graph to its state at the end of a saved epoch, and then begins the next epoch."""
+        """Restores the graph to a saved epoch's end, and begins the next epoch."""
         pipeline, is_in_main = self.pipeline, position.in_main and position.graph is not None
         moves = is_in_main and pipeline.contract.has_workers() and lasts(pipeline.datapipe)
         if position.workers is not None or moves or (not position.in_main and position.graph is None):
@@ -296,7 +296,7 @@ class EpochRun:
                 raise
             because.add_note(f"After that, ending the epoch failed, too: {error!r}")
         finally:
-            # The next epoch must not reset the graph while another thread is still computing an item.
+            # The next epoch must not reset the graph while a thread is computing an item.
             self.delivery.turn.await_left(self.patience)
         if at_end and counted is not None:
             tell(self.recorder.skipped(counted[0]), counted[1])

@@ -5,11 +5,10 @@ the loader counts the items that the user has received. The engine records the p
 that waits for an item does not lock these records. Saving a state does not wait for other threads, because the state
 only refers to recorded positions.
 
-Pipes that run in the main process can be inspected only between two items. The loader records the states of the main
-process's pipes between items, such as at the beginning of the epoch, and each recorded state is called a *mark*. User
-code may request a state while an item is being computed, after Ctrl-C has interrupted an item, or for an earlier
-position. A state contains the newest mark before the requested position, and the number of items that were delivered
-between the mark and the position.
+Pipes that run in the main process can be inspected only between two items. A *mark* is a state of the main process's
+pipes that the loader has recorded between two items. User code may request a state while an item is being computed,
+after Ctrl-C, or for an earlier position. A state contains the newest mark before the requested position, and the number
+of items that were delivered between the mark and the position.
 """
 
 from __future__ import annotations
@@ -71,37 +70,34 @@ class Tracker:
         #: `_is_resumed`: whether the running epoch was resumed from a loaded state. `_is_strict`: whether items that
         #: are recomputed for resuming must equal the items delivered earlier.
         self._is_resumed, self._is_strict = False, True
-        #: In a resumed epoch, the number of items that had been delivered when the loaded state was recorded; otherwise
-        #: 0.
+        #: In a resumed epoch, the number of items that had been delivered at the loaded state; otherwise 0.
         self._before = 0
-        #: In a resumed epoch, the number of workers' items that the main process had read when the loaded state was
-        #: recorded.
+        #: In a resumed epoch, the number of workers' items that the main process had read at the loaded state;
+        #: otherwise 0.
         self._yielded_before = 0
         #: Marks, oldest first. The first mark is the beginning of the epoch, or the position where the epoch resumed.
         self._marks: list[Position] = []
         #: Whether the loader has loaded a state from the end of an epoch, and has not begun an epoch since.
         self._is_behind_loaded = False
-        #: The seeds at the beginning of the finished epoch, if the loaded state was saved between two epochs; or else
-        #: None.
+        #: The seeds at the finished epoch's beginning, if the loaded state is from between two epochs; otherwise None.
         self._ended_seeds: SeedGenerator | None = None
-        #: If pipes in the workers keep state beyond an epoch: the position at the end of the last epoch, or the reason
-        #: why this position is unknown.
+        #: If pipes in the workers keep state beyond an epoch: the last epoch's final position, or the reason why it is
+        #: unknown.
         self.end: Position | str | None = None
-        #: After the beginning of an epoch has failed, the number of epochs that had begun before; None in other cases.
+        # If an epoch failed to begin, the number of earlier epochs; otherwise None.
         self._epochs_before: int | None = None
-        #: `_since`: the time when the epoch began or resumed. `_seconds_before`: the duration of a resumed epoch before
-        #: the save.
+        #: `_since`: the time when the epoch began or resumed. `_seconds_before`: the duration of the resumed epoch
+        #: before the save.
         self._since, self._seconds_before = time.monotonic(), 0.0
         #: The reason why the state of the main process's pipes could not be saved; None if it could be saved.
         self.unsaved: str | None = None
-        #: Whether the pipes draw the seeds of the epoch themselves, because the loader does not send them seeds.
+        # Whether the pipes draw the seeds of the epoch themselves.
         self.own_seeds = False
 
     # -- taking ------------------------------------------------------------------------------------
 
     def take(self, items_ago: int, *, looks: bool = True) -> Position | None:
-        """Returns the position before the last `items_ago` items; None if the next epoch can begin from the seeds
-        alone.
+        """Returns the position before the last `items_ago` items; None if seeds alone suffice to begin the next epoch.
 
         Args:
             looks: whether to record the current state of the main process's pipes first. If `looks` is False, an
@@ -145,8 +141,8 @@ class Tracker:
         return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest recorded state that does not include the last `items_ago` items, and the number of items
-        that were delivered before the last `items_ago` items.
+        """Returns the newest recorded state without the last `items_ago` items, and the number of items that were
+        delivered before these.
         """
         given = self._delivery.given - items_ago
         if given < 0:
@@ -280,8 +276,8 @@ class Tracker:
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _below_counting(graph, WorkerOutput) is not None
-        # If a thread reads shards of the main process ahead, the number of delivered items does not determine the
-        # positions of the shards.
+        # If a thread reads shards of the main process ahead, the number of delivered items does not determine their
+        # positions.
         is_local = self.output is not None and self.output.is_local
         reads_ahead = is_local and any(isinstance(pipe, HOLDING) for pipe in graph.pipes)
         self._may_count = self.hands_on and not reads_ahead
@@ -400,16 +396,15 @@ class Tracker:
         except Exception as error:
             self.end = str(error)  # a stored exception would keep the processes alive
             return
-        # If the final state of the pipes could not be saved, resuming restores an earlier state and rereads the items
-        # since then.
+        # If the pipes' final state could not be saved, resuming restores an earlier state and rereads the later items.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))
         self.end = None if position is None else position._replace(ended=True)
 
     def _with_output_read_out(self, graph: Sequence[PipeEntry], output: WorkerOutput) -> Sequence[PipeEntry]:
-        """Returns the states `graph` of all pipes, with the state of `output` marked as finished if the main process
-        has read all items of `output`.
+        """Returns `graph`, the states of all pipes. The state of `output` is marked as finished if all its items were
+        read.
         """
         token = token_of(output)
         if not token.finished or output.is_unread:  # a pipe with a cache may not have read the workers' items
@@ -419,7 +414,7 @@ class Tracker:
         return entries
 
     def go_on_between(self, position: Position) -> None:
-        """Stores the seeds of the epoch that has ended, and restores the global random generators."""
+        """Stores the ended epoch's seeds, and restores the global random generators."""
         self._ended_seeds = copy.copy(self._run.seeds.initial)
         if position.generators is not None:
             load_generators(position.generators)
@@ -453,7 +448,7 @@ class Tracker:
 
 
 def _below_counting(graph: Graph, kind: type) -> Any:
-    """Returns the last pipe of the class `kind` in the graph; None if a later pipe may combine, add, drop or reorder
+    """Returns the graph's last pipe of the class `kind`; None if a later pipe may combine, add, drop or reorder
     items."""
     pipe = graph.end
     while not isinstance(pipe, kind):
@@ -471,7 +466,7 @@ def _spare_ranks(graph: Graph, drop: int) -> None:
     Ranks may recompute different numbers of items, so they would wait for each other at different items.
 
     Args:
-        drop: the number of recomputed items to drop after the state was loaded.
+        drop: the number of recomputed items to drop after loading the state.
     """
     fullsync = _below_counting(graph, FullSync)
     if fullsync is not None:

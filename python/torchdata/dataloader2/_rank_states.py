@@ -97,7 +97,7 @@ class SavedPositions:
         return position
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
-        """Ranks agree on the resumed epoch's seed only if they had agreed on the saved epoch's seed."""
+        """Ranks agree on the resumed epoch's seed only if they had agreed on a seed for the saved epoch."""
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:
             service.keep_seeds()

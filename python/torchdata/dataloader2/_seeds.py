@@ -38,7 +38,7 @@ class Seeds:
             self.generator.seed(self.seed)
             self.is_due = False
         elif not self.is_restored:
-            # The workers' generators depend only on the seed, not on earlier draws, so each epoch needs a new seed.
+            # The workers' generators depend only on the seed, so each epoch needs a new seed.
             self.generator.seed(None if self.seed is None else self.generator.generate_shared_seed())
         self.is_restored = False
         self.initial = copy.copy(self.generator)
@@ -47,8 +47,8 @@ class Seeds:
         self.generator, self.is_restored = copy.copy(self.initial), is_restored
 
     def agree(self) -> None:
-        """Reseeds the generator with the next shared seed that it draws. Ranks reseed their generators with the seed
-        that they have agreed on, so a loader without ranks does the same to get the same seeds."""
+        """Reseeds the generator with its next shared seed. Ranks reseed their generators with the seed that they have
+        agreed on, so a loader without ranks does the same to get the same seeds."""
         self.generator.seed(self.generator.generate_shared_seed())
         self.initial = copy.copy(self.generator)
 

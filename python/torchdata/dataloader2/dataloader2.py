@@ -245,8 +245,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         Args:
             dataset: an object with a length and `__getitem__`, such as PyTorch's `Dataset`; an iterable that can be
-                read several times; a generator function; or a pipe. If the pipe has a sharding pipe, the loader does
-                not add another one.
+                read several times; a generator function; or a pipe. If the pipe has a sharding pipe, the loader adds
+                none.
             batch_size: items per batch; None, the default, yields single items without collating them.
             shuffle: whether each epoch has a random order. An iterable is only shuffled within a buffer; see
                 `shuffle()`.
@@ -298,8 +298,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Begins an epoch and returns its iterator, which invalidates earlier iterators.
 
         If no item has been requested from the last iterator, the new iterator takes over the epoch. If another thread
-        is waiting for an item of the last epoch, this method waits for the item, and `next` then raises a RuntimeError
-        in the other thread.
+        waits for an item of the last epoch, this method waits, too. `next` then raises RuntimeError in that thread.
 
         Raises:
             RuntimeError: the loader was shut down or has no pipe, or this process is a forked child.

@@ -84,9 +84,8 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
     """Finds likely mistakes in a graph that is to run in worker processes.
 
     `lint` finds items that several workers would yield, shares that would be lost or overlap, a `sharding_filter`
-    without a `shuffle` before it, and expensive functions before the filter. `lint` also finds pipes such as `mux` that
-    mix their inputs in a fixed pattern before `.sharding_filter().batch(n)`, because each worker's batches then contain
-    the inputs in another ratio.
+    without a `shuffle` before it, and expensive functions before the filter. `lint` also finds a fixed mix such as
+    `mux` before `.sharding_filter().batch(n)`, which gives each worker's batches another ratio of inputs.
 
     Args:
         datapipe: the last pipe of the graph.

@@ -314,8 +314,8 @@ def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, nam
     left, top, right, bottom = box
     by, whole = 1, (0, 0, picture.width, picture.height)
     if request.scale == "fast":
-        # The minimum size to which the decoder may reduce the image. If the image were reduced further, the crop would
-        # have fewer pixels than the result, and would have to be enlarged.
+        # The minimum size to which the decoder may reduce the image. A further reduction would leave the crop smaller
+        # than the result.
         least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
         by = picture.reduce(*least)
     plain = box == whole and not flip and (rows, columns) == (picture.height, picture.width)

@@ -74,8 +74,8 @@ def next_due(now: float, took: float) -> float:
     """Returns the time of the next snapshot, which is a multiple of a period: `_AT_LEAST` times a power of two.
 
     The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers.
-    Snapshots that several workers take at the same time cause only one delay, so the periods are powers of two, whose
-    multiples often coincide.
+    Simultaneous snapshots of several workers cause only one delay, so the periods are powers of two, whose multiples
+    often coincide.
 
     Args:
         took: the duration of the last snapshot in seconds.

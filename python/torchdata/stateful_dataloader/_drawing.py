@@ -2,13 +2,13 @@
 numbers, even if the program has seeded the global generators differently.
 
 Role: a state contains the positions of all generators for orders and seeds. A resumed loader sets its own generators to
-the saved positions. It does not set the global generators, which belong to the program, but draws from *displaced*
-copies, which start at the saved positions. A draw from a global generator also advances its copy, and a draw from the
-copy also advances the global generator. If the program seeds the global generator, the loader drops the copy.
+the saved positions. For global generators, which belong to the program, the loader uses *displaced* copies that start
+at the saved positions. A draw from a global generator also advances its copy, and a draw from the copy also advances
+the global generator. If the program seeds the global generator, the loader drops the copy.
 
-For a sampler without a state, `Replay` sets the generators to their states from the beginning of the epoch, and rereads
-the sampler. Rereading does not repeat draws by the program or the dataset from the same generators, so `Draws` records
-the generators' states after such draws. A checksum of some indices verifies that the order is the same.
+For a sampler without a state, `Replay` sets the generators to their states from the epoch's beginning, and rereads the
+sampler. Rereading does not repeat draws by the program or the dataset, so `Draws` records the generators' states after
+these draws. A checksum of some indices verifies that the order is the same.
 """
 
 from __future__ import annotations
@@ -42,8 +42,7 @@ from torchdata.stateful_dataloader._generators import (
 )
 from torchdata.stateful_dataloader.sampler import pass_over
 
-#: If a generator is more 32-bit words than `_FAR` ahead of its last known position, the loader assumes that the program
-#: has set the generator.
+#: A generator more than `_FAR` 32-bit words ahead of its last known position counts as set by the program.
 _FAR = 1 << 28
 #: The maximum number of 32-bit words that a generator may advance between the loading of a state and the next epoch.
 _NEAR = 1 << 22
@@ -63,11 +62,11 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: The global generators that may change when an epoch begins; without workers, all, because the dataset may use
-        #: them.
+        #: The global generators that may change when an epoch begins; all of them without workers, because the dataset
+        #: may use them.
         self._shared = names if loader.num_workers else GLOBAL
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
-        #: The state of each displaced copy, and the state that its global generator had at the same time.
+        #: The state of each displaced copy, and the simultaneous state of its global generator.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
         #: The state and the count in `_restores` of each global generator when this loader loaded a state.
@@ -141,8 +140,8 @@ class Drawing:
         self._at_load |= {name: (read(name), self._restores[name]) for name in names}
 
     def restore(self, moment: Moment) -> None:
-        """Sets the program's global generators to saved states, and counts this in `_restores`, so that `was_set`
-        returns True for other loaders."""
+        """Sets the program's global generators to saved states, and counts this in `_restores` for `was_set` of other
+        loaders."""
         set_all(moment)
         self._restores.update([*moment])
         self.loaded(moment)
@@ -158,8 +157,8 @@ class Drawing:
         return then is not None and _moved(then, now, _NEAR) is None
 
     def has_passed(self, name: str, saved: Any) -> bool:
-        """Returns whether the program has moved a global generator to its saved state, or to a later state, since this
-        loader loaded a state."""
+        """Returns whether, since the last load, the program has moved a global generator to its saved state or
+        further."""
         then, _ = self._at_load.get(name, (None, 0))
         is_later = then is None or _moved(saved, then, _NEAR) is not None
         return not is_later and _moved(saved, read(name), _NEAR) is not None
@@ -168,8 +167,8 @@ class Drawing:
     def going_on(self, moment: Moment) -> Iterator[None]:
         """Sets the generators to the states in `moment`. Within this context, the caller restores a sampler's position.
 
-        At the end, the displaced copies keep the generators' new states, and the global generators return to the
-        program's states.
+        At the end, the displaced copies keep the generators' new states, and the global generators regain the program's
+        states.
         """
         program = {name: read(name) for name in self._names}
         kept = {name for name in self._names if name in moment and self.was_set(name, moment[name])}
@@ -254,7 +253,7 @@ class Draws:
         self.last: dict[Any, int] = {}
 
     def before(self) -> None:
-        """Must be called before an index or a batch is read; `after` must be called when it was read."""
+        """Must be called before an index or a batch is read, and `after` must be called afterwards."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}
@@ -267,7 +266,7 @@ class Draws:
         """Records whether the sampler drew random numbers for an index or a batch.
 
         Args:
-            number: the number of indices before this index or batch, which `Replay` rereads.
+            number: the number of indices before this index or batch.
             drawn: the number of indices (or, if the sampler returns batches, of batches) before this index or batch.
         """
         digest = self._digest

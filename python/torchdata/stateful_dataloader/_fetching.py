@@ -133,8 +133,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
     #: Whether Ctrl-C has interrupted the dataset's iterator, so that the iterator cannot continue.
     is_broken = is_generator = False
     wanted = 1
-    #: The number of exceptions since the last sample. `_doubtful` is the last exception, if it has passed through a
-    #: generator, which may have ended.
+    #: The number of exceptions since the last sample. `_doubtful` is the last exception if it may have ended a
+    #: generator.
     _in_a_row = 0
     _doubtful: Exception | None = None
 
@@ -147,8 +147,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         self._data: list[Any] = []
         self._is_cut_off = False
         self._counted = 0
-        #: A checksum of some samples of the complete batches, or None for a dataset with a state. `_samples` also
-        #: includes the samples of an incomplete batch.
+        #: A checksum of some samples of the complete batches, or None for a dataset with a state. `_samples` includes
+        #: the samples of an incomplete batch.
         self.digest: int | None = None
         self._samples = SampleDigest()
 
@@ -191,7 +191,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return self._collated(data if self.auto_collation else data[0], data)
 
     def _is_interrupted(self, error: BaseException) -> bool:
-        """Returns whether the error has interrupted a generator, or an iterator that is not the dataset itself."""
+        """Returns whether the error has interrupted a generator or an iterator, except the dataset itself."""
         *_, (last, _) = walk_tb(error.__traceback__)
         is_within = last.f_code.co_filename != __file__
         return has_passed_a_generator(error.__traceback__) or (is_within and self.dataset_iter is not self.dataset)

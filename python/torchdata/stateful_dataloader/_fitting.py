@@ -114,8 +114,7 @@ def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
 
 
 def _told(one: Any) -> Any:
-    """Returns the state of an object; None if the object is not `Stateful`; `UNKNOWN` if it has a state only while it
-    is iterated."""
+    """Returns an object's state; None without one; `UNKNOWN` if only an iterated object has a state."""
     if not is_stateful(one):
         return None
     try:
@@ -217,8 +216,8 @@ def _is_exact(position: ReadingPosition) -> bool:
 
 
 def _check_epoch(state: EpochState, loader: Any, strict: bool) -> None:
-    """Warns if the program has set an epoch of a `DistributedSampler` other than the saved epoch, which no checksum
-    detects."""
+    """Warns if the program has set a `DistributedSampler`'s epoch that differs from the saved epoch. No checksum
+    detects this."""
     there, here = state.order.epoch, epoch_of(loader._index_sampler)
     is_known = isinstance(innermost_of(loader._index_sampler), torch.utils.data.DistributedSampler)
     if strict and is_known and state.order.yielded and None not in (there, here) and here != there:

@@ -134,8 +134,8 @@ def with_words(state: Any, words: Words) -> Any:
 def encoded(state: Any) -> Any:
     if (words := words_of(state)) is None:
         return {"bits": _plain(state)}
-    # Normal numbers are generated in pairs. `kept` is the second number of a pair, which some generators store for the
-    # next request.
+    # Normal numbers are generated in pairs. `kept` is a pair's second number, which some generators store for the next
+    # request.
     seed, kept = None, list[Any]()
     if isinstance(state, bytes):
         seed, _, rest = torch_parts(state)
@@ -292,7 +292,7 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
 
     Args:
         seeded: a new generator with the seed of `origin`, if the seed is known. If `seeded` reaches `target` after
-            fewer words than `origin`, the program has seeded the generator anew, and the result is None.
+            fewer words than `origin`, the program has reseeded the generator, and None is returned.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
         return 0

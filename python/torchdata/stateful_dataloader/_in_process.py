@@ -61,11 +61,10 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         loader._reader = self._reader
         how = self._reading
         self._reader.time_by(self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn))
-        #: The states of the global generators before `iter(dataset)`, which may shuffle with these generators.
+        #: The global generators' states before `iter(dataset)`, which may shuffle.
         self._then: Moment = {}
         self._marks: dict[str, Any] = {}
-        #: The last index from the sampler. `_before` is the number of batches that were returned before `_index` was
-        #: drawn.
+        #: The last index from the sampler. `_before` is the number of batches that were returned before `_index`.
         self._index: Any = _NONE
         self._before = 0
         #: A batch that was read, but not returned, because Ctrl-C interrupted `next`.
@@ -183,7 +182,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             self._reader.count_last()
         try:
             batch = StatefulIterator.__next__(self)
-            # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
+            # KeyboardInterrupt cannot be raised in the following lines, which contain neither calls nor loops.
             self._batch = _NONE
             return batch
         except Exception:
@@ -206,7 +205,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     @property
     def _num_received(self) -> int:
-        # PyTorch's `__next__` counts a batch in `_num_yielded` before it returns the batch.
+        # PyTorch's `__next__` counts a batch in `_num_yielded` before returning it.
         return self._num_yielded if self._batch is _NONE else self._before
 
     def state_at(self) -> StateAt:
@@ -260,8 +259,8 @@ class LocalPool:
 
     @contextlib.contextmanager
     def _entered(self, shard: ShardReader | None) -> Iterator[None]:
-        """Within this context, the global generators and the worker info belong to `shard`, or, if `shard` is None, to
-        a shard that is created within this context."""
+        """Within this context, the global generators and the worker info belong to `shard`; None means a shard created
+        within the context."""
         with one_at_a_time():
             try:
                 with InterruptsDeferred():
@@ -280,8 +279,8 @@ class LocalPool:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Within this context, the generators and the worker info belong to the program. A signal handler that requests
-        the state while a shard is read needs this context."""
+        """Within this context, the generators and the worker info belong to the program. A signal handler needs this
+        context if it requests the state while a shard is read."""
         with one_at_a_time():
             shard = self._running
             if shard is None:
@@ -336,8 +335,7 @@ class LocalPool:
 
 
 class _Unseen:
-    """Hides the worker info from PyTorch's collate functions, because they create batches in shared memory in
-    workers."""
+    """Hides the worker info from PyTorch's collate functions, which create batches in shared memory in workers."""
 
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self.func = function  # statistics read the function's name from `func`, as for a `partial`

@@ -50,11 +50,10 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         self._facts = facts_of(loader)
         #: The loader, if it has loaded a state since this iterator was created. `_successor` is the iterator that
-        #: replaces this iterator after such a load.
+        #: replaces this iterator after the load.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: `_lives_on` is True if new persistent workers continue from the states that the saved run's workers had
-        #: between two epochs.
+        #: `_lives_on` is True if new persistent workers continue from saved states from between two epochs.
         self.is_finished = self._lives_on = False
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
         #: `_num_empty` counts batches in which all samples were skipped. `_given_before` is the number of batches that
@@ -63,8 +62,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._num_empty = self._given_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given
-        #: The number of workers that `get_worker_info` shows the dataset. A resumed epoch keeps the number of the saved
-        #: run.
+        #: The number of workers that `get_worker_info` reports to the dataset. A resumed epoch keeps the number of the
+        #: saved run.
         self._num_shards: int = shards_of(state, loader)
         if state is not None and state.is_over:
             self._order.follow(state.order, state.unstarted)

@@ -1,13 +1,13 @@
 """Defines the keys of a `StatefulDataLoader` state. Programs inspect states, so the keys have the same meaning as in
 torchdata 0.8 to 0.11. A state describes the position after the last batch that the user received. The keys are the same
 before, during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new
-loader has. A new loader does not know the keys in the states of a user's iterators, so these states are stored under
-the key `OURS`, together with all other data that torchdata 0.11 does not save. The value of `OURS` is a tuple, which a
-checkpoint treats as one value, and which contains a single dict with these keys:
+loader has. The keys in the states of a user's iterators are unknown, so `OURS` contains these states, and all data that
+torchdata 0.11 does not save. The value of `OURS` is a tuple, which a checkpoint treats as one value, and which contains
+a single dict with these keys:
 
 - "generators": the states of the generators for orders and seeds when the state was saved ("now"). For samplers without
   a position, "iter" contains the states before the sampler's iterator was created, and "first" the states before its
-  first index. "first" omits states that are equal in "iter", and "now" omits states that are equal in "first".
+  first index. "first" omits states equal to "iter", and "now" omits states equal to "first".
 - "indices": the indices that the sampler had returned before its saved state, but whose batches the user had not
   received. "indices" exists if batches may be returned out of order, and, for a user's sampler, also before the first
   batch
@@ -17,11 +17,11 @@ checkpoint treats as one value, and which contains a single dict with these keys
   indices; "digest": a checksum of the indices; "draws": the generators' states at each draw of the sampler that
   followed a draw by other code
 - "batch_size": the number of samples per batch, if the sampler provides it
-- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Within an epoch, "epoch" is the
-  epoch of the current order, even if the program has already set the next epoch
+- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Within an epoch, "epoch" belongs to
+  the current order, even if the program has set the next epoch
 - "skipped": if samples may be skipped, the number of skipped samples by kind of exception, and the number of all
   samples
-- "workers", or "reading" without workers: for each worker, the parts of its position that torchdata 0.11 does not save
+- "workers", or "reading" without workers: each worker's position data that torchdata 0.11 does not save
 - "sampler": the complete states of a user's sampler and its iterator, because a checkpoint may drop parts of these
   states under the keys of torchdata 0.11
 - "loader": properties that must be equal in a loader that loads the state; see `_fitting`
@@ -99,7 +99,7 @@ def _known(value: Any) -> Any:
 
 
 def _shown(order: OrderState) -> Any:
-    """Returns the state of the sampler's iterator, but only known keys for a user's sampler."""
+    """Returns the state of the sampler's iterator; for a user's sampler, only its known keys."""
     if not order.is_users or order.iterator is UNKNOWN:
         return order.iterator
     if not order.is_batched:
@@ -242,7 +242,7 @@ def _parsed(
     if own is not None:
         if len(own) != len(positions):
             raise ValueError(f"the state is damaged: it is of {len(positions)} workers, and has {len(own)} positions")
-        # `order.yielded` is larger than `found.given` if all samples of a batch were skipped.
+        # `order.yielded` exceeds `found.given` if all samples of a batch were skipped.
         given = max(found.given, order.yielded)
         positions = [_completed(one, more, given) for one, more in zip(positions, own, strict=True) if one is not None]
     if finished:

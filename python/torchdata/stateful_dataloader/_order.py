@@ -6,10 +6,10 @@ batch. A state contains different data for different samplers:
 
 - For PyTorch's `RandomSampler`, a state contains the generator's state before the order was drawn, and the number of
   indices that the user has received.
-- If the sampler or its iterator has `state_dict`, the loader calls this method once per `snapshot_every_n_steps`
-  indices, and keeps each result until the user has received the batch of the last index.
+- If the sampler or its iterator has `state_dict`, the loader calls this method every `snapshot_every_n_steps` indices,
+  and keeps each result until the user has received the batch.
 - For any other sampler, a resumed loader sets the generators to their states from the beginning of the epoch, and
-  rereads the sampler. Next, the sampler returns the indices whose batches the user had not received.
+  rereads the sampler. The sampler then returns the indices whose batches the user had not received.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from torchdata.stateful_dataloader.sampler import (
 _NONE: Any = object()
 _PLAIN = (SequentialSampler, _InfiniteConstantSampler, list, tuple, range)
 _RANDOM = (TorchRandomSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-#: Of the global generators, these samplers use only torch's, and only at the first index.
+# These samplers use only torch's global generator, and only at the first index.
 _KNOWN = (*_PLAIN, *_RANDOM, DistributedSampler, StatefulDistributedSampler)
 
 
@@ -54,7 +54,7 @@ _WITHIN_A_DRAW = (
     "state_dict() was called while the sampler computes an index, in the sampler or in a signal handler: let the "
     "handler set a flag, and call state_dict() between two batches"
 )
-#: The error message for a sampler that modified its attributes before Ctrl-C interrupted its first index.
+#: The error message for a sampler that Ctrl-C interrupted in its first index after a change of its attributes.
 _CHANGED = (
     "Ctrl-C interrupted {} while it computed its first index, and changed its state, so this epoch cannot continue: "
     "create the sampler and the loader again, or load a saved state"
@@ -94,7 +94,7 @@ class IndexOrder:
         #: before the first index.
         self._at_iter: Moment = {}
         self._at_first: Moment | None = None
-        #: The sampler's epoch when the order was determined. Since then, the program may have set another epoch.
+        # The sampler's epoch when the order was determined.
         self._epoch: int | None = None
         self._draws = Draws(drawing)
         self._is_kept = False
@@ -106,17 +106,17 @@ class IndexOrder:
         self._at_first, self._epoch = None, epoch_of(self._sampler)
 
     def begin(self, iterator: Iterator[Any]) -> None:
-        """Begins an epoch. `note_random`, which records the generators' states, must be called before the sampler's
+        """Begins an epoch. `note_random` records the generators' states, and must be called before the sampler's
         iterator is created."""
         self._iterator: Iterator[Any] = iterator
-        #: Indices that were drawn in advance. `draw` returns them before it draws a new index.
+        # Indices that were drawn in advance. `draw` returns these indices before it draws new indices.
         self._owed: deque[Any] = deque()
-        #: If Ctrl-C interrupts `draw`, the drawn index is kept in `_read` until `drawn` counts the index, and then in
+        #: If Ctrl-C interrupts `draw`, the drawn index stays in `_read` until `drawn` counts it, and then in
         #: `_counted`.
         self._read = self._counted = _NONE
         #: Whether Ctrl-C has ended the sampler's iterator, because the iterator is a generator.
         self._is_broken = False
-        #: Whether Ctrl-C has interrupted the sampler's iterator, but the iterator can continue.
+        #: Whether Ctrl-C has interrupted the sampler's iterator without ending it.
         self._is_cut = False
         #: Indices that the saved sampler had returned, but whose batches the user had not received. `_is_used_up` is
         #: True if the saved sampler had returned all indices of its epoch.
@@ -134,7 +134,7 @@ class IndexOrder:
                 del self._owed[0]
             else:
                 self._draw()
-        # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
+        # KeyboardInterrupt cannot be raised in the following lines, which contain neither calls nor loops.
         index, self._counted = self._counted, _NONE
         return index
 
@@ -266,7 +266,7 @@ class IndexOrder:
 
         Args:
             waiting: the indices of batches that the user has not received, in the order of drawing.
-            batches: for an iterable dataset, the number of returned batches and the batch size; otherwise None.
+            batches: the number of returned batches and the batch size; None for a map-style dataset.
             in_order: whether the loader returns the batches in the order of their indices.
         """
         read = [] if self._read is _NONE else [self._read]
@@ -312,8 +312,8 @@ class IndexOrder:
             digest=None if self._is_known or not self.drawn else self._draws.digest,
         )
         encoded, iter_, first = self._drawing.encoded, self._at_iter, self._at_first
-        # If the state is saved while the first index is drawn, or after Ctrl-C has interrupted this draw, a resumed
-        # sampler repeats the draw.
+        # If the state is saved while the first index is drawn, or after Ctrl-C in this draw, a resumed sampler repeats
+        # the draw.
         is_within = (self._is_drawing or self._is_cut) and self._read is _NONE
         unread = first if is_within and not self.drawn else None
 
@@ -334,8 +334,8 @@ class IndexOrder:
         return self._keeps_position or is_stateful(innermost_of(self._sampler))
 
     def draw_first(self) -> None:
-        """Draws the first index of a user's sampler before a state is saved, because a state from before the first
-        batch contains this index."""
+        """Draws a user's sampler's first index before a state is saved. A state from before the first batch contains
+        this index."""
         begins = self.drawn == 0 and self._read is _NONE and not self._ended
         if begins and not self._never_ends and self._keeps_user_s:
             if self._is_drawing:
@@ -348,8 +348,8 @@ class IndexOrder:
             self._owed, self._counted = deque([*self._owed, self._counted]), _NONE
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
-        """Adds the last saved sampler state without unreceived indices to `state`, and returns the generators' states
-        of that time, too."""
+        """Adds the last sampler state without unreceived indices to `state`, and returns the generators' states of that
+        moment."""
         if not self._kept and self._read is not _NONE:
             self._keep(1)
         if not self._kept:
@@ -367,7 +367,7 @@ class IndexOrder:
         elif given > number:
             state = state._replace(indices_since=given - number)
         # A resumed sampler repeats its draws since the kept state, so the generators of these draws need their states
-        # from then.
+        # of that time.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 
@@ -388,7 +388,7 @@ class IndexOrder:
                     number = self.drawn - state.indices_since
                     self._kept.append((number, state.sampler, state.iterator, self._drawing.now()))
                     # An index is requested here, because some samplers apply a loaded state only then. Without this
-                    # request, they could apply the state to the next epoch.
+                    # request, these samplers could apply the state to the next epoch.
                     self._draw_ahead()
             else:
                 self._drawing.set(iter_)
@@ -430,7 +430,7 @@ class IndexOrder:
         if batches is not None:
             samples = samples_in(state.iterator)
             given = given * size if samples is None else samples
-        # At its end, the saved sampler may have returned indices that did not fill a batch.
+        # An ended sampler may have returned indices that did not fill a batch.
         ahead = state.ahead + (size if state.used_up else 0)
         replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))
         self._drawing.set(first)

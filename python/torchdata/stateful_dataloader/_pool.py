@@ -1,7 +1,7 @@
 """The worker processes of one iterator. The main process sends orders (requests for the batch of an index) to the
 workers, and receives batches.
 
-Role: a `Collector` receives batches from the workers in turn, and detects exited workers and timeouts. If a worker's
+Role: a `Collector` receives the workers' batches in turn, and detects exited workers and timeouts. If a worker's
 command link is full, the main process queues further orders instead of waiting, because the worker may be waiting for
 the main process.
 
@@ -55,15 +55,15 @@ class WorkerPool(Group):
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
         #: Whether workers read only batches that the main process has ordered. If `is_ordered` is False, workers read
-        #: ahead as far as the main process allows. Persistent workers of an iterable dataset also wait for orders,
-        #: because they must complete exactly the ordered batches if the program abandons an epoch.
+        #: ahead up to the main process's limit. Persistent workers of an iterable dataset wait for orders, too, because
+        #: an abandoned epoch must end with exactly the ordered batches.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
-        #: For each shard, the unanswered orders as pairs of number and index. `_taken` is the number of orders that
-        #: were sent; later orders wait for space in the worker's command link.
+        #: For each shard, the unanswered batch requests (orders) as pairs of number and index. `_taken` is the number
+        #: of sent orders; further orders wait for space in the worker's command link.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
@@ -87,7 +87,7 @@ class WorkerPool(Group):
         does not exit."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
-    #: None, because worker processes send the first snapshots of their shards in messages; see `LocalPool.told`.
+    #: None, because worker processes send the first snapshots in messages; see `LocalPool.told`.
     told: ClassVar[None] = None
 
     # -- an epoch ------------------------------------------------------------------------------------
@@ -142,8 +142,8 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def _send(self, worker: int, order: Any) -> None:
-        """Sends an order, and waits for space in the link if needed. If the worker exits, `instruct` sends the order to
-        the replacement."""
+        """Sends an order, and waits for space in the link. If the worker exits, `instruct` sends the order to the
+        replacement."""
         with suppress(Gone):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 
@@ -163,8 +163,8 @@ class WorkerPool(Group):
     def _send_orders(self, worker: int) -> None:
         orders = self.orders[worker]
         while (taken := self._taken[worker]) < len(orders):
-            # A worker without unanswered orders is waiting for the next order, so the main process can wait for space
-            # in the link.
+            # A worker without unanswered orders awaits the next order, so the main process can wait for space in the
+            # link.
             patience = None if taken == 0 else 0.0
             try:
                 self._senders[worker].send_message(self._shown(orders[taken]), patience, None, self._looks[worker])
@@ -179,8 +179,8 @@ class WorkerPool(Group):
         """Waits for a worker's next message and appends it to `hand`, if `hand` is empty.
 
         Args:
-            hand: an empty list, or a list with one unprocessed message. If a signal handler raises an exception, no
-                message is lost: the message is in `hand`, or the next call receives it.
+            hand: an empty list, or a list with one unprocessed message. An exception of a signal handler loses no
+                message: `hand` or the next call contains the message.
 
         Raises:
             WorkerExitedError: a worker process has exited.

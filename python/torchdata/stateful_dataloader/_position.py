@@ -27,13 +27,13 @@ class ReadingPosition(NamedTuple):
         dataset: the state of the dataset; None if the dataset has no state or is its own iterator.
         random: the states of the random generators when the snapshot was taken, or, without workers, when the loader's
             state was saved.
-        since: the batches that were read after the snapshot: their number, or their indices for a map-style dataset.
+        since: the number of batches that were read after the snapshot; for a map-style dataset, their indices.
         ended: whether the dataset had ended.
         digest: a checksum of some samples of the epoch, for an iterable dataset without a state; otherwise None.
-        follows_end: for a snapshot from the beginning of an epoch, whether the previous epoch had ended; None for a
-            snapshot from within an epoch.
+        follows_end: for a snapshot from an epoch's beginning, whether the previous epoch had ended; None for any other
+            snapshot.
         then: the generators' states at the beginning of the epoch; only states that differ from `random`.
-        now: the states of the generators for recomputing the last `now_since` batches.
+        now: the generators' states for recomputing the last `now_since` batches.
         now_since: the number of batches that were read with the generators `now`.
         unstarted: in a worker, whether the main process took the snapshot before the loader's first epoch.
     """
@@ -57,7 +57,7 @@ class ReadingPosition(NamedTuple):
 
     @property
     def is_of_dataset(self) -> bool:
-        """Whether the position is a state of the dataset or its iterator, instead of a number of batches."""
+        """Whether the position is a state of the dataset or its iterator, and not a number of batches."""
         return not (self.dataset is None and self.iterator is None)
 
     @property
@@ -99,11 +99,10 @@ class OrderState(NamedTuple):
         indices: the indices that the sampler returned before its state was saved, but whose batches the user has not
             received.
         indices_since: the number of indices that the sampler returned after its state was saved.
-        ahead: for a sampler without a state, the number of drawn indices (or, if this package forms the batches, of
-            samples) that the user had not received.
+        ahead: for a sampler without a state, the number of drawn indices or samples that the user had not received.
         used_up: whether the sampler had returned all indices.
-        draws: an entry for each random draw of the sampler after other code had used the generator: the number of
-            indices before the draw, and the states of the generators.
+        draws: for each draw of the sampler after other code had used the generator: the number of earlier indices, and
+            the generators' states.
         digest: a checksum of the sampler's indices.
         generators: the generators' states when the state was saved, as `encoded` returns them.
         at_iter: the states of the generators when the iterator was created, for a sampler without a position.
@@ -235,8 +234,8 @@ class Progress:
         return position._replace(random={name: encoded(one) for name, one in (position.random or {}).items()})
 
     def saved_of_program(self) -> ReadingPosition:
-        """Returns the position as a loader without workers saves it, because the worker resumes an epoch of such a
-        loader."""
+        """Returns the position in the form of a loader without workers, which began the epoch that the worker
+        resumes."""
         position = self.reached()
         then = position.random or {}
         now, behind = position.now, position.now_since

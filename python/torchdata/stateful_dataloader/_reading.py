@@ -1,8 +1,8 @@
 """Reads a dataset through PyTorch's fetchers, and saves the states of the dataset, its iterator and the collate
 function.
 
-A `ReadingPosition` contains the last snapshot of these states, and the batches that were read after the snapshot
-(`since`). A resumed reader rereads these batches, so a snapshot at each batch is not needed.
+A `ReadingPosition` contains a snapshot, and the batches that were read after this snapshot (`since`). A resumed reader
+rereads these batches, so a snapshot at each batch is not needed.
 
 A position that is requested while a batch is being read contains an earlier snapshot, because the current state of an
 iterable dataset may already include samples of this batch.
@@ -72,10 +72,10 @@ class EpochReader:
         self._generators = generators
         self._fetcher: Any = None
         #: The last snapshot of an iterable dataset. `_since` is the number of batches that the program has received
-        #: after this snapshot.
+        #: after the snapshot `_kept`.
         self._kept: ReadingPosition | bytes | None = None
         self._since = 0
-        #: The number of batches that were requested from this fetcher. `count` is the number of calls of `read` in this
+        #: The number of batches that were requested from this fetcher. `count` counts the calls of `read` in this
         #: epoch.
         self._fetched = self.count = 0
         #: `_is_uncounted` is True while `_since` does not count the last batch, which the program may not have
@@ -177,8 +177,8 @@ class EpochReader:
             self._fetcher.is_generator = isinstance(self._stream.iterator, GeneratorType)
 
     def _complain(self, since: Any, is_noise: bool) -> None:
-        """Raises ValueError because the reread samples differ from the samples of the saved run. If they may differ
-        only by random numbers, such as for augmentation (`is_noise`), issues a warning instead."""
+        """Raises ValueError because the reread samples differ from the samples of the saved run. If the items may
+        differ only by random numbers (`is_noise`), issues a warning."""
         if is_noise:
             warn_outside(
                 f"the samples of the first {since} batches have other numbers than when the state was saved. If these "
@@ -247,7 +247,7 @@ class EpochReader:
             self.count += 1
             self._is_uncounted, self._is_cut_off = True, False
             raise
-        # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
+        # KeyboardInterrupt cannot be raised in the following lines, which contain neither calls nor loops.
         self.count += 1
         self._is_uncounted, self._is_cut_off, self._held = True, False, _NONE
         return batch
@@ -286,7 +286,8 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program has received the last batch. If not, the position is from before this batch.
+            is_given: whether the program has received the last batch. If False, the position is from before the last
+            batch.
         """
         if self._back is not None:
             return self._back

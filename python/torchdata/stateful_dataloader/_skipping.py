@@ -1,7 +1,7 @@
 """Skips samples of a `StatefulDataLoader` if the dataset raises an exception for them.
 
 Role: the fetcher omits these samples, and reports them with the batch. The main process counts omitted samples when it
-returns the batch to the user, so that the counts match what the user has received.
+returns the batch to the user.
 """
 
 from __future__ import annotations

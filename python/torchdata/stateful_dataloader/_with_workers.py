@@ -1,12 +1,11 @@
 """The iterators of a loader with workers, which distribute indices to the workers and return their batches in turn.
 
-Role: as in PyTorch's loader, the indices of all batches that workers may prefetch are drawn when the epoch begins, and
-one more index is drawn whenever a batch is returned.
+Role: as in PyTorch's loader, the indices of all prefetched batches are drawn when the epoch begins, and each returned
+batch draws another index.
 
 `RestartingIterator` replaces workers that exit or hang. A replacement process loads the worker's last snapshot, rereads
-the batches that the main process has received since, and then receives the unanswered orders. A worker that exits
-before its first batch of an epoch has sent no snapshot of this epoch, so its replacement first repeats the previous
-epoch.
+the batches that were received afterwards, and receives the unanswered orders. A worker that exits before its first
+batch of an epoch has sent no snapshot of this epoch. Its replacement first repeats the previous epoch.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# The first use of `record_function` imports a module of torch, so it is used here: an import during an epoch would read
-# files, and `processes/positions.py` could not detect that workers share open files.
+# The first use of `record_function` imports a module. During an epoch, this import would hide shared open files from
+# `processes/positions.py`.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 
@@ -56,7 +55,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._has_begun = False
         self._prefetch_factor = loader.prefetch_factor if loader.num_workers else 1
         self._in_order = loader.in_order
-        #: The ids of threads that were reading when another thread began the next epoch.
+        #: The ids of threads that were still reading when the next epoch began.
         self._left_behind: set[int] = set()
         if self._prefetch_factor <= 0:
             raise AssertionError("prefetch_factor must be greater than 0 for a loader with workers")
@@ -108,7 +107,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _start(self, loader: Any, state: EpochState | None) -> None:
         if state is None or state.is_over:
             # PyTorch's loader creates the sampler's iterator twice, and draws two seeds for pipes, but uses only the
-            # first seed. This code does the same, so that the random numbers are equal.
+            # first seed. This code repeats these draws, so that the random numbers are equal.
             seed = self._shared_seed
             self._begin_again(loader, True)
             if not self._lives_on:
@@ -179,12 +178,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
         tells = reading.is_iterable or self._is_stateful or self._has_begun
-        #: Workers that have sent no message in this epoch, and whose positions the main process may not know.
+        #: Workers without a message in this epoch, whose positions the main process may not know.
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
         self._is_cut_off = False
         self._hand: list[Any] = []
-        #: Messages that arrived while `state_dict()` waited for workers, and that are processed before new messages.
+        # Messages that arrived while `state_dict()` waited for workers; they are processed before new messages.
         self._held: deque[Any] = deque()
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
@@ -361,8 +360,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 class RestartingIterator(WorkersIterator):
     """Replaces workers that exit.
 
-    The pinning thread may replace a worker while the program's thread sends orders, so attributes that this replacement
-    reads are modified only under the lock for sending.
+    The pinning thread may replace a worker while another thread sends orders, so attributes that both threads use are
+    modified only under the lock for sending.
     """
 
     #: For each worker, the snapshot from which the worker began this epoch, and the commands that repeat its earlier
@@ -386,8 +385,8 @@ class RestartingIterator(WorkersIterator):
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
-        """Returns what brings a new process to a worker's position: the commands that repeat earlier epochs, the
-        snapshot to load, whether the snapshot was taken between two epochs, and the indices to reread."""
+        """Returns what moves a new process to a worker's position: the commands for earlier epochs, the snapshot,
+        whether it is from between two epochs, and the indices to reread."""
         progress, (position, before) = self._progress[worker], self._beginnings[worker]
         if progress.position is not None:
             return [], progress.reached(), False, []
@@ -395,7 +394,7 @@ class RestartingIterator(WorkersIterator):
         return before, position, self._fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns commands that repeat the last epoch of a worker in a new process, including unanswered orders."""
+        """Returns commands that repeat a worker's last epoch in a new process, with unanswered orders."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
@@ -420,8 +419,8 @@ class RestartingIterator(WorkersIterator):
         self._pool.instruct(worker, [*before, beginning], received)
 
     def _start_of(self, shard: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int]:
-        """Returns the data with which a replacement process continues a shard: the commands that repeat earlier epochs,
-        the position in this epoch, and the number of orders whose batches have arrived, but are unprocessed."""
+        """Returns how a replacement continues a shard: the commands that repeat earlier epochs, the position, and the
+        number of arrived but unprocessed batches."""
         progress, orders = self._progress[shard], self._pool.orders[shard]
         unseen = 0 if progress.ended else account[0] - self._seen[shard]
         again = [index for _, index in islice(orders, unseen)] if self._pool.is_ordered else [None] * unseen

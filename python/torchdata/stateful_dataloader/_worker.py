@@ -6,8 +6,8 @@ Without orders, a worker reads an iterable dataset as far ahead as the main proc
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If the loaded
 state is from a loader with more workers, a worker runs several shards in turn, each with a copy of the dataset.
 
-A message to the main process (`Unit`) is a tuple of the shard, the number of the order, the batch, and the fields of
-`News` (or None).
+A message to the main process (`Unit`) contains the shard, the order's number, the batch, and the fields of `News` (or
+None).
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class ShardReader:
 
     def work_off(self, indices: list[Any]) -> None:
         """Reads the ordered batches of an epoch that the program has abandoned. As in PyTorch, the dataset's next epoch
-        therefore does not depend on the speed of this worker."""
+        thus does not depend on this worker's speed."""
         if self.reader is None or self.failure is not None:
             return
         for index in indices:
@@ -139,7 +139,7 @@ class ShardReader:
 
         Args:
             iterates: whether the shard reads an iterable dataset ahead, without orders.
-            fresh: whether a new epoch begins after loading the snapshot, instead of continuing the snapshot's epoch.
+            fresh: whether a new epoch begins after loading the snapshot; if False, the snapshot's epoch continues.
         """
         position, again = start.position, start.again
         batches = Batches(self, iterates)
@@ -282,7 +282,7 @@ class Job(Program):
     generators: Moment = field(default_factory=dict)
     lasts_one_epoch: bool = False
     #: Copies the dataset and the functions for a process with several shards. If `copies` is not None, `reading`
-    #: contains neither.
+    #: contains no dataset and no functions.
     copies: Copies | None = None
 
     def copied(self) -> Job:

@@ -21,7 +21,7 @@ from torchdata.stateful_dataloader._generators import decoded, encoded, read, wr
 
 __all__ = ["BatchSampler", "RandomSampler", "StatefulDistributedSampler"]
 
-#: The number of indices that are drawn together with replacement, as in PyTorch's sampler.
+# The number of indices per draw with replacement, as in PyTorch's sampler.
 _CHUNK = 32
 _NONE: Any = object()
 
@@ -124,8 +124,8 @@ class RandomIndices(Iterator[int]):
         else:
             for _ in range(sampler.num_samples // there):
                 yield torch.randperm(there, generator=generator).tolist()
-            # Like PyTorch's sampler, this code draws a last permutation even if none of its indices is used, because
-            # each draw changes the orders of later epochs.
+            # Like PyTorch's sampler, this code draws a last permutation even if it is unused, because each draw changes
+            # later epochs' orders.
             yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
 
     def state_dict(self) -> dict[str, Any]:
@@ -216,7 +216,7 @@ class BatchIndices(Iterator[list[int]]):
         if not batch or (self._batches.drop_last and count < size):
             self._dropped, self.has_ended, self._batch = count, True, []
             raise StopIteration
-        # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
+        # KeyboardInterrupt cannot be raised in the following lines, which contain neither calls nor loops.
         self.samples_yielded += count
         self.has_ended, self._batch = count < size, []
         return batch
@@ -264,7 +264,7 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self.inner, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self.inner, _NONE) is not _NONE and is_stateful(sampler):
-            # A sampler that returns an index after its end has begun the next epoch. Loading the state again moves the
+            # A sampler that returns an index after its end has begun its next epoch. Loading the state again moves the
             # sampler back to the end.
             give(sampler, state_dict["sampler_state"])
 

@@ -215,8 +215,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             own["batch_sampler"] = BatchSampler(self.sampler, self.batch_size or 1, self.drop_last)
         self._loaded: Any = None
         self._is_strict = True
-        #: While an epoch begins, the state from before the epoch, and the generators' states at that time. If beginning
-        #: the epoch fails, None replaces the generators' states, so that a saved state contains their current states.
+        #: While an epoch begins, the state from before the epoch, and the generators' states at that time. If the
+        #: epoch's beginning fails, None replaces these states, so that a saved state contains the generators' current
+        #: states.
         self._before: tuple[StateAt, Moments | None] | None = None
         #: The generators for orders and seeds.
         self._drawing = Drawing(self, generators_drawn_by(self._index_sampler))
@@ -235,7 +236,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         last = self._iterator
         is_kept = last is not None and self.persistent_workers and not last.is_inherited()
         if last is not None and is_kept and last.lasts_one_epoch:
-            # These workers cannot read another epoch, because the loaded state had a different number of workers. After
+            # These workers cannot read another epoch, because the loaded state is from another number of workers. After
             # a finished epoch, new workers resume from the state at the end of this epoch.
             if last.is_finished:
                 self.load_state_dict(self.state_dict())
@@ -249,7 +250,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
                 if last is not None and is_kept:
                     last.turn.call(partial(last._reset, self))
                 else:
-                    # Deleting the last iterator stops its workers, unless the program still refers to the iterator.
+                    # Deleting the last iterator stops its workers, unless the program refers to the iterator.
                     last = self._iterator = None
                     self._iterator = self._get_iterator()
                 self._before = None
@@ -333,7 +334,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         """
         if state_dict != {}:
             state = parse(state_dict)
-            # With a state from between two epochs, the program may already have set the number of the next epoch.
+            # With a state from between two epochs, the program may have set the next epoch's number already.
             if not (state.is_over and epoch_of(self._index_sampler)):
                 set_epoch(self._index_sampler, state.order.epoch)
         self._drawing.loaded()

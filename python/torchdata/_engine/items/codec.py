@@ -62,10 +62,9 @@ _LEAST_BYTES = 64 << 10
 class _ProgramFile:
     """A file for a pickler that moves large `bytes` objects out of the pickle into the list `buffers`.
 
-    Pickle protocol 5 never moves `bytes` objects out of the pickle, and ignores reducers for `bytes`. This class can
-    still move large `bytes` objects, because a pickler passes each of them to `write` in a separate call. The data of
-    the previous call ends with the opcode and the length of the object, which this class replaces by the opcode
-    `NEXT_BUFFER`.
+    In protocol 5, pickle never moves `bytes` objects out of the pickle, and ignores reducers for `bytes`. A pickler
+    passes each large `bytes` object to `write` in a separate call, so this class can move these objects. The previous
+    call's data ends with the object's opcode and length, which the opcode `NEXT_BUFFER` replaces.
     """
 
     def __init__(self, buffers: list[Any]) -> None:

@@ -28,7 +28,7 @@ class _VerbatimKey(str):
 
 
 def describe(error: BaseException, where: str) -> tuple[Any, ...]:
-    """Describes an exception for the main process. A process that user code has forked inside a child exits instead,
+    """Describes an exception for the main process. A process that user code has forked inside a child exits here,
     because only the child may send errors.
     """
     leave(error)

@@ -15,7 +15,7 @@ from typing import Any
 
 
 def reduce_memmap(array: Any) -> Any:
-    """The pickle refers to the file if the file still contains the array, or else contains the elements."""
+    """The pickle refers to the file, or contains the elements if the file no longer contains the array."""
     if array.mode == "r" and not array.flags.writeable and array.flags.c_contiguous and array.size and array.filename:
         offset = _offset_in(array.filename, array.ctypes.data, array.nbytes)
         if offset is not None:

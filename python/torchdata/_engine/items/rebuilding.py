@@ -1,16 +1,15 @@
 """Takes an exception apart so that another process can rebuild it, regardless of how its class is implemented.
 
 Role: a child sends several forms of an exception, best form first (`forms_of`), and the main process uses the first
-form that it can rebuild (`rebuilt`). Pickle alone is not sufficient, because it calls the exception's class with the
-stored arguments, which fails or creates a wrong message if the constructor has other parameters. Before the child sends
-a form, it rebuilds the exception from the form, and checks that the type, `str`, `repr` and attributes are the original
-ones. The forms are
+form that it can rebuild (`rebuilt`). Pickle alone calls the exception's class with the stored arguments, which fails if
+the constructor has other parameters. The child sends a form only if an exception rebuilt from this form has the
+original type, `str`, `repr` and attributes. The forms are
 
 - "pickle": the exception's own pickle;
 - "parts": the exception's class, arguments and attributes, rebuilt without the constructor. Attributes that cannot be
   pickled, or are large, are omitted, and a note reports this;
 - "group": an exception group, with a list of forms for each member exception;
-- "text": the exception's text, and its class or, if its class cannot be used, one of its base classes.
+- "text": the exception's text and class; a base class replaces a class that cannot be used.
 """
 
 from __future__ import annotations
@@ -144,8 +143,8 @@ def _attributes(error: BaseException) -> dict[str, Any]:
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """Returns the values of an exception's slots, either of the built-in classes (such as `OSError.filename`) or of all
-    other classes.
+    """Returns the values of an exception's slots: those of built-in classes (such as `OSError.filename`), or all
+    others.
     """
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:

@@ -17,15 +17,15 @@ from torchdata._engine.items.tensors import DepartingTensors
 
 Reducer = Callable[[Any], Any]
 
-#: Pickles an object by pickle's default, in a C function that creates no Python frame.
+#: Pickles an object by pickle's default in C, without a Python frame.
 _ITS_OWN_WAY: Reducer = operator.methodcaller("__reduce_ex__", 5)
 
 
 def _users_reducers() -> dict[type, Reducer]:
     """Returns the reducers that users registered with `ForkingPickler`, which torch.multiprocessing also uses.
 
-    The reducers of multiprocessing and torch themselves are excluded, because they send file descriptors and handles in
-    a way that the engine does not support.
+    The reducers of multiprocessing and torch are excluded, because the engine cannot send their file descriptors and
+    handles.
     """
     reduction = sys.modules.get("multiprocessing.reduction")
     if reduction is None:

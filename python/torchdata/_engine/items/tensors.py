@@ -34,9 +34,9 @@ class Location(NamedTuple):
 class DepartingTensors:
     """The tensors and storages of an item that is being pickled; the pickle refers to each of them by number.
 
-    Tensors are assigned to memory blocks after all tensors of the item were collected. Tensors with overlapping memory
-    are placed in one block, so that the received tensors also share their elements. Memory of a storage that no tensor
-    of the item uses is not sent.
+    Tensors are assigned to memory blocks once all tensors of the item are known. Tensors with overlapping memory are
+    placed in one block, so that the received tensors also share their elements. Memory of a storage that no tensor of
+    the item uses is not sent.
     """
 
     def __init__(self) -> None:
@@ -248,9 +248,7 @@ def _parts_of_sparse(tensor: Any) -> tuple[Any, ...]:
 
 
 def _sparse_tensor(layout: str, tensors: Any, shape: Any, coalesced: bool | None, requires_grad: bool) -> Any:
-    """Torch's own function is not used, because it adds each sparse tensor to a list that only `torch.load` clears, so
-    that the process would keep all received sparse tensors.
-    """
+    """Torch's own function is unsuitable: it keeps each sparse tensor in a list that only `torch.load` clears."""
     torch: Any = import_whole("torch")
     options = {"check_invariants": False, "device": "cpu", "requires_grad": requires_grad}
     if layout == "sparse_coo":
@@ -350,7 +348,7 @@ def empty_tensor(shape: Any, dtype: Any, sender: Sender | None) -> Any:
 
 
 def room_of(tensor: Any, start: int) -> Any:
-    """Returns the array that provides the tensor's memory, or None if other objects may access this memory."""
+    """Returns the array that provides the tensor's memory; None if another object may access this memory."""
     array = _rooms.get(start)
     if array is None:
         return None
@@ -372,9 +370,8 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 @functools.cache
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
     """Returns the reference counts that a tensor has if no other object can access its memory. Reference counts of
-    tensors depend on the version of torch, so they are measured on a new tensor. The array that owns the memory then
-    has references from the tensor's storage, from a variable and, before Python 3.14, from the call of `getrefcount`,
-    and a weak reference from the dict `_rooms`.
+    tensors depend on the version of torch, so they are measured on a new tensor. The array then has references from the
+    tensor's storage, a variable and (before Python 3.14) `getrefcount`, and a weak reference in `_rooms`.
     """
     import torch
 

@@ -1,13 +1,12 @@
 """Forks children that can use all locks, although other threads may hold locks during a fork.
 
 Role: a fork copies all locks in their current state, but copies only the thread that calls fork, so a lock that another
-thread holds stays locked in the child forever. Python and the C library handle their own locks, but not the locks of
-PyTorch's and NumPy's global generators, the locks that `torch.manual_seed` takes for devices, or the lock of a module
-that is being imported. Before a fork, the forking thread waits until the locks of PyTorch, NumPy and modules are free.
-The forking thread also holds the locks of NumPy and of torch's devices during the fork,
-so that no other thread can acquire them. The extension waits for the lock of PyTorch's
-generator last (`forking.rs`). The buffers of standard output and error are created anew in the child, because a thread
-that prints continuously holds their locks most of the time.
+thread holds stays locked in the child forever. At a fork, Python and the C library handle only their own locks.
+PyTorch, NumPy, `torch.manual_seed` and imports use further locks. Before a fork, the forking thread waits until the
+locks of PyTorch, NumPy and modules are free. The forking thread also holds the locks of NumPy and of torch's devices
+during the fork, so that no other thread can acquire them. The extension waits for the lock of PyTorch's generator last
+(`forking.rs`). The child gets new buffers for standard output and error, because a printing thread mostly holds their
+locks.
 
 Another thread may still acquire a lock right before the fork, so each new child first acquires and releases every lock.
 If the child does not acquire all locks in time, a timer of the kernel kills the child, and the main process forks
@@ -182,14 +181,12 @@ _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 
 class _Target:
-    """The function that a forked child runs: acquires all locks, reports that the child has begun, and calls
-    `target`.
-    """
+    """The function of a forked child: acquires all locks, reports that the child has begun, and calls `target`."""
 
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.target = target
         self.args = args
-        #: The number of this child in its group, and the ends of the pipe through which all children of the group send
+        #: This child's number in its group, and the ends of the pipe through which all children of the group send
         #: messages.
         self.number, self.reader, self.writer = 0, -1, -1
         self.tries = 0
@@ -212,7 +209,7 @@ class _Target:
 
 @contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """The kernel kills this process if the context takes longer than `seconds`."""
+    """The kernel kills this process if the context exceeds `seconds`."""
     handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -300,8 +297,8 @@ def _await_all(children: Sequence[ForkedChild], reader: int, deliver: Callable[[
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], LOOK)
         # Exits are checked before messages are read, so that no message of an exited child is missed. A child that
-        # exited for a reason other than a held lock is not forked again. The main process reports the exit when it
-        # waits for the child's items.
+        # exited for a reason other than a held lock is not forked again. The main process reports the exit when waiting
+        # for the child's items.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):

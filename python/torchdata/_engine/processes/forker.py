@@ -2,14 +2,13 @@
 
 Role: with start method "fork", the main process first forks a loader's children, and then the forking process. The
 forking process later forks the replacements of children that have exited. When a child must be replaced, the main
-process may have threads or use CUDA, so a new child of the main process might hang at a held lock, or fail to use CUDA.
-The forking process has one thread, runs no user code, and exits with the loader.
+process may have threads or use CUDA, so its own new child might hang or fail. The forking process has one thread, runs
+no user code, and exits with the loader.
 
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
-the children of all loaders. The fork server of multiprocessing is not suitable, because it also forks user processes,
-which must be interruptible, whereas the children of this engine have all signals blocked at first. If a handled signal
-such as Ctrl-C arrives while this forking process is starting, the main process ends the forking process, and all
-requests to it fail.
+the children of all loaders. The fork server of multiprocessing is unsuitable: it also forks the user's processes, which
+must not start with blocked signals. If a handled signal such as Ctrl-C arrives during the start, the main process ends
+the forking process, and all requests fail.
 
 A forked child is not a child of the main process, so the main process monitors it through a pidfd, and requests its
 exit code from the forking process. If the forking process exits, its children continue, and their exit codes remain
@@ -64,8 +63,7 @@ class ForkingProcess:
 
     Args:
         inherits: whether the forking process is a copy of the main process, so that it is ready immediately.
-        launch: creates the process, given the two ends of the socket through which the new process and this process
-            communicate.
+        launch: creates the process; its arguments are the two ends of the socket for communication.
     """
 
     #: The number of seconds that the forking process may take to start while a signal is pending. This time limit
@@ -93,7 +91,7 @@ class ForkingProcess:
             raise
         finally:
             theirs.close()
-        # Exit handlers with a higher priority, some of which end loaders, run before this handler.
+        # Exit handlers with a higher priority run before this handler. Some of these end loaders.
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod
@@ -328,8 +326,8 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # An answer is always written, because closing the pipe does not wake the child if other forked processes
-            # have copies of this end.
+            # An answer is always written: closing the pipe does not wake the child if another forked process has a copy
+            # of this end.
             with contextlib.suppress(BrokenPipeError):
                 os.close(leave)
                 os.write(ours, answer)
@@ -344,8 +342,7 @@ class RemoteChild(ChildProcess):
         except OSError:
             if not watch.has_ended:
                 return
-            # The forking process has exited, so the main process can reap the child only if it is process 1 of a
-            # container, which becomes the parent of orphans.
+            # The forking process has exited. The main process can reap the child only as process 1 of a container.
             try:
                 code = reap(pid)
             except ChildProcessError:

@@ -5,8 +5,8 @@ process's code. CPython ignores exceptions in the hooks around a fork. If an exc
 of a child, the main process would not know the child's state.
 
 A child must not run handlers of the main process, although terminals and clusters send signals to all processes of a
-program. A child starts with blocked signals, and unblocks the signals once it ignores them (`MainSignals`). If a child
-sends a signal to itself, the signal's default action is executed, so SIGTERM ends the child.
+program. A child starts with blocked signals, and unblocks them once it ignores them (`MainSignals`). If a child sends a
+signal to itself, the signal's default action is executed, so SIGTERM ends the child.
 
 Python runs handlers only in the main thread, whereas each thread has its own signal mask. Signals without a Python
 handler are not deferred.
@@ -43,7 +43,7 @@ _CAN_BE_HELD = tuple(
         - {signal.SIGABRT, signal.SIGTRAP, signal.SIGSYS}
     )
 )
-#: Signals that terminals and clusters send to all processes of a program, and that children ignore.
+#: Signals that terminals and clusters send to all processes of a program. Children ignore these signals.
 _SENT_TO_ALL = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -175,8 +175,8 @@ def interrupts_blocked() -> Iterator[None]:
     try:
         yield
     finally:
-        # Signals are unblocked one after another, because `faulthandler` gives Python's handlers a small stack, which
-        # several simultaneous handlers would overflow.
+        # Signals are unblocked one after another: `faulthandler` gives Python's handlers a small stack, which several
+        # handlers would overflow.
         for number in blocked - before:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -202,9 +202,9 @@ class MainSignals:
     def leave_to_main(self) -> None:
         """Makes a child ignore the main process's signals; a child must call this method before anything else.
 
-        The signals get a handler that does nothing, because programs that the child starts would inherit ignored
-        signals, and SIGTERM could not end these programs. A signal that arrived while it was blocked is discarded. If
-        the child sends a signal to itself, the signal's default action is executed.
+        The handlers do nothing. Ignored signals would be inherited by programs that the child starts, and SIGTERM could
+        not end them. A signal that arrived while it was blocked is discarded. If the child sends a signal to itself,
+        the signal's default action is executed.
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()
@@ -229,7 +229,8 @@ _deaf: list[int] = []
 def _take_no_notice(number: int, _frame: FrameType | None) -> None:
     """The handler of a signal that children ignore. A native handler normally runs instead, because only native code
     can determine the sender of the signal. This Python function allows user code to replace and restore the handler.
-    Python calls this function only if user code has done this, and the native handler must then be installed again.
+    Python calls this function only after user code has restored the handler; the native handler is then installed
+    again.
     """
     take_no_notice(number)
 
@@ -249,8 +250,8 @@ def _send_later(numbers: list[int]) -> None:
     main = threading.main_thread().ident or 0
 
     def send() -> None:
-        # This thread keeps the GIL from the last `_is_in_finaliser` until `pthread_kill`, so the main thread cannot
-        # enter a finalizer in between.
+        # This thread keeps the GIL from the last `_is_in_finaliser` to `pthread_kill`, so the main thread enters no
+        # finalizer meanwhile.
         while _is_in_finaliser(sys._current_frames().get(main)):
             time.sleep(LATER)
         for number in numbers:

@@ -4,9 +4,9 @@ Role: with start method "fork", the main process runs this check in
 each epoch. A file that is open during the fork has one position in all
 processes. Each read in one process moves the shared file position, so other processes silently read wrong bytes.
 
-A warning requires that, during an epoch, the position of a file has changed, at least two children have read data, and
-no thread of the main process has read data. The kernel counts the reads of each process (`/proc/PID/io`). Once the main
-process has waited for an exited child, the kernel counts the child's reads as reads of the main process.
+A warning requires that, within one epoch, a file's position has changed and at least two children, but not the main
+process, have read data. The kernel counts the reads of each process (`/proc/PID/io`). Once the main process has waited
+for an exited child, the kernel counts the child's reads as reads of the main process.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class SharedPositions:
             for number, before in mark.positions.items()
             if before not in (-1, position := _position(number, self._files[number])) and position != -1
         ]
-        # one of the counted reads was caused by `begin`, which calls `_reads_of`
+        # `_reads_of`, which `begin` calls, has caused one of the counted reads
         if not moved or _reads_of(os.getpid()) != mark.own + 1:
             return None
         readers = [pid for pid in self._pids() if (_reads_of(pid) or 0) > mark.reads.get(pid, 0)]
@@ -77,12 +77,11 @@ class SharedPositions:
 
 
 def _open_for_reading() -> dict[int, tuple[int, int]]:
-    """Returns the device and inode number of each file that is open only for reading, by file descriptor, without
-    standard input."""
+    """Returns a dict from file descriptors to (device, inode) of all read-only files except standard input."""
     found = {}
     with contextlib.suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
-            # The list contains the descriptor with which `os.listdir` read the folder, and which is closed now.
+            # The list contains the descriptor with which `os.listdir` read the folder, now closed.
             with contextlib.suppress(OSError):
                 status = os.fstat(number)
                 is_read_only = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY

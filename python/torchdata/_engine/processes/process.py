@@ -30,8 +30,8 @@ class Closes(Protocol):
     def close(self) -> None: ...
 
 
-#: Resources that forked children of any loader must close, by `id()`. The dict has no weak references, because a signal
-#: handler may run during the callback of a weak reference, and Python drops exceptions in such a callback.
+#: Resources that forked children of any loader must close, by `id()`. Weak references are unsuitable, because Python
+#: drops exceptions of signal handlers that run in their callbacks.
 _mains: dict[int, Closes] = {}
 
 
@@ -112,8 +112,8 @@ class ChildProcess(ABC):
 
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
-        #: Whether `watch`, which opens a file descriptor, is called only after the start of the last child, so that
-        #: children inherit fewer file descriptors.
+        #: Whether `watch` is called only after the last child's start. `watch` opens a file descriptor that children
+        #: would inherit.
         self.is_watched_later = False
         self._process_name = process_name
         self.forget_process()
@@ -181,8 +181,8 @@ class ChildProcess(ABC):
 
     @property
     def sign(self) -> int | OwnedDescriptor:
-        """Returns the process id or, for a process on another machine, a file descriptor that becomes readable when the
-        process exits."""
+        """Returns the process id. For a process on another machine, returns a file descriptor that becomes readable at
+        its exit."""
         return self.pid or 0
 
     @property
@@ -239,7 +239,7 @@ def close_pipes(popen: Popen) -> bool:
     """Closes the parent's ends of multiprocessing's pipes to a child, because children that start later would inherit
     these pipes.
 
-    Pidfds replace the pipes; if the system lacks pidfds, the pipes stay open, and the function returns False.
+    Pidfds replace the pipes. Without pidfds, the pipes stay open, and the function returns False.
     """
     own = Pidfd(os.getpid())
     has_descriptors = own.descriptor >= 0
@@ -250,8 +250,8 @@ def close_pipes(popen: Popen) -> bool:
 
 
 def watch_the_parent() -> None:
-    """The parent has closed the pipe that `multiprocessing.parent_process` monitors by default (`close_pipes`), so a
-    pidfd replaces it. The kernel resumes a suspended child when the parent exits, so that the child can exit, too.
+    """The parent has closed the pipe that `multiprocessing.parent_process` monitors (`close_pipes`), so a pidfd
+    replaces this pipe. The kernel resumes a suspended child when the parent exits, so that the child can exit, too.
     """
     continue_with_parent()
     parent = multiprocessing.parent_process()

@@ -1,4 +1,4 @@
-"""Stops the children of a loader: asks them to stop, kills the children that do not stop, and reaps all children.
+"""Asks the children of a loader to stop, kills the children that do not stop, and reaps all children.
 
 `Shutdown` may be called any number of times and from any thread, and continues after an interruption. Role:
 `OwnsChildren` calls `Shutdown` when the owner of the children is deleted, or when the program exits.
@@ -78,7 +78,7 @@ class Shutdown:
             self.has_begun = True
             children = list(self._children)
             for child, control in zip(children, self._controls, strict=True):
-                # a child that is still importing the program does not have work to finish
+                # a child that is still importing the program has no work to finish
                 if not control.has_consumer():
                     child.kill()
             self._ask(deferred)

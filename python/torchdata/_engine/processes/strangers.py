@@ -1,8 +1,8 @@
 """Ends processes that user code forks inside a child process of the engine.
 
 Role: if user code in a child calls `os.fork`, the new process must not use the child's links and other resources of the
-engine. When the user's function returns in the new process, `leave` ends this process, which would otherwise continue
-the child's loop.
+engine. When the user's function returns in the forked process, `leave` ends this process before it continues the
+child's loop.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import os
 import sys
 import traceback
 
-#: The process id of the engine's child. A process that user code forks inherits this variable, so its own id differs.
+# The process id of the engine's child. A process that user code forks inherits this variable, which differs from its
+# own process id.
 _child: int | None = None
 
 

@@ -51,14 +51,14 @@ class Cluster:
         #: Ray's references to received answers, which the next request to a host drops.
         self.spent: list[Any] = []
         self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
-        #: The programs in Ray's store, by `id()`, so that each program is pickled only once.
+        #: The programs in Ray's store, by `id()`: each program is pickled only once.
         self._programs: dict[int, tuple[Program, Any]] = {}
 
     def get_start_method(self) -> str:
         return "ray"
 
     def make_child(self, name: str, args: tuple[ChildSetup]) -> ChildProcess:
-        """The dispatching process runs on this machine, not in the cluster."""
+        """The dispatching process runs on this machine."""
         (setup,) = args
         if setup.dispatches:
             return DispatchingChild(name, setup)
@@ -77,8 +77,8 @@ class Cluster:
     def stay(self) -> Iterator[None]:
         """Prevents other threads from leaving the cluster during the context.
 
-        All code that calls Ray, or drops one of Ray's references, must run in this context, because Ray ends the
-        process if one thread makes a call while another thread leaves the cluster.
+        Code that calls Ray or drops Ray's references must run in this context. Ray ends the process if another thread
+        leaves the cluster meanwhile.
 
         Raises ConnectionError if the program has left the cluster.
         """
@@ -166,8 +166,8 @@ class _Actor:
 
 
 def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:
-    """Keeps Ray's `reference` until `answer` is done, and then appends it to `spent`, whose references only the next
-    request drops (in the context `stay`)."""
+    """Keeps Ray's `reference` until `answer` is done, and then appends it to `spent`, which the next request
+    empties."""
     held = [reference]
     answer.add_done_callback(lambda _: spent.append(held.pop()))
 

@@ -1,7 +1,7 @@
 """Spawns the dispatching process, on the main process's machine, for workers on other machines.
 
-Neither the dispatching process nor the workers import the user's main module, so the pickled program contains all
-definitions of this module, and the user's program needs no `__main__` guard.
+The dispatching process and the workers do not import the user's main module. The pickled program contains the module's
+definitions, so no `__main__` guard is needed.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """The host of a worker: a Ray actor on another machine, which runs next to the worker's process.
 
-Role: the host spawns the worker as a separate process, because user code needs its own main thread and interpreter
-lock, and a crash of user code must end only the worker. The host forwards the contents of the worker's links without
-decoding them.
+Role: the host spawns the worker as a separate process. User code needs its own main thread, and its crash must not end
+the host. The host forwards the contents of the worker's links without decoding them.
 
-A lane is a pair of links, one per direction. The method `tell` receives messages from the main process, and the method
-`pull` returns messages of the worker, each in its own thread. Several calls of `pull` are always waiting at the host,
-so that the host can return messages immediately. All calls are numbered, because they may arrive out of order. The
-first lane transmits commands and the worker's items, and the second lane transmits items from the dispatching process,
-which runs on the main process's machine.
+A lane is a pair of links, one per direction. `tell` receives messages from the main process, and `pull` returns
+messages of the worker. They run in separate threads. Several calls of `pull` are always waiting at the host, so that
+the host can return messages immediately. All calls are numbered, because they may arrive out of order. The first lane
+transmits commands and the worker's items, and the second lane transmits items from the dispatching process, which runs
+on the main process's machine.
 """
 
 from __future__ import annotations
@@ -166,7 +165,7 @@ class _WorkerLane:
         self._early: dict[int, Told] = {}
         self._telling, self._pulling = threading.Lock(), threading.Lock()
         self._frames: SimpleQueue[list[Any] | None] = SimpleQueue()
-        #: The number of bytes in received messages, and how many of these bytes were passed to the worker.
+        #: The number of bytes in received messages, and the number of bytes that were passed to the worker.
         self._came, self._passed = 0, 0
         #: Whether the main process lacks space for more items.
         self.holds = False
@@ -191,7 +190,7 @@ class _WorkerLane:
             self.carrier.ring()
 
     def _pass_on(self) -> None:
-        """Runs in a separate thread, so that `tell` does not wait for free space in the link."""
+        """Runs in a separate thread, so that `tell` does not wait for space in the link."""
         while (frame := self._frames.get()) is not None:
             while not self.carrier.put(frame) and not self._has_ended:
                 time.sleep(GLANCE)
@@ -209,8 +208,8 @@ class _WorkerLane:
 
         Args:
             most: no message is added once the messages have this many bytes.
-            look: returns the worker's state, or None if the last state was returned less than `SEEN` seconds ago. The
-                last call, after the worker has exited, is `look(True)`.
+            look: returns the worker's state, or None if the last state was returned less than `SEEN` seconds ago. After
+                the worker's exit, the last call is `look(True)`.
         """
         with self._pulling:
             if not self._has_ended:
@@ -243,7 +242,7 @@ class Host:
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
         #: For each lane, the link from the worker and the link to the worker. In the second lane (dispatched items),
-        #: the link from the worker stays empty, because a worker sends no items to the dispatching process.
+        #: the link from the worker stays empty.
         self._links = [(data, control)]
         dispatched = None
         if setup.is_dispatched:
@@ -320,7 +319,7 @@ class Host:
 
     def _watch(self) -> None:
         """If Ray's daemon (the parent of this process) has exited, Ray has killed the worker. The worker's exit code is
-        then not reported, because only Ray knows the reason.
+        not reported, because only Ray knows the reason.
         """
         child = self._child
         while not child.ended:

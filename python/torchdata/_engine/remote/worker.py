@@ -29,7 +29,7 @@ from torchdata._threads import Latch
 AHEAD = 2
 #: The maximum size in bytes of one message to a host.
 TOLD = 1 << 20
-#: The bit that asks the worker to stop, in the first integer that the main process sets in the shared memory of a link.
+# This bit of a link's first shared integer asks the worker to stop.
 #: The lower bits of the integer contain the number of the current epoch.
 _END = 1 << 32
 #: Seconds between two checks during a wait, and the maximum seconds that `close` waits for the thread.
@@ -60,8 +60,7 @@ class RemoteWorker(ChildProcess):
         self._seen: Seen | None = None
         self._fault: Exception | None = None
         ends = os.pipe()
-        #: The ends of a pipe, to which a byte is written when the worker exits, so that code that waits for the exit
-        #: wakes up.
+        #: The ends of a pipe. A byte in the pipe reports the worker's exit to waiting code.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
 
     def _launch(self) -> int:
@@ -243,8 +242,8 @@ class _Lane:
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:
-        """Calls `pull` repeatedly, and yields each result. The messages of a result are written into the main process's
-        link, or wait in an `_Arrived` until the link has space for them."""
+        """Calls `pull` repeatedly, and yields each result. A result's messages wait in an `_Arrived` until the main
+        process's link has space."""
         actor, carrier, number = self._actor, self._carrier, self._number
         pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}

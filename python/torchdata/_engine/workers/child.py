@@ -1,7 +1,7 @@
 """Runs in every child process, opens the child's links, and receives commands.
 
-Role: a child leaves signals to the main process, closes inherited resources, and ensures that it exits with the main
-process, before it opens its links and loads the program.
+Role: before a child loads the program, it ignores signals, closes inherited resources, and ensures that it exits with
+the main process.
 
 Garbage collection ignores all objects that exist once a child has started. Importing torch creates 250,000 permanent
 objects, and searching them takes a tenth of the import time. In a forked child, garbage collection would write to every
@@ -61,8 +61,8 @@ class CommonSetup:
     is_child_of_main: bool
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
-    #: The line of the user's program that started the children. None if a forked child has the user's program on its
-    #: own stack, or if the child runs on another machine than the user's program.
+    #: The line of the user's program that started the children. None if the child runs on another machine, or has the
+    #: user's program on its own stack.
     begun_at: tuple[str, int, str] | None
 
     @classmethod

@@ -29,7 +29,7 @@ class RestartableEpoch:
     Args:
         commands: returns the seeds and the reset function for a shard, given its number; the dispatching process counts
             as the shard after the last one.
-        resume: computes where each shard and the dispatching process resume, given the received items.
+        resume: computes from the received items where each shard and the dispatching process resume.
         before: the previous epoch and the children's positions in it; None if no pipe keeps state from one epoch to the
             next. If `before` is given, each worker has sent a snapshot at the beginning of this epoch.
     """
@@ -71,8 +71,8 @@ class EpochRestarts(Restarts):
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
-        # Pipes may keep state between epochs, so a new child without a snapshot of this epoch recomputes the end of the
-        # previous epoch.
+        # Pipes may keep state between epochs, so a new child without a snapshot of this epoch first recomputes the
+        # previous epoch's end.
         repeats = run.before is not None and begin
         if repeats:
             assert run.before is not None
@@ -117,8 +117,8 @@ class EpochRestarts(Restarts):
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
-        """Returns a function that raises `Gone` like the result of `look_at`, and also if the child may wait forever
-        for a process that has exited.
+        """Returns a function that raises `Gone` if the child has exited, or may wait forever for a process that has
+        exited.
         """
         look, processes = self.look_at(index), self._members.processes
 

@@ -49,10 +49,10 @@ class EpochRunner:
         #: Determines which shard sends the next item; empty until all programs are prepared.
         self.turns = ShardTurns((), self._exchange, 0)
         self.obedience = Obedience(self.setup.dispatches)
-        #: A received command that ends the running epoch, and is not executed yet.
+        #: A received command that ends the running epoch, before its execution.
         self.pending: tuple[Any, ...] | None = None
-        #: The running epoch, the position where its first shard began, and whether the graph has requested dispatched
-        #: items since then.
+        #: The running epoch, its first shard's starting position, and whether the graph has requested dispatched items
+        #: since.
         self.epoch, self.start, self.opened = 0, Resumption(), False
         #: `_announces`: whether the main process waits for the snapshot that is being taken. `_has_failed`: whether the
         #: shard that runs now has raised an exception in this epoch.
@@ -131,8 +131,8 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The epoch was resumed in the middle of an iteration over the dispatched items, and the graph now begins
-            # the next iteration, so the rest of the resumed iteration is skipped.
+            # The graph now begins the next iteration over the dispatched items, so the rest of the resumed iteration is
+            # skipped.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True
@@ -199,11 +199,11 @@ class EpochRunner:
 
     def _begin_shard(self, place: int, announced: int, start: Resumption) -> Iterator[Any]:
         program = self.programs[place]
-        # A graph that resumes from a snapshot may read immediately, because the main process needs no snapshot of the
+        # A graph that resumes from a snapshot may read immediately: the main process needs no snapshot of its
         # beginning.
         unread = announced and start.content is None
-        # Outside of this context, a pipe's thread could wait forever for a dispatched item, because other workers delay
-        # this item until this worker has sent its snapshot.
+        # Outside of this context, a pipe's thread could wait forever: other workers delay its dispatched item until
+        # this worker has sent its snapshot.
         with beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if unread:
@@ -259,8 +259,8 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """After the main process has interrupted the graph, executes commands up to the command that ends the running
-        epoch. Returns False if the command that ends the epoch does not arrive in time.
+        """Executes commands up to the command that ends the running epoch. Returns False if this command does not
+        arrive in time.
         """
         while (command := self.commands.receive(0, ORDERED)) is not None:
             if self._obey(command) == "leave":

@@ -146,7 +146,7 @@ class Children(Group):
         if restarts is not None:  # replacements receive these commands from `EpochRestarts`
             restarts.begin_run(RestartableEpoch(self._epoch, commands, resume, before))
             self._check_alive()
-        # The dispatching process receives its command first, because the workers wait for its items.
+        # The dispatching process receives its command first: the workers wait for its items.
         for index in (*range(self.num_workers, len(processes)), *range(self.num_workers)):
             command = (
                 self._epoch,
@@ -180,7 +180,7 @@ class Children(Group):
 
     def _without_snapshot(self) -> list[int]:
         """Returns the workers whose snapshots are missing. If only the dispatching process's snapshot is missing,
-        returns worker 0, which forwards this snapshot to the main process.
+        returns worker 0, which forwards it to the main process.
         """
         found = self.collector.positions()
         missing = [] if found is None else [shard for shard, (_, kept) in enumerate(found[0]) if kept is None]
@@ -205,7 +205,7 @@ class Children(Group):
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child between two items, and waits until all have applied it.
 
-        Exits of children after this call are errors, because a new child would lack the effect of `function`.
+        Later exits of children are errors, because a new child would lack the effect of `function`.
         """
         self._check_alive()
         if self._restarts is not None:
@@ -282,8 +282,7 @@ class Children(Group):
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests
-        # A worker that waits for the dispatching process executes commands only after the dispatching process
-        # continues.
+        # A worker that waits for the dispatching process executes commands only after this process continues.
         others = range(len(self._processes)) if self.dispatches else ()
 
         def look() -> None:

@@ -153,7 +153,7 @@ class Group(OwnsChildren):
 
         def see_to(index: int) -> None:
             if restarts is None:
-                # Starting the remaining children may take long, so the exit of an earlier child is reported first.
+                # Starting further children may take long, so an earlier child's exit is reported first.
                 members.check_alive(range(index))
             lines = members.setups[index].lines
             # The dispatching process is started last, and needs the file descriptors of the links to the workers.
@@ -307,9 +307,9 @@ def pickled_program(
     """Pickles an object for a child by pickle, or by cloudpickle if necessary (lambdas, local classes).
 
     Args:
-        refined: returns the pickler class to use, given the class that it must derive from.
-        copies_shared: whether tensors in shared memory are always copied. If False, such tensors are copied, with a
-            warning, only if a child cannot import the object's functions and classes.
+        refined: returns the pickler class; its argument is the base class.
+        copies_shared: whether tensors in shared memory are always copied. If False, tensors in shared memory are copied
+            only if a child cannot import the object's functions and classes.
 
     Returns the pickle and its large buffers, where tensors that overlap share one buffer.
 

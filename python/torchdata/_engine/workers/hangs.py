@@ -1,9 +1,9 @@
 """Finds child processes that hang, reports their stacks, and kills them.
 
 A process hangs if the main process has waited for it for `timeout` seconds and its counters have not changed. A counter
-changes whenever a pipe of the process yields an item, or the process sends a message. Processor time does not count as
-progress, because an endless loop also uses it, but the user can set a longer limit (`patience`) for a process that uses
-a processor. A process that waits for another process is not at fault, unless it is suspended (SIGSTOP).
+changes whenever a pipe of the process yields an item, or the process sends a message. Processor time is no progress,
+because an endless loop also uses it. The limit `patience` applies to processes that use a processor. A process that
+waits for another process is not at fault, unless it is suspended (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -123,13 +123,12 @@ class Hangs:
     ) -> None:
         self._members, self._board, self._first_page = members, board, first_page
         self._in_order = in_order
-        #: The timeouts of children that do not use a processor, and of children that use a processor.
+        #: The timeouts of children without and with processor use.
         self.seconds, self.most = seconds, max(seconds, patience or 0.0)
         self._marks: dict[int, _WorkMark] = {}
         self._seen: dict[int, _Seen] = {}
         self._hung: dict[int, Hung] = {}
-        #: Held while a hanging child is reported, because several threads of a graph of nodes may detect the same child
-        #: at the same time.
+        #: Held while a hanging child is reported, because several threads may detect this child simultaneously.
         self._reporting = threading.Lock()
 
     def of(self, process: ChildProcess) -> Hung | None:
@@ -160,9 +159,7 @@ class Hangs:
         return ended
 
     def end_if_over(self, child: int, waited: float) -> bool:
-        """Must be called repeatedly during a wait for an answer other than an item; returns whether the wait was too
-        long.
-        """
+        """Called repeatedly while waiting for an answer that is no item; returns whether the wait was too long."""
         if waited < self.seconds:
             self._works(child, None)
             return False
@@ -273,8 +270,8 @@ class Hangs:
 
 
 def _unheard(page: Any, limit: float) -> float:
-    """Returns the seconds since the process's counters last arrived from another machine; 0 if they are overdue,
-    because the process or its host then counts as hanging.
+    """Returns the seconds since the process's counters last arrived from another machine; 0 if they are overdue, which
+    counts as hanging.
     """
     if page is None or not page["heard"]:
         return 0.0

@@ -40,8 +40,8 @@ class Program(ABC):
     worker_name: ClassVar[str] = "worker process {}"
     #: What a worker was doing, for the error that reports its exit.
     stage: ClassVar[str] = "reading items"
-    #: Words for the error message if a worker exits repeatedly at the same result. `item` names a result, `counted`
-    #: follows the result's number in the message, and `mended` names what the user should correct.
+    #: Words for the error message if a worker exits repeatedly at the same result. In error messages, `item` names a
+    #: result, `counted` follows the result's number, and `mended` names what the user should correct.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"
@@ -55,8 +55,8 @@ class Program(ABC):
         """
 
     def holds_shared_memory(self) -> bool:
-        """Returns True if the program contains objects that must not be copied, so that it is pickled for each
-        process.
+        """Returns True if the program contains objects that must not be copied, so that each process needs its own
+        pickle.
         """
         return False
 
@@ -77,8 +77,7 @@ class ChildInfo:
     num_workers: int
     dispatches: bool
     open_dispatched: Callable[[], Iterator[Any]] | None
-    #: Returns the position in the dispatched items: the number of the iteration, and the count and the checksum of the
-    #: items that were read in it.
+    #: Returns the position in the dispatched items: the iteration, and the count and checksum of its items so far.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
     #: The size in bytes above which snapshots are sent only if the main process has requested large snapshots.
     largest_snapshot: int | None = None
@@ -127,8 +126,8 @@ class EpochProgram(Program):
 
     @abstractmethod
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
-        """Called between two items; returns the position in the dispatched items (`ChildInfo.share`), and bytes for
-        `go_on_from`, or None if no snapshot can be taken now.
+        """Called between two items. Returns the position in the dispatched items, and bytes for `go_on_from`; None if
+        no snapshot is possible now.
 
         Args:
             most: the maximum size in bytes; a larger snapshot raises TooLargeError.

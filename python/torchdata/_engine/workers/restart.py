@@ -2,8 +2,8 @@
 
 The Rust engine (`protocol::Replacing`) decides which children are replaced, and when to give up.
 
-If an exception (Ctrl-C, or a warning that is an error) interrupts the replacement of several children, each child has
-either been replaced completely or not at all. A later call replaces the children that were not replaced yet.
+If an exception such as Ctrl-C interrupts the replacement, each child is either replaced completely or unchanged. A
+later call replaces the children that were not replaced yet.
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 ROOM = 3.0
 GLANCE = 0.01
 
-#: The account of the received items and the newest snapshot of each shard, and the dispatching process's snapshot that
-#: matches these snapshots.
+#: Each shard's received items (`Account`) and newest snapshot, and the matching snapshot of the dispatching process.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
@@ -61,8 +60,8 @@ class Restarts:
         self._epoch = 0
         self._replacing = Replacing(members.num_workers, members.dispatches)
         self._exitcodes: dict[int, int | None] = {}
-        #: Exits that no warning has reported yet: a description, the loader's argument that allows the restart, and the
-        #: stacks of a process that hung.
+        #: Exits without a warning so far: a description, the loader's argument for restarts, and the stacks of a
+        #: process that hung.
         self._untold: list[tuple[str, str, str]] = []
         #: Replacements that were started, but not yet reported to the engine.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
@@ -115,8 +114,8 @@ class Restarts:
         Args:
             received: for each shard, the number of received items.
             ended: for each shard, whether it sends no further items in this epoch.
-            paused: whether the workers are paused. The exit of a paused worker is not counted as a further failure at
-                the same item, because no item has caused the exit.
+            paused: whether the workers are paused. A paused worker's exit does not count as a further failure at an
+                item, because no item has caused the exit.
         """
         if self._made is not None:
             return [index for index, *_ in self._made]
@@ -179,7 +178,7 @@ class Restarts:
         self, indices: Sequence[int], received: Received, ended: Sequence[bool]
     ) -> list[tuple[int, Link | None, int | OwnedDescriptor]]:
         """Starts replacements, which resume after the received items. Returns for each child: its number, its link to
-        the main process (if any), and the handle that signals its exit.
+        the main process (or None), and the handle that signals its exit.
         """
         if self._made is None:
             began = time.monotonic()

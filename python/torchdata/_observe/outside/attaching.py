@@ -101,8 +101,8 @@ def _command(pid: int) -> str:
 
 
 def _numbers(pid: int) -> dict[int, int] | None:
-    """If process `pid` runs in another container than this process, returns a dict from process ids in its container to
-    process ids in this container.
+    """If process `pid` runs in another container, returns a dict from the process ids there to the ids in this
+    container.
 
     Returns None if both processes run in the same container.
     """
@@ -159,7 +159,7 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
     owner, _ = board.made()
     numbers = _numbers(candidate)
     here = owner if numbers is None else numbers.get(owner, candidate)
-    # If `candidate` is a forked child of the loader's main process, it has only inherited the file descriptor.
+    # A forked child of the main process, as `candidate` may be, has only inherited the file descriptor.
     if here != candidate and _holds(here, identity):
         return None
     inside = "" if numbers is None else f" (in a container, where it is {owner})"

@@ -10,9 +10,9 @@ On a second signal, a Python handler in a worker writes the stacks of the other 
 Python code.
 
 The signal would end a process without a handler. Therefore, a process installs the handler before it writes the
-signal's number into the counters, and an observer checks that the handler exists. After its last loader, the process
-ignores the signal, because a late observer may still send it. Only the main thread can make a process ignore a signal.
-If the first loader was created in another thread, the process keeps the handler until it exits.
+signal's number, and an observer checks that the handler exists. After its last loader, the process ignores the signal,
+because a late observer may still send it. Only the main thread can make a process ignore a signal. If the first loader
+was created in another thread, the process keeps the handler until it exits.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ MOST = 1 << 20
 LOOK = 0.005
 
 _HEAD = "Stack (most recent call first):"
-#: `_END` is written after the stacks of the threads other than the main thread. `OTHERS` is the maximum number of
-#: seconds to wait for the stacks of these threads.
+#: `_END` is written after the stacks of the threads other than the main thread. `OTHERS` is the maximum wait for these
+#: stacks in seconds.
 _END, OTHERS = "\0", 0.5
-#: The counters contain one integer for two signal numbers. The lower 8 bits of the integer are the signal that requests
+#: One integer in the counters contains two signal numbers. The lower 8 bits of the integer are the signal that requests
 #: the main thread's stack. The higher bits of the integer are the signal that requests the stacks of the other threads.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
@@ -102,8 +102,7 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        # The page is added before `_open`, so that a loader that ends in another thread meanwhile does not close the
-        # memory.
+        # The page is added before `_open`, so that a loader that ends in another thread does not close the memory.
         now.pages.add((id(board), page))
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
@@ -214,7 +213,7 @@ def tidy() -> None:
 
 def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, wakes: bool = False) -> str | None:
     """Returns the Python stacks of another process, main thread first; None if the process does not answer. The stacks
-    of a worker's other threads follow if the main thread can run Python code.
+    of a worker's further threads follow if the main thread can run Python code.
 
     Args:
         number: the number from the process's counters that contains its two signals (see `_OTHERS_AT`).
@@ -271,8 +270,7 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _trimmed(answer: str) -> str:
-    """Returns the first stack of a text, which may also contain the answers to simultaneous requests of other
-    observers."""
+    """Returns the first stack of a text. Further stacks answer simultaneous requests of other observers."""
     stack = answer[answer.index(_HEAD) :].strip()
     head, *calls = stack.splitlines()
     calls = calls[: calls.index(head)] if head in calls else calls

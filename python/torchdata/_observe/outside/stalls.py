@@ -66,7 +66,7 @@ class Patience:
         self.is_awaited: Callable[[], bool] = bool
         #: `came` is the number of items that have arrived, and `_seen` is this number at the last check.
         self.came = self._seen = 0
-        #: For each process whose item is late, the time when it became late.
+        # For each process whose item is late, the time when the item became late.
         self._late: dict[int, float] = {}
         self._began, self._next = time.monotonic(), seconds
 

@@ -1,7 +1,6 @@
 """Counts and times the batches of a `StatefulDataLoader`: reading their samples, and collating them.
 
-With `persistent_workers=False`, each epoch has new workers with new counters, so the statistics cover only the last
-epoch.
+With `persistent_workers=False`, each epoch has new workers and counters, so the statistics cover only the last epoch.
 """
 
 from __future__ import annotations
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
 #: Batches that take at least this many nanoseconds are all timed, which costs less than 0.3 % of their time.
 _EACH = 500_000
 _MOST = 256
-#: The maximum number of counted pipes in a dataset. Of the `PIPES` rows of counters, the dataset, `collate_fn` and the
-#: loader need three.
+#: The maximum number of counted pipes in a dataset. Of the `PIPES` rows of counters, three belong to the dataset,
+#: `collate_fn` and the loader.
 _ROOM = PIPES - 3
 
 
@@ -173,7 +172,7 @@ class BatchRecorder(Recorder):
         self._counting.board.count_items(iterator, MAIN_PAGE, row)
 
     def end(self) -> None:
-        """Ends an epoch, before workers that are not persistent exit."""
+        """Ends an epoch before non-persistent workers exit."""
         if self._counting is None or self._pid != os.getpid():
             return
         self._counting.end()

@@ -73,7 +73,7 @@ class Counting:
         self.board.bind(self.page, rows, end)
 
     def begin(self, epoch: int | None = None) -> None:
-        """Begins an epoch. `epoch` is None if the current epoch continues with another iteration over the graph."""
+        """Begins an epoch. `epoch` is None if the current epoch continues with the next iteration over the graph."""
         self._epoch = self._epoch if epoch is None else epoch
         tidy()
         self.board.begin_span(self.page, self._epoch)

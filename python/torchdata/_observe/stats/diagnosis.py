@@ -152,7 +152,7 @@ def stalled(stats: LoaderStats) -> Verdict | None:
 
 
 def blame(processes: Mapping[str, ProcessStats], name: str) -> list[ProcessStats]:
-    """Returns a chain of processes: each process waits for the next process, and the last process is responsible."""
+    """Returns a chain of processes: each process waits for the next, and the last one is responsible."""
     chain: list[ProcessStats] = []
     while name in processes and processes[name] not in chain and processes[name].role != "main":
         chain.append(processes[name])
@@ -286,9 +286,8 @@ def sending(stats: LoaderStats) -> Verdict | None:
     if not workers or stats.dispatching or stats.items < MANY or any(worker.node is not None for worker in workers):
         return None
     items = max(1, sum(worker.items for worker in workers))
-    # A busy worker may also wait for a core, which may take longer than the work on a tiny item, so this wait is
-    # subtracted. Virtual machines do not report all waits, so the remaining time may be too large, and the sum of the
-    # pipes' own times is used if it is smaller.
+    # A busy worker may wait for a core for longer than the work on a tiny item takes, so this wait is subtracted.
+    # Virtual machines do not report all waits. If the sum of the pipes' own times is smaller, this sum is used.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -428,9 +427,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process may also wait for other workers, so its waiting times may not reveal the slow
-    # worker. The slow worker also waits much less than the other workers for free space in its link to the main
-    # process.
+    # On a busy machine, the main process's waiting times may not reveal the slow worker. The slow worker waits much
+    # less than the other workers for space in its link to the main process.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
@@ -447,7 +445,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    # `waited_for` is used, because in a graph of nodes, threads other than the main thread may wait for workers.
+    # `waited_for` is used, because in a graph of nodes, any thread may wait for workers.
     return _loading_in_workers(stats) if stats.waited_for else _loading_in_main(stats)
 
 

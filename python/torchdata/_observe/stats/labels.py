@@ -65,11 +65,9 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """Returns the user's functions with which a pipe reads a dataset; an empty list for a pipe that also does other
-    work.
+    """Returns the user's functions with which a pipe reads a dataset; empty for a pipe that does more.
 
-    Map-style pipes are not timed unless `full` is True, so a pipe that reads a map-style pipe is named after the
-    function of the map-style pipe.
+    Unless `full` is True, map-style pipes are not timed, so their readers are named after their functions.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)
@@ -79,8 +77,7 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
 
 
 def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
-    """Returns True for iterable pipes. Returns True for a map-style pipe with user code if the pipe that reads it can
-    measure the time of this code."""
+    """Returns True for iterable pipes. Returns True for a map-style pipe with user code that its reader can time."""
     if isinstance(pipe, IterDataPipe):
         return True
     return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe, full)) and _is_timed(pipe, graph)

@@ -112,7 +112,7 @@ class ProcessStats:
 @dataclass(frozen=True)
 class Reading:
     """The counters of all processes at the time `at`, in nanoseconds of the monotonic clock. For each running process,
-    `cpu` contains the seconds that the process has run, has waited for a processor, and has existed."""
+    `cpu` contains the seconds of running, of waiting for a processor, and of existence."""
 
     at: int
     full: bool

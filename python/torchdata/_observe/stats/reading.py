@@ -94,8 +94,7 @@ class _Since:
         return (now["total"] - before["total"]) * _NS / times if times > 0 else None
 
     def both(self, what: str) -> list[tuple[Page, Page | None]]:
-        """Returns, for each of the process's "flows" or "pipes" (`what`), a pair: the present counters, and the
-        counters of the earlier reading."""
+        """Returns (present counters, earlier counters) for each of the process's "flows" or "pipes" (`what`)."""
         before = self.before[what] if self.before else []
         return [(each, before[i] if i < len(before) else None) for i, each in enumerate(self.page[what])]
 
@@ -329,9 +328,8 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 
 def pipe_at_work(page: Page) -> str | None:
-    """Returns the running pipe, or None if it is unknown. If times are measured, the counters name the running pipe. If
-    times are not measured, the running pipe is a one-to-one pipe whose source has yielded one item more than the pipe
-    itself."""
+    """Returns the running pipe, or None if it is unknown. If times are measured, the counters name the running pipe.
+    Without measured times, the running pipe is a one-to-one pipe whose source has yielded one item more."""
     pipes, current = page["pipes"], page["current"]
     if 0 < current <= len(pipes):
         return str(printable(pipes[current - 1]["label"]))

@@ -136,8 +136,8 @@ class Recorder:
         self._processes = None
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
-            # The counters are stored unprocessed, because nothing can be imported at interpreter exit. `_last` is set
-            # before `_counting` is cleared, so that a thread that requests statistics in between finds a value.
+            # The counters are stored unprocessed: nothing can be imported at interpreter exit. `_last` is set before
+            # `_counting` is cleared, so that other threads always find statistics.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()

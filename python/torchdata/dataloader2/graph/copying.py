@@ -5,12 +5,12 @@ Role: a loader copies the user's graph, because it modifies the pipes when it sh
 The data in the graph is not copied, because this costs memory and time, and because some objects would lose their
 contents, their shared memory or their open files.
 
-- A pipe of the graph is copied, and any object that refers to a pipe, such as a list of pipes or a method of a pipe.
+- Pipes of the graph are copied, and objects that refer to a pipe, such as lists of pipes or methods.
 - A list, a dict or another container of the standard library is copied with the same members, because pipes keep the
   items of an iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in total.
 - A random generator is copied.
-- All other objects, such as a dataset, a function, an array or an open file, are shared with the copy. Attributes that
-  the pipe's class names in `data_attributes` are also shared, if they do not refer to a pipe.
+- All other objects, such as a dataset, a function, an array or an open file, are shared with the copy. Attributes in
+  `data_attributes` of the pipe's class are shared, if they do not refer to a pipe.
 """
 
 from __future__ import annotations

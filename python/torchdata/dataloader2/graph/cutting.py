@@ -21,8 +21,8 @@ class DispatchedSource(IterDataPipe[Any]):
 
     Attributes:
         open_stream: returns an iterator over the items for this worker.
-        share: returns the number of the worker's current iteration over the dispatched items, and a pair: the number
-            and the checksum of the items that the worker has read in this iteration.
+        share: returns the number of the worker's current iteration over the dispatched items, and the count and
+            checksum of this iteration's items so far.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -44,7 +44,7 @@ class DispatchedSource(IterDataPipe[Any]):
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
-    """The class that represented dispatched items in torchdata 0.9.
+    """The class for dispatched items in torchdata 0.9.
 
     User-defined replacements of `process_init_fn` search the graph for this class, but graphs now contain a
     `DispatchedSource` instead.
@@ -89,9 +89,8 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """Returns the graph `part`, which other processes run, with `on_error` at its end if `graph` contains a later
-    `on_error`. The added `on_error` skips the exceptions of those processes, because a process can skip only its own
-    exceptions.
+    """Returns `part`, which other processes run; appends `on_error` if `graph` contains a later `on_error`. The added
+    `on_error` skips the exceptions of those processes, because a process can skip only its own exceptions.
     """
     for skipper in graph:
         if not isinstance(skipper, OnError):

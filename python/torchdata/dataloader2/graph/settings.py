@@ -132,8 +132,7 @@ def apply_sharding(
     told: set[int] = set()
 
     def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """`behind` is the next filter of `sharding_group` through which the items of the subgraph `graph` pass, or
-        None."""
+        """`behind` is the next filter of `sharding_group` after the subgraph `graph`, or None."""
         for pipe, sources in graph.values():
             if (id(pipe), id(behind)) in seen:
                 continue
@@ -195,8 +194,8 @@ def apply_shuffle_settings(datapipe: DataPipe, shuffle: bool | None = None) -> D
 
 
 def tell_all(datapipe: DataPipe, method: str, *values: Any, is_reversed: bool = False) -> None:
-    """Calls a method of all pipes that have this method, from the last pipe to the sources or, if `is_reversed`, in
-    reverse order."""
+    """Calls a method of all pipes that have it, from the last pipe to the sources; `is_reversed` reverses this
+    order."""
     pipes = whole(datapipe).breadth_first()
     for pipe in reversed(pipes) if is_reversed else pipes:
         if has_method(pipe, method):

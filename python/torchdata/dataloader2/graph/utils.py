@@ -66,7 +66,7 @@ def nested(graph: Graph) -> DataPipeGraph:
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
-        """Returns the sources of a pipe, and whether they are the same on all paths through the graph to the pipe."""
+        """Returns the sources of a pipe, and whether all paths through the graph to the pipe have the same sources."""
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))
@@ -80,8 +80,8 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        # If several pipes read one pipe, they share the dictionary of its sources, so that the size of a graph with
-        # forks grows linearly.
+        # Pipes that read one pipe share the dictionary of its sources, so that the size of a graph with forks grows
+        # linearly.
         if everywhere:
             finished[id(pipe)] = found
         return found, everywhere
@@ -211,7 +211,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
     """Returns the last pipe of the changed graph."""
-    # Pipes that the new pipe reads are not changed, even if they read the old pipe, as in a cycle.
+    # Pipes that the new pipe reads are not changed, even if they read the old pipe.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:

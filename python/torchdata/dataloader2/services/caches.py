@@ -5,8 +5,8 @@ cached items exceed the worker's share of `snapshot_budget`, a snapshot contains
 
 Role: repeating an epoch restores the cached objects only if no code has modified them, which a checksum detects at the
 beginning of each epoch. If the cache is the last pipe and yields only cached items, no code can modify the cached
-objects within an epoch. If later pipes may modify the cached objects, snapshots that omit these objects are taken only
-at the beginning of an epoch. If cached objects were modified, all snapshots contain the cached items.
+objects within an epoch. If later pipes may modify the cached objects, snapshots without these objects are taken only at
+an epoch's beginning. If cached objects were modified, all snapshots contain the cached items.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ from torchdata.datapipes._pipe.witnessing import SampleDigest
 
 
 class Caches:
-    """Decides whether snapshots contain cached items: if these have at most `most` bytes, or if `most` is None."""
+    """Includes cached items in snapshots if they have at most `most` bytes; None means no limit."""
 
     def __init__(self, most: int | None) -> None:
         self._most = most
         self._graph: DataPipe | None = None
         self._caches: Sequence[tuple[Any, str]] = ()
         self._is_new, self._was_empty = True, False
-        #: The epoch that fills or has filled the caches, and whether the snapshot of its beginning is still missing.
+        #: The epoch that fills (or has filled) the caches, and whether the snapshot of its beginning is missing.
         self._filled: Filled | None = None
         self._lacks_start = False
-        #: The cached items that snapshots omit, with their size and checksum at the beginning of the epoch.
+        #: The cached items that snapshots omit, and the size and checksum of these items at the epoch's beginning.
         self._left_out: list[Any] = []
         self._measure: _Measure | None = None
         self._is_untouched = False
@@ -112,7 +112,7 @@ class Caches:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Context for taking a snapshot, in which the graph contains no cached items that the snapshot leaves out."""
+        """Context for a snapshot: cached items that the snapshot omits are absent from the graph."""
         self._set([[] for _ in self._left_out])
         try:
             yield
@@ -152,8 +152,8 @@ class Caches:
 
 
 def _complain(is_noise: bool) -> None:
-    """Warns if the recomputed items differ only in floating-point numbers and arrays (`is_noise`), or else raises an
-    error."""
+    """Warns if the recomputed items differ only in floating-point numbers and arrays (`is_noise`). For any other
+    difference, raises an error."""
     if is_noise:
         warn_outside(
             "the items of a cache were recomputed for resuming, and have other numbers than the cached items. If these "

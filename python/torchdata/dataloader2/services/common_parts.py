@@ -6,10 +6,9 @@ replica reads the pipes before the filter, the *common part*. The common part gi
 the items that the shards have not requested yet. A common part runs in the thread that runs the shards, either in a
 worker or in the main process. A `CommonPart` belongs to one filter, one epoch and one process.
 
-The items of the common part do not depend on the number of workers, because its pipes have their own random
-generators, which are seeded equally in all processes, and see a single worker in torch's worker info. The state of a
-shard contains an earlier state of the common part, and the number of items to recompute from this state to the shard's
-position. The state does not depend on other shards, so any process can load it.
+The common part's items do not depend on the number of workers: its generators are seeded equally everywhere, and
+torch's worker info shows one worker. A shard's state contains an earlier state of the common part, and the number of
+items to recompute from this state. The state does not depend on other shards, so any process can load it.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.state import beginning_entries, load_entries, load_generators, save_entries, save_generators
 
 #: The maximum number of items in the queue of a shard. A shard whose queue would exceed this length reads its own
-#: replica of the common part instead.
+#: replica of the common part.
 MOST_WAITING = 1 << 14
 #: The maximum number of snapshots of the pipes before a filter.
 _MOST_SNAPSHOTS = 8
@@ -61,7 +60,7 @@ class CommonParts:
     """Creates a `CommonPart` for each `sharding_filter` whose earlier pipes can run once for all shards of the process.
 
     Args:
-        is_alone: whether the process runs a single shard; a `CommonPart` is then created only for pipes that may draw
+        is_alone: whether the process runs a single shard. If so, a `CommonPart` is created only for pipes that may draw
             random numbers.
     """
 
@@ -70,13 +69,12 @@ class CommonParts:
         self._parts: list[CommonPart] = []
 
     def begin(self, datapipe: Any, seed: Callable[[int], None], tell: Callable[[], None], *, is_first: bool) -> None:
-        """Adds a shard, which has been seeded for an epoch.
+        """Adds a shard whose generators are seeded for an epoch.
 
         Args:
             datapipe: the last pipe of the shard's graph.
-            seed: a function that, given the number of a filter, seeds the random generators of the process for the
-                common part of this filter.
-            tell: a function that sets torch's worker info for the shard.
+            seed: seeds the process's random generators for the common part of the filter with the given number.
+            tell: sets torch's worker info for the shard.
             is_first: whether the shard is the first shard of the epoch.
         """
         graph = Graph(datapipe)
@@ -101,7 +99,7 @@ class Share:
     """The items of one shard, from pipes that run once for all shards.
 
     Args:
-        datapipe: the filter of the shard.
+        datapipe: the shard's `sharding_filter`.
         tell: a function that sets torch's worker info for the shard.
     """
 
@@ -109,12 +107,12 @@ class Share:
         self.datapipe, self.tell = datapipe, tell
         datapipe._share = self
         self.part: CommonPart | None = None
-        #: The items that the shard has not requested yet. The first `skips` items are dropped, because they precede the
-        #: position at which the shard resumed.
+        #: The items that the shard has not requested yet. The first `skips` items precede the position where the shard
+        #: resumed, and are dropped.
         self.queue: deque[Any] = deque()
         self.skips = 0
-        #: A position, at or before the position of the shard, from which the shard's own replica can resume; None until
-        #: the `sharding_filter` is read.
+        #: A position from which the shard's own replica can resume, not after the shard's position; None until the
+        #: `sharding_filter` is read.
         self.start: _Start | None = None
         self._begun = 0
 
@@ -142,11 +140,11 @@ class Share:
         return map(deque.popleft, iter(self._filled, None))
 
     def skip_from(self, position: int) -> None:
-        """Makes the shard drop those of its items that lie between `position` and the shard's present position."""
+        """Makes the shard drop its items between `position` and its present position."""
         self.skips = self.division.own_before(self.datapipe._position()) - self.division.own_before(position)
 
     def _filled(self) -> deque[Any] | None:
-        """Returns a queue that begins with the next item of the shard; None if there is none."""
+        """Returns a queue that begins with the shard's next item; None at the end."""
         while True:
             queue = self.queue
             if not queue:
@@ -159,8 +157,8 @@ class Share:
                 return queue
 
     def saved(self) -> _Start | None:
-        """Returns a position from which the shard can resume, with the states of the pipes before the
-        `sharding_filter`; None if the filter was not read yet."""
+        """Returns a position from which the shard can resume, and the states of the pipes before the `sharding_filter`;
+        None if the filter was not read yet."""
         return self.start if self.part is None else self.part.before(self) or self.start
 
     def entries(self) -> dict[int, PipeEntry]:
@@ -184,7 +182,7 @@ class CommonPart:
         self._runner: Share | None = None
         #: The position of the first item that was put into the queues.
         self._first = 0
-        #: The position at which the replica began to read, and the number of items that its last pipe had yielded then.
+        #: The replica's first position, and the number of items that its last pipe had yielded there.
         self._began = 0, 0
         self._iterator: Iterator[Any] = iter(())
         #: An iterator that appends one item to the queue of its shard in each step.
@@ -291,7 +289,7 @@ class CommonPart:
                 self._deal()
 
     def _move_to(self, share: Share) -> None:
-        """Makes the replica of another shard compute the following items."""
+        """Makes another shard's replica compute the following items."""
         self._whose, position = share, self.position
         self._turns.enter(1)
         try:

@@ -22,8 +22,8 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes._pipe.state.iteration import COUNTERS, is_torchs
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 
-#: Pipes of this package that prevent earlier pipes from running once for all shards, because they read their source
-#: several times in a pass, join branches, or skip exceptions of earlier pipes.
+#: Pipes before these pipes cannot run once for all shards: these pipes read their source several times, join branches,
+#: or skip exceptions.
 _UNSUITED = frozenset({"Cycler", "IterKeyZipper", "OnError", "Repeater", "Sampler", "_Split"})
 #: Pipes that lock files. A shard releases the locks of these pipes before another shard runs.
 _LOCKING = frozenset({"EndOnDiskCacheHolder", "OnDiskCacheHolder"})
@@ -37,9 +37,9 @@ def filters_with_common_part(graph: Graph) -> list[ShardingFilter[Any]]:
     """Returns each `sharding_filter` for which the pipes before it (the common part) run once for all shards.
 
     Every pipe after such a filter reads its source only once in an epoch, and no other pipe reads the common part. The
-    result is empty if a pipe keeps state beyond an epoch. The result is also empty if a pipe reads ahead in a thread,
-    which might draw random numbers from the generators of the common part. A filter is not returned if it can skip the
-    items of other shards without computing them.
+    result is empty if a pipe keeps state beyond an epoch. The result is empty if a pipe reads ahead in a thread, which
+    might draw from the common part's generators. A filter is not returned if it can skip the items of other shards
+    without computing them.
     """
     if lasts(graph):
         return []

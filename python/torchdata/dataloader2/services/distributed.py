@@ -1,8 +1,8 @@
 """Divides items among the ranks of a distributed job, which communicate by `torch.distributed` or a user's object.
 
-Role: runs in the main process of every rank, shards the graph, gives all ranks the same shared seeds, and appends
-`fullsync`, so that the epochs of all ranks end together. The broadcast of seeds and the thread of `fullsync` have
-separate process groups, because two threads must not share a group.
+Role: in each rank's main process, shards the graph, sets equal shared seeds, and appends `fullsync`, which ends all
+ranks' epochs together. The broadcast of seeds and the thread of `fullsync` have separate process groups, because two
+threads must not share a group.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
         #: Whether the next epoch (`_keeps_next`) or the running epoch (`_keeps_seeds`) resumes an epoch that began
-        #: without ranks. The ranks then use the seeds of the resumed epoch, and do not agree on new seeds.
+        #: without ranks. The ranks use the resumed epoch's seeds, and do not agree on new seeds.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
         #: Whether the next epoch contains shards that began on other ranks.
@@ -111,7 +111,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return duplicate
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Shards the graph by rank, and appends `fullsync`, which ends the epoch on all ranks once a rank has no more
+        """Shards the graph by rank, and appends `fullsync`, which ends the epoch on all ranks when one rank has no more
         items.
 
         Raises:
@@ -183,8 +183,8 @@ class DistributedReadingService(ReadingServiceInterface):
         """
         if self._datapipe is None or self._pg is None:
             raise RuntimeError("DistributedReadingService.initialize must be called before initialize_iteration")
-        # The thread of `fullsync` must end first, because a group that the user has provided carries both its messages
-        # and the broadcast of the seed.
+        # The thread of `fullsync` must end first, because its messages and the seed's broadcast may share the user's
+        # group.
         self._fullsync.reset()
         self._keeps_seeds, self._keeps_next = self._keeps_next, False
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()

@@ -191,7 +191,7 @@ class ReadingServiceInterface(ABC):
         """
 
     def keep_seeds(self) -> None:  # noqa: B027 - optional
-        """Makes the next epoch use the seeds of a run without ranks, because the resumed epoch began without ranks."""
+        """Makes the next epoch use the seeds of a run without ranks, like the resumed epoch."""
 
     def stats_notes(self) -> Sequence[str]:
         """Returns sentences to print below the table of `DataLoader2.stats`. Any thread may call this method at any

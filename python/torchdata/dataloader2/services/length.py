@@ -30,8 +30,8 @@ class _CountedSource(DispatchedSource):
 
 
 def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
-    """Raises TypeError, with the name of the pipe, if the length is unknown, or if a pipe defines `__del__`, because
-    deleting a copy of the pipe might close objects that both pipes use.
+    """Raises TypeError if a pipe's length is unknown, or if a pipe defines `__del__`, which might close objects that
+    its copy shares.
     """
     try:
         for pipe in Graph(datapipe):

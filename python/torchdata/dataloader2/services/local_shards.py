@@ -25,8 +25,8 @@ _REMEMBERED = 1 << 12
 
 
 class _Delivered(NamedTuple):
-    """The number of items that this run has delivered, the shard of the last item, and the number of items that each
-    shard has delivered in the epoch."""
+    """The number of items that this run has delivered, the last item's shard, and each shard's number of items in the
+    epoch."""
 
     total: int
     shard: int
@@ -57,8 +57,8 @@ class LocalShards:
         #: The positions after the latest items. An item is recorded by one call of `append`, which Ctrl-C cannot
         #: interrupt.
         self._positions: deque[_Delivered] = deque(maxlen=_REMEMBERED)
-        #: Pairs of a number of delivered items and the snapshots of all shards at this point. The first pair is for the
-        #: beginning of this run, followed by at most the last two snapshots.
+        #: Pairs: a number of delivered items, and the snapshots of all shards at this number. The first pair is for
+        #: this run's beginning. At most two pairs follow, for the last two snapshots.
         self._snapshots: list[tuple[int, Sequence[Kept | None]]] = []
         #: `_is_busy`: whether an item is being computed, or its computation was interrupted. `_is_stopped`: whether
         #: `stop` was called. Both flags prevent snapshots.

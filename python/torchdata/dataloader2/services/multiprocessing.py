@@ -57,23 +57,23 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     turn. Pipes that return False from `is_replicable()`, and all pipes after them, stay in the main process. If several
     workers would yield the same items, a `DataPipeLintWarning` is issued (see `torchdata.dataloader2.linter`).
 
-    A worker that is killed raises `torchdata.dataloader2.error.WorkerExitedError` within a second, after the items that
-    it had sent were delivered, as far as the order allows. An exception in a worker is raised in the main process with
+    A killed worker raises `torchdata.dataloader2.error.WorkerExitedError` within a second. Items that the worker had
+    sent are delivered before, as far as the order allows. An exception in a worker is raised in the main process with
     the original type and traceback.
 
     With `on_worker_exit="restart"`, no item is lost or repeated, and the order of items does not change. The new
-    process recomputes items that the main process has already received, compares them by checksum and drops them, so
-    the pipeline must be able to reproduce its items. Each restart causes a `RuntimeWarning`. If processes exit three
-    times at the same item, `WorkerExitedError` is raised with the item's number. If there is a dispatching process, all
-    processes are replaced together. Under "fork", new processes are forked from a helper process that was forked at the
-    start, so that threads and CUDA in the main process cause no problems.
+    process recomputes, compares and drops items that the main process has already received, so the pipeline must
+    reproduce its items. Each restart causes a `RuntimeWarning`. If processes exit three times at the same item,
+    `WorkerExitedError` is raised with the item's number. If there is a dispatching process, all processes are replaced
+    together. Under "fork", new processes are forked from a helper process that was forked at the start, so that threads
+    and CUDA in the main process cause no problems.
 
     `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
-    processes. A process counts as hanging if the main process has waited `timeout` seconds for its items, and none
-    of its pipes has yielded an item. A process whose filter drops all items does not count as hanging, because earlier
-    pipes yield items. If a function needs `timeout` seconds for one item, its process counts as hanging, unless
-    `patience` grants more time. The timeout doubles each time a process is killed at the same item, and is at least a
-    minute while a process starts.
+    processes. A process hangs if the main process has waited `timeout` seconds for its items while none of its pipes
+    yielded an item. A process whose filter drops all items does not count as hanging, because earlier pipes yield
+    items. If a function needs `timeout` seconds for one item, its process counts as hanging, unless `patience` grants
+    more time. The timeout doubles each time a process is killed at the same item, and is at least a minute while a
+    process starts.
 
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
@@ -104,11 +104,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             the value of `timeout`. A process is busy if its threads have run or waited for a processor for at least a
             tenth of the last `timeout / 2` seconds.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
-            for no limit. If a worker's pipes hold more data than the worker's share of `snapshot_budget` (`shuffle` or
-            `in_memory_cache` of large items), the worker sends no snapshot until a state is requested. A restart
-            without a recent snapshot recomputes the items since an older snapshot or the beginning of the epoch. To
-            refill a cache, a restarted worker repeats the epoch that filled the cache. If the cached items were
-            modified, the snapshot at the start of an epoch contains the cached items regardless of `snapshot_budget`.
+            for no limit. If a worker's pipes hold more data than its share of `snapshot_budget`, the worker sends no
+            snapshot until a state is requested. A restart without a recent snapshot recomputes the items since an older
+            snapshot or the beginning of the epoch. To refill a cache, a restarted worker repeats the epoch that filled
+            the cache. If the cached items were modified, the snapshot at the start of an epoch contains the cached
+            items regardless of `snapshot_budget`.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -197,7 +197,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             refuse_ranks(Graph(datapipe))
             say(self._chosen().line)
         resumed, self._rank = self._resumed(), self._ask_rank() or (0, 1, False)
-        # the two functions refer to the loader, so the service drops them, which allows the loader to be freed
+        # the service drops both functions, because they refer to the loader and would keep it alive
         self._resumed, self._ask_rank = _none, _none
         if self.num_workers == 0 and resumed is None and self.splits is None:
             self._end_datapipe = function_in_use("process_init_fn")(datapipe, WorkerInfo(1, 0), self.worker_init_fn)
@@ -369,7 +369,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         set_graph_random_seed(end, copy.copy(seed_generator))
         if self._worker_output is not None:
             generator = copy.copy(seed_generator)
-            # The generators are sent as bytes, because pickling them would call reducers that torch has registered.
+            # The generators are sent as bytes, because pickling would call reducers that torch has registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
             # The last entry is the generator of the dispatching process, which draws only seeds that all processes
@@ -382,7 +382,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return None
 
     def _divide_anew(self, output: WorkerOutput) -> None:
-        """Replaces workers that run the shards of a loaded state, to run this loader's own shards.
+        """Replaces workers with a loaded state's shards by workers with this loader's own shards.
 
         If pipes keep state from one epoch to the next, the shards do not change, because each state belongs to a shard.
         """
@@ -463,8 +463,8 @@ def _none() -> None:
 
 
 def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
-    """Returns the generator for a shard. `generator` belongs to this rank or, if the shard may run on any rank
-    (`moved`), to all ranks."""
+    """Returns the generator for a shard. `generator` belongs to this rank; if the shard may run on any rank (`moved`),
+    to all ranks."""
     if shard.splits:  # the seeds of splits are equal on all ranks
         return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)
     if shard.moved and shard.ranks > 1:

@@ -2,8 +2,8 @@
 
 Role: receives the samples that each worker takes before its `sharding_filter`, and raises an exception if workers read
 the same items in different orders. Different items at one position do not prove different orders, because a source may
-augment its items at random. The orders of two workers differ if some items have different positions in the two workers,
-and some positions have different items.
+augment its items at random. Two workers' orders differ if some items have different positions, and some positions have
+different items.
 
 Workers must not read the same items of a source that divides its items among the workers.
 """
@@ -25,11 +25,11 @@ class _Order:
     def __init__(self) -> None:
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: For each pair of workers with consecutive numbers (the key is the smaller number), `_differs` counts
-        #: positions with different items, and `_moved` counts items with different positions.
+        #: For the workers `key` and `key + 1`, `_differs` counts positions with different items, and `_moved` counts
+        #: items with different positions.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
-        #: The checksums of each worker's samples: `_begun` while the worker reads the source, `_whole` afterwards.
+        #: The checksums of each worker's samples: `_begun` during the reading of the source, `_whole` afterwards.
         self._begun: dict[int, list[int]] = {}
         self._whole: dict[int, list[int]] = {}
 
@@ -52,7 +52,7 @@ class _Order:
         return found or self._of_short_ones(worker, note)
 
     def _of_short_ones(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Compares complete orders, if the source is so short that each item was sampled."""
+        """If each item of a short source was sampled, compares the complete orders."""
         if note.start == 0:
             self._begun.setdefault(worker, []).extend(checksum for _, checksum in note.samples)
         if note.length is None or len(mine := self._begun.pop(worker, [])) != note.length:
@@ -68,7 +68,7 @@ class _Order:
 class _Shares:
     def __init__(self) -> None:
         self._samples: dict[int, set[int]] = {}
-        #: Whether `_samples` contains the checksum of every item that the worker has read.
+        #: Whether `_samples` contains checksums of all items that the worker has read.
         self._is_whole: dict[int, bool] = {}
 
     def same(self, worker: int, note: Note) -> int | None:
@@ -94,8 +94,8 @@ class Orders:
         self._orders, self._shares = {}, {}
 
     def hear(self, worker: int, notes: Sequence[Note]) -> None:
-        """Raises RuntimeError if workers read the same items in different orders, or if they read the same items of a
-        source that should divide its items among them.
+        """Raises RuntimeError if workers read the same items in different orders, or share items that a source should
+        divide.
         """
         for each in notes:
             note = Note(*each)

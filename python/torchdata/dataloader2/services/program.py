@@ -210,8 +210,7 @@ class _Share(NamedTuple):
     """The position in the items that are dispatched to a worker.
 
     Args:
-        number: the number of the worker's current iteration over the dispatched items, counted from 1; 0 if no items
-            are dispatched.
+        number: the worker's current iteration over the dispatched items, from 1; 0 without dispatched items.
         is_read_out: whether the worker has read all dispatched items.
     """
 
@@ -239,7 +238,7 @@ class GraphProgram(EpochProgram):
         self._witness: Witness | None = None
         self._passes = 0
         self._common, self._place = CommonParts(is_alone=True), 0
-        #: Stops this shard's threads while another shard runs, because these threads also draw random numbers.
+        #: Stops this shard's threads while another shard runs, because these threads draw random numbers.
         self._held = ExitStack()
         #: The pipes with threads; None until the graph has been searched for them.
         self._reading_ahead: list[Any] | None = None
@@ -293,7 +292,7 @@ class GraphProgram(EpochProgram):
         self._reading_ahead, self._graph, self.globals.is_all = None, None, False
 
     def _running_graph(self) -> Graph:
-        """Returns the graph of the running iteration, in which only pipes of the user can change their sources."""
+        """Returns the graph of the running iteration, where only the user's pipes can change their sources."""
         graph = self._graph or Graph(self.datapipe)
         if self._graph is None and all(type(pipe).__module__.startswith("torchdata.") for pipe in graph):
             self._graph = graph
@@ -339,7 +338,7 @@ class GraphProgram(EpochProgram):
             custom_reset_fn=self.reset_fn,
         )
         self._search_anew()
-        # An epoch can be repeated only without dispatched items and without an `iter_reset_fn`.
+        # An epoch with dispatched items or an `iter_reset_fn` cannot be repeated.
         is_alone = not self._child.dispatches and self._child.share is None
         self._caches.begin(self.datapipe, seeds if is_alone and iter_reset_fn is None else None)
         self._begun_with = seeds, iter_reset_fn
@@ -351,9 +350,8 @@ class GraphProgram(EpochProgram):
     def _begin_left_epoch(self) -> None:
         """If the last epoch ended before this shard computed an item, computes the first item of that epoch.
 
-        A user's pipe may count its epochs when it computes its first item, and derive its order from this count. If a
-        shard did not compute this item, the counts of the shards would differ, and the shards would read different
-        orders.
+        A user's pipe may count its epochs when it computes its first item, and derive its order from this count.
+        Without this item, the shards' counts and thus their orders would differ.
         """
         if self._running is not None and self._is_unread() and any(map(may_draw, Graph(self.datapipe))):
             with suppress(Exception):  # the error belongs to the epoch that was left
@@ -372,8 +370,8 @@ class GraphProgram(EpochProgram):
         return _yielded(self.datapipe) == self._running[1]
 
     def _begin_common_part(self, seeds: bytes) -> None:
-        """The pipes can run once for all shards only if the number of shards is fixed, and no function of the user may
-        change the pipes of a shard.
+        """The pipes can run once for all shards only if the number of shards is fixed, and no user function may change
+        a shard's pipes.
         """
         if self._shard.splits and not self.replaced and self.init_fn is None and self.reset_fn is None:
             seed = partial(self._seed_common_part, seeds)
@@ -410,8 +408,8 @@ class GraphProgram(EpochProgram):
         return None if self._witness is None else self._witness.notes()
 
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
-        """Returns None if the graph cannot be saved, a pipe is rereading the epoch, or cached items, which the snapshot
-        would omit, may have been modified.
+        """Returns None if the graph cannot be saved, a pipe is rereading the epoch, or omitted cached items may have
+        been modified.
 
         Raises TooLargeError if the state has more than `most` bytes.
         """
@@ -444,9 +442,7 @@ class GraphProgram(EpochProgram):
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
-        """Returns how many dispatched items the graph had read when its pipes had the states `entries`; None if this is
-        unknown.
-        """
+        """Returns how many dispatched items the graph had read at the states `entries`; None if unknown."""
         if self._child.share is None:
             return _Share(0)
         reached, read = self._child.share()
@@ -454,8 +450,7 @@ class GraphProgram(EpochProgram):
             return None
         source = graph.first(_is_dispatched)
         if source is None or reached == 0:
-            # No dispatched item was requested yet, for example because a resumed pipe still yields the items of its
-            # restored buffer.
+            # No dispatched item was requested yet: a resumed pipe may yield the items of its restored buffer.
             return _Share(1, read)
         entry = entries[graph.index(source)]
         if entry.restores and not entry.finished:
@@ -481,7 +476,7 @@ class GraphProgram(EpochProgram):
         return self._go_on(saved, cached, strict)
 
     def _refilled(self, filled: Filled) -> list[Any]:
-        """Returns the cached items that the snapshot has omitted."""
+        """Returns the cached items that are missing in the snapshot."""
         running = self._begun_with
         self.begin_epoch(filled.seeds, None)
         start = filled.start
@@ -565,8 +560,8 @@ def _seed_torch(torch: Any, seed: int) -> None:
     """Does the same as `torch.manual_seed(seed)`, but does not format the caller's stack as text.
 
     For each kind of device that was not used yet, `torch.manual_seed` formats the caller's stack for the message of a
-    later error. Formatting the stack checks each source file on disk, and takes ten to fifty times as long as seeding
-    the generators. Formatting would delay the first item of every epoch.
+    later error. Formatting the stack checks each source file on disk, which takes longer than seeding. Formatting would
+    delay the first item of every epoch.
     """
     missing = object()
     limit = getattr(sys, _LIMIT, missing)

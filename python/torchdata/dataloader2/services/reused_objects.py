@@ -38,8 +38,7 @@ class ReusedObjects:
 
     Args:
         waits: returns whether the item at a position still waits for its shard.
-        oldest: returns a position before which no item waits for its shard, so that records of earlier items can be
-            removed.
+        oldest: returns a position before which no item waits for its shard; records of earlier items can be removed.
     """
 
     def __init__(self, waits: Callable[[int], bool], oldest: Callable[[], int]) -> None:
@@ -66,7 +65,7 @@ class ReusedObjects:
             objects[each] = position
         for owner, address in views:
             used = self._views.setdefault(owner, {})
-            # A source may overwrite all memory of this owner at once, so all items with views of this memory are
+            # A source may overwrite all memory of one owner at once, so all items with views of this memory are
             # checked.
             if used.get(address, position) != position:
                 self.is_found |= any(map(self._waits, used.values()))
@@ -150,7 +149,7 @@ def _has_hidden_memory(kind: Any) -> bool:
 
 
 def _parts_of(item: Any) -> Sequence[Any]:
-    """Returns the objects that an object refers to, with the values of its `__dict__` instead of this dict."""
+    """Returns the objects that an object refers to; the values of its `__dict__` replace this dict."""
     parts = gc.get_referents(item)
     if type(item).__dictoffset__ and any(type(part) is dict for part in parts):
         attributes = item.__dict__
@@ -163,8 +162,8 @@ def _refuse(*_: Any) -> None:
 
 
 def _refuse_hidden(*_: Any) -> None:
-    """Returns None, because the object may use a buffer that this module cannot find, and that its source overwrites.
-    In objects of known libraries, `_search_library` accepts such parts."""
+    """Returns None, because the source may overwrite a hidden buffer of the object. `_search_library` accepts hidden
+    buffers in objects of known libraries."""
 
 
 def _search_nothing(*_: Any) -> Sequence[Any]:

@@ -27,8 +27,8 @@ _KEEP_ORDER = (MapMapper, MapShuffler, ShardingFilter, Shuffler)
 def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
     """Returns the filters that may read different orders in the workers, and the names of each filter's sources.
 
-    `is_seeded`: whether each `shuffle` before a filter certainly has the seed that all workers share. A user function
-    that changes the graph in the worker might set another seed.
+    `is_seeded`: whether every `shuffle` before a filter has the seed that all workers share. A user function that
+    changes the graph in the worker might set another seed.
     """
     # `isinstance` would also return True for torch's `sharding_filter`, which is a virtual subclass of
     # `ShardingFilter`. Torch's filter takes no samples that could be compared between workers.

@@ -35,7 +35,7 @@ class WorkerOutput(IterDataPipe[Any]):
         lasts_in_workers: the names of pipes in the workers that keep state between epochs.
         lasts_dealt: the names of pipes in the dispatching process that keep state between epochs.
         shards: the shards of the running epoch, if it began with another number of workers.
-        divides_anew: whether the next epoch has other shards than the running epoch.
+        divides_anew: whether the shards change at the next epoch.
     """
 
     #: The positions of the workers are saved separately, not in the state of this pipe.
@@ -65,10 +65,9 @@ class WorkerOutput(IterDataPipe[Any]):
         self.is_unread = False
         #: Whether the next epoch resumes an epoch of an earlier run.
         self.resumes = False
-        #: The number of iterations over the workers' items exceeds the number of epochs if a pipe in the main process
-        #: rereads an epoch.
+        #: There are more iterations over the workers' items than epochs if a pipe in the main process rereads an epoch.
         self._epochs = self._passes = self._passes_before = 0
-        #: The reason why a process could not make a snapshot for the last requested position.
+        #: The reason why a process made no snapshot for the last requested position.
         self.unsaved: str | None = None
         self._resume_at: tuple[WorkersPosition, bool] | None = None
         self._delivery: Delivery | None = None
@@ -105,8 +104,7 @@ class WorkerOutput(IterDataPipe[Any]):
     def go_on_at(self, position: WorkersPosition, strict: bool) -> None:
         """If `strict`, recomputed items are compared with the original items.
 
-        Raises ValueError if the position was saved with another number of shards, or if only the saved epoch or only
-        this epoch has a dispatching process.
+        Raises ValueError if the saved epoch differs in the number of shards or in the use of a dispatching process.
         """
         resumptions(position, self._children.num_shards, self._children.dispatches, strict)
         self._resume_at = position if strict else unverified(position), strict
@@ -122,7 +120,7 @@ class WorkerOutput(IterDataPipe[Any]):
         children, (position, strict) = self._children, self._resume_at or (None, True)
         self._resume_at = None
         self._passes += 1
-        # The children could not be freed if the callback referred to them.
+        # The callback must not refer to the children, which could not be freed.
         resume = partial(_resume, children.num_shards, children.dispatches, self.in_order, strict)
         left, announced = None, self.may_count and self._passes > 1
         if position is not None:

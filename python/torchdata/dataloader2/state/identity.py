@@ -26,7 +26,7 @@ class Identity:
         self.checksum: int | None = None
 
     def note(self, datapipe: Any) -> None:
-        """The first call, which must precede a service's changes to the graph, stores the pipeline's fingerprint."""
+        """The first call stores the pipeline's fingerprint, and must precede a service's changes to the graph."""
         if self._fingerprint is None and is_pipe(datapipe):
             self._fingerprint = fingerprint(datapipe)
 

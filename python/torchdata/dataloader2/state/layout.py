@@ -2,8 +2,8 @@
 
 Role: no other module contains the keys of the layout, and this module unpickles no values that could run code.
 
-`parse` checks the type and range of each value of a state, including values in snapshots, because states are stored in
-files and downloaded from hubs, and may be forged. Checksums detect damage, but do not prove who wrote a state.
+`parse` checks the type and range of each value, including values in snapshots, because a downloaded state may be
+forged. Checksums detect damage, but do not prove who wrote a state.
 """
 
 from __future__ import annotations

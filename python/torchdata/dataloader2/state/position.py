@@ -26,8 +26,8 @@ class Shard:
         worker: the worker that began the shard, on its rank.
         of_main: whether the epoch began in the main process, where the pipes get the loader's seeds instead of a
             worker's seeds.
-        moved: whether the shard may run on another rank than the rank that began it. If so, the shard yields the items
-            of rank `rank`, and derives its seeds from the seeds of the whole job.
+        moved: whether the shard may run on another rank than the rank that began it. If `moved` is True, the shard
+            yields the items of rank `rank`, and derives its seeds from the job's seeds.
         splits: whether the user has set the number of shards (`splits`).
     """
 
@@ -80,11 +80,11 @@ class Position(NamedTuple):
         drop: the number of items that were delivered after the snapshot of the main process's pipes.
         graph: the positions of the main process's pipes; None if resuming does not need the state of these pipes.
         generators: the states of the global generators, if the main process runs functions of the user.
-        beginning: the states of the global generators at the start of the epoch, if resuming recomputes the epoch.
+        beginning: the global generators' states at the epoch's start, if resuming recomputes the epoch.
         seconds: the duration of the epoch so far.
         processes: the shards and processes of the epoch; None without workers.
         shards: the shards of an epoch that began with another number of workers or ranks.
-        own_seeds: whether the pipes, and not the loader, drew the seeds of the epoch; None with workers.
+        own_seeds: whether the pipes, instead of the loader, drew the epoch's seeds; None with workers.
         untold: an error message if `workers` lacks the state that pipes keep from earlier iterations. Not saved.
     """
 
@@ -134,8 +134,8 @@ class Content(NamedTuple):
     """The contents of a sealed snapshot: of the main process's pipes, of its generators, or of a child's graph.
 
     Args:
-        read_out: whether the worker had read all items that were dispatched to it or, without a dispatching process,
-            whether the epoch had ended.
+        read_out: whether the worker had read all dispatched items; without a dispatching process, whether the epoch had
+            ended.
         filled: how to repeat the epoch that fills the caches; None if the epoch cannot be repeated.
     """
 
@@ -146,8 +146,8 @@ class Content(NamedTuple):
 
 
 class Randomness(NamedTuple):
-    """`is_due` is true if the user's seed must still be applied, and `initial` is the generator at the beginning of the
-    epoch.
+    """`is_due` is true if the user's seed must still be applied, and `initial` is the generator at the epoch's
+    beginning.
     """
 
     seed: int | None
@@ -189,5 +189,5 @@ class LoaderState(NamedTuple):
 
     @property
     def is_between_epochs(self) -> bool:
-        """Whether a loader that loads this state begins an epoch, without recomputing or skipping items."""
+        """Whether a loader that loads this state begins an epoch, and neither recomputes nor skips items."""
         return self.position is None or (self.position.ended and self.position.workers is None)

@@ -28,7 +28,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
             )
         shards = [each if each.moved else each.of_rank(number, old) for each in position.all_shards]
         by_rank.append([*zip(shards, workers.shards, strict=True)])
-    # Shards are numbered across ranks: the first shard of each rank, then the second shard of each rank, and so on.
+    # Shards are numbered across ranks: first the first shard of each rank, then the second shard of each rank.
     longest = max(map(len, by_rank))
     each = [(turn, shards[turn]) for turn in range(longest) for shards in by_rank if turn < len(shards)]
     own = each[rank::ranks]
@@ -52,8 +52,8 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
 
 
 def _without_held(position: Position) -> WorkersPosition:
-    """Moves the workers' positions back by the items that pipes in the main process had buffered but not delivered.
-    Raises ValueError if the shards that had yielded these items are unknown.
+    """Moves the workers' positions back by the items that pipes in the main process still buffer. Raises ValueError if
+    the shards that had yielded these items are unknown.
     """
     workers, given = position.workers, position.given
     if workers is None:
