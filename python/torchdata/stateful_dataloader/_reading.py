@@ -23,7 +23,7 @@ from torch.utils.data import _DatasetKind
 from torchdata._observe.observed import ObservedLoader
 from torchdata._observe.stats.batches import BatchClock
 from torchdata._reporting import warn_outside
-from torchdata._stateful import StatefulStream, StreamState, give, is_stateful, state_of
+from torchdata._stateful import StatefulStream, StreamState, give, is_stateful, state_of, steps_of
 from torchdata.datapipes._pipe.witnessing import SampleDigest
 from torchdata.stateful_dataloader._cadence import SnapshotCadence
 from torchdata.stateful_dataloader._fetching import Indexed, IterableFetcher
@@ -146,6 +146,7 @@ class EpochReader:
         """Restores a position. Raises ValueError if the dataset ends before the position."""
         self.count, self._is_over, self._is_uncounted, self._is_cut_off = 0, position.ended, False, False
         self._kept, self._since = (position, position.since) if self.reading.is_iterable else (None, 0)
+        self._held = _NONE
         random = position.random or {}
         set_all(random)
         # Loading a dataset's state may set the global generators. A state from before the first epoch would set the
@@ -163,11 +164,13 @@ class EpochReader:
 
     def _fetch_from(self, items: Any) -> None:
         reading = self.reading
-        if reading.is_iterable and not self.restores_position:
-            items = self._stream.iterator
+        iterator = self._stream.iterator if reading.is_iterable and not self.restores_position else None
+        items = items if iterator is None else steps_of(iterator)
         how = items, reading.auto_collation, reading.collate_fn, reading.drop_last
         self._fetcher = (IterableFetcher if reading.is_iterable else Indexed)(*how, skips=reading.skips)
         self._fetcher.dataset = reading.dataset  # error messages name the user's dataset
+        if iterator is not None:
+            self._fetcher.dataset_iter = iterator  # the constructor calls `iter`, which resets some iterators
         self._held = _NONE
         self._fetched, self._timed_next = 0, _NEVER if self._clock is None else 1
         self._keeps = self.reading.is_iterable and self.restores_position
@@ -320,7 +323,7 @@ class EpochReader:
             self._back = None
         if not self._keeps or not self.count or self._is_cut_off:
             return
-        if not self._cadence.is_due(now := time.monotonic(), 0.0):
+        if not self._cadence.is_due(now := time.monotonic(), 0.0) and self._kept is not None:
             return
         with contextlib.suppress(Exception):
             self.took(self._state().copied())

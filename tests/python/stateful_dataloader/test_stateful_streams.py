@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from going_on import MOMENTS, WORKERS, TakesOnce, advanced, check_goes_on, epochs_of, loaded, plain, saved, with_workers
 from process_checks import nothing_is_left  # noqa: F401 - a fixture for all tests here
@@ -161,3 +161,58 @@ def test_a_worker_that_is_slow_to_begin_loses_none_of_its_items() -> None:
         advanced(loader, 3)
         advanced(loader, batches)
         assert epochs_of(loaded(make(), loader.state_dict()), 3) == [whole[0][batches:], *whole[1:]]
+
+
+class Steps:
+    passes, left = 1, 4
+
+    def __next__(self) -> int:
+        if not self.left:
+            raise StopIteration
+        self.left -= 1
+        return 10 * self.passes + self.left
+
+
+class OwnSteps(Steps, IterableDataset[int]):
+    def __iter__(self) -> Any:
+        self.passes, self.left = self.passes + 1, 4
+        return self
+
+
+class WithSteps(IterableDataset[int]):
+    def __iter__(self) -> Any:
+        return Steps()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("stream", [OwnSteps, WithSteps])
+def test_iter_of_a_dataset_without_a_state_is_called_once_per_epoch_as_in_torch(stream: Any, workers: int) -> None:
+    options: dict[str, Any] = {"batch_size": 2, "num_workers": workers, "persistent_workers": workers > 0}
+    theirs, ours = DataLoader(stream(), **options), StatefulDataLoader(stream(), **options)
+    assert epochs_of(ours, 2) == epochs_of(theirs, 2)
+
+
+class LateState(IterableDataset[int]):
+    """Has a state only after its first item. Ctrl-C interrupts its sixth item once."""
+
+    def __iter__(self) -> Iterator[int]:
+        self.at = getattr(self, "start", 0)
+        while self.at < 8:
+            if self.at == 5 and not hasattr(self, "start"):
+                raise KeyboardInterrupt
+            self.at += 1
+            yield self.at - 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.start = state["at"]
+
+
+def test_ctrl_c_loses_no_sample_of_a_dataset_that_has_no_state_before_its_first_item() -> None:
+    reading = iter(StatefulDataLoader(LateState(), batch_size=2))
+    found = [next(reading), next(reading)]
+    with pytest.raises(KeyboardInterrupt):
+        next(reading)
+    assert [*map(plain, [*found, *reading])] == [[0, 1], [2, 3], [4, 5], [6, 7]]
