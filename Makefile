@@ -73,7 +73,7 @@ rust-and-unit:
 	$(MAKE) --jobs=1 --no-print-directory test-rust test-unit
 
 # On two idle cores, once .venv and target have what they need; README repeats these.
-TEST_MINUTES := 13
+TEST_MINUTES := 11
 CHECK_MINUTES := 3
 
 .PHONY: say-test say-check
@@ -85,7 +85,7 @@ say-check: $(STAMPS)/venv
 # What ran is left in RAN, a file for each part; `tools/tally.py` reads these.
 RAN := target/ran
 say_begin = rm -rf $(RAN) && mkdir -p $(RAN) && echo "make $(1): about $(2) minutes on two idle cores; the first time, which compiles and installs, \
-  takes some 9 more" && date +%s > $(RAN)/began
+  takes some 6 more" && date +%s > $(RAN)/began
 say_what_ran = $(BIN)/python tools/tally.py $(1) $(RAN)
 
 ##@ Set-up
