@@ -9,8 +9,6 @@ use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-use super::region::Region;
-
 const SMALLEST_PAGE: usize = 4096;
 
 const FREE: u32 = 0;
@@ -152,19 +150,18 @@ impl Drop for Descriptor {
     }
 }
 
-/// Drops all registered mappings and descriptors, except for pinned mappings and the mappings of the regions in `keep`.
+/// Drops all registered mappings and descriptors, except for pinned mappings and the mappings in `keep`.
 ///
 /// Must be called in a forked child that has a single thread. Zeros replace the mappings, so that remaining pointers
 /// are harmless.
-pub fn drop_all_but(keep: &[&Region]) {
+pub fn drop_all_but(keep: &[&Mapping]) {
     let mut dropped = Vec::new();
     for entry in entries() {
         let start = entry.start.load(Ordering::Relaxed);
         // SYNC(noted): pairs with `note`.
         match entry.state.load(Ordering::Acquire) {
             MAPPING | OWN_MAPPING
-                if entry.pins.load(Ordering::Relaxed) == 0
-                    && !keep.iter().any(|kept| ptr::eq(kept.mapping.0, entry)) =>
+                if entry.pins.load(Ordering::Relaxed) == 0 && !keep.iter().any(|kept| ptr::eq(kept.0, entry)) =>
             {
                 dropped.push(span(entry));
             }
@@ -250,7 +247,7 @@ mod tests {
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let before = descriptors();
-            drop_all_but(&[links[0].region()]);
+            drop_all_but(&[&links[0].region().mapping]);
             let kept: Vec<bool> = inodes.iter().map(|&inode| maps(inode)).collect();
             let right = kept == [true, true, false] && descriptors() < before;
             let right = right && links[2].sent() == (0, 0) && !watch.exited();

@@ -17,7 +17,7 @@ use crate::error::{self, OpenError};
 #[derive(Debug)]
 pub struct Region {
     /// The registration of the mapping. Fields are dropped in order, so `mapping` must precede `map`.
-    pub(crate) mapping: Mapping,
+    pub mapping: Mapping,
     map: MmapRaw,
     fd: AtomicI32,
 }

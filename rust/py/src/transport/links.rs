@@ -6,8 +6,7 @@ use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
 use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::{BellBoard, BellRef};
-use torchdata_core::process::inherited;
-use torchdata_core::process::region::Region;
+use torchdata_core::process::inherited::{self, Mapping};
 
 use super::stats::PyStatsBoard;
 use crate::descriptors::take_fd;
@@ -87,8 +86,8 @@ pub fn drop_inherited(
     bells: &Bound<'_, PyBellBoard>,
     stats: Option<&Bound<'_, PyStatsBoard>>,
 ) {
-    let mut own: Vec<&Region> = links.iter().map(|link| link.get().0.region()).collect();
-    own.push(&bells.get().0.region);
-    own.extend(stats.map(|board| &board.get().0.region));
+    let mut own: Vec<&Mapping> = links.iter().map(|link| &link.get().0.region().mapping).collect();
+    own.push(&bells.get().0.region.mapping);
+    own.extend(stats.map(|board| &board.get().0.region.mapping));
     inherited::drop_all_but(&own);
 }
