@@ -30,8 +30,8 @@ import cloudpickle
 from torchdata._bounded_pickles import pickle_file
 from torchdata._signatures import names_in
 
-#: For each class whose pickles may lose attributes: the sets of attribute names that were pickled without a loss. The
-#: value is None for classes whose objects need no check.
+#: For each class whose pickles may lose attributes: the sets of attribute names that were pickled without a loss. If
+#: no object of the class can lose attributes, the value is None.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 

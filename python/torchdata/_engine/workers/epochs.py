@@ -57,9 +57,8 @@ class Children(Group):
         snapshot_budget: bytes of the snapshots that the main process stores; larger snapshots are sent only after
             `want_large_snapshots`.
         survived: the kinds of exits after which a child is replaced.
-        listener: an object whose method `begin()` is called before each epoch, and whose method `hear(worker, note)` is
-            called with each result of `EpochProgram.note`. An exception of `hear` is raised in the user's program. None
-            for no listener.
+        listener: an object with two methods, or None. Each epoch first calls `begin()`. Each result of
+            `EpochProgram.note` is passed to `hear(worker, note)`, which may raise an exception in the user's program.
     """
 
     def __init__(

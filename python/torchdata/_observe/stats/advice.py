@@ -18,7 +18,7 @@ class Advice:
     memory: str
     #: The advice for a loader whose items are too small.
     larger: str
-    #: The advice for a loader in which one worker has much more work than the other workers.
+    #: The advice if one worker has much more work than the other workers.
     shares: str
     #: The advice for a loader whose workers start slowly.
     start: str

@@ -329,7 +329,7 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 def pipe_at_work(page: Page) -> str | None:
     """Returns the running pipe, or None if it is unknown. If times are measured, the counters name the running pipe.
-    Without measured times, the running pipe is a one-to-one pipe whose source has yielded one item more."""
+    If times are not measured, a one-to-one pipe counts as running while its source has yielded one more item."""
     pipes, current = page["pipes"], page["current"]
     if 0 < current <= len(pipes):
         return str(printable(pipes[current - 1]["label"]))

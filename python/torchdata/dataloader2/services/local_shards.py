@@ -40,8 +40,7 @@ class LocalShards:
     Args:
         program: the program to run for each shard.
         num_shards: the number of shards.
-        listener: an object whose method `hear` receives the results of `EpochProgram.note` of the shards; see
-            `Children`.
+        listener: an object that receives the notes of all shards, as in `Children`.
     """
 
     num_workers = 0

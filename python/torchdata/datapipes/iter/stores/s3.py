@@ -155,7 +155,7 @@ def _is_folder(obstore: Any, store: Any, key: str) -> bool:
     except FileNotFoundError:
         return True
     except Exception as error:
-        # A refused request is no error, because listing needs no permission to read.
+        # A user may list a bucket without the permission to read it, so a refused request raises no error.
         if type(error).__name__ != "PermissionDeniedError":
             raise
     return False

@@ -40,8 +40,8 @@ class ArrowReader(IterDataPipe[Any]):
             `shuffle`, and then by pipes such as `sharding_filter`. The source may be a table that `ArrowParts` accepts;
             its parts are then read in order.
         columns: the columns to read, in this order; None (the default) for all.
-        parts: the `ArrowParts` to whose parts the numbers from the source refer; by default, the only `ArrowParts` in
-            the source.
+        parts: the `ArrowParts` pipe that lists the parts. The source yields numbers of these parts. The default is the
+            only `ArrowParts` in the source.
         rows: whether each item is a row: a dict from column names to Python values. If `rows` is False, items are
             frames.
         frame_size: the number of rows per frame (the last frame of a part may have fewer); None for one frame per part.
