@@ -35,6 +35,8 @@ def dumped(members: Iterable[str]) -> bytes:
 
 
 def read_list(path: str) -> list[str] | None:
+    if not os.access(path, os.F_OK):  # most items have no list, and an exception would cost more than this call
+        return None
     try:
         with open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > _LONGEST:

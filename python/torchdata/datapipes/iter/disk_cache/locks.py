@@ -115,8 +115,9 @@ def pause(section: int, release: Callable[[], None]) -> None:
 
 
 def resume(section: int) -> None:
-    with _mutex:
-        _idle.pop(section, None)
+    if section in _idle:
+        with _mutex:
+            _idle.pop(section, None)
 
 
 def _release_of_paused() -> None:

@@ -127,7 +127,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         """
         found = item if self.filepath_fn is None else self.filepath_fn(item)
         several = isinstance(found, (list, tuple)) or inspect.isgenerator(found)
-        paths = tuple(_path(self, path) for path in (found if several else (found,)))
+        paths = tuple(_path(self, path) for path in found) if several else (_path(self, found),)
         if not paths:
             raise ValueError(f"{type(self).__name__}: filepath_fn returned no path for {item!r}")
         return paths
