@@ -51,7 +51,7 @@ pub enum PaxError {
     Number,
 }
 
-/// Returns the number of records in an extended (pax) header, which may end with zeros.
+/// Returns the number of records in an extended (pax) header. Zeros may follow the last record.
 ///
 /// A record is `LENGTH KEYWORD=VALUE\n`, where LENGTH is the number of bytes of the whole record in decimal.
 pub fn pax_records(body: &[u8]) -> Result<usize, PaxError> {

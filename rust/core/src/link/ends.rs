@@ -61,7 +61,8 @@ impl Link {
         self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns the numbers of sent items and bytes, or zeros if the producer counts on a statistics board.
+    /// Returns the numbers of sent items and bytes, or zeros if the producer stores these numbers on a statistics
+    /// board.
     pub fn sent(&self) -> (u64, u64) {
         let sent = &self.layout.header().sent;
         (sent.items.load(Ordering::Relaxed), sent.bytes.load(Ordering::Relaxed))
@@ -71,7 +72,7 @@ impl Link {
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // The words are equal if the positions are equal, because a word consists of a position and its check bits.
+        // Comparing whole words suffices, because equal positions have equal check bits.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 
@@ -84,7 +85,7 @@ impl Link {
         Ok(Obedience::is_superseded(epoch, order))
     }
 
-    /// Informs the consumer that the producer's process waits for a third process in `epoch`.
+    /// Informs the consumer that the producer's process waits for the dispatching process in `epoch`.
     pub fn starve(&self, epoch: u32, peer: &BellRef) {
         // SYNC(starve): pairs with Consumer::starves; no other data is read through this word.
         self.layout.header().starving.store(seal(u64::from(epoch)), Ordering::Release);

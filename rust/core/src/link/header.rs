@@ -95,7 +95,7 @@ pub(crate) struct Header {
     pub granted: Word,
     /// A flag that the producer sets while it waits for returned blocks.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// The epoch in which the producer's process waits for a third process, or 0.
+    /// The last epoch in which the producer's process has waited for the dispatching process, or 0.
     pub starving: Word,
     /// The latest epoch that the main process has ordered, or the order to stop.
     pub order: Word,
@@ -124,8 +124,8 @@ pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     page << 30 | placed(page, position)
 }
 
-/// Returns the block offset in an entry. The result is None if the entry is damaged, or from an earlier lap of the
-/// return ring.
+/// Returns the block offset in an entry. The result is None if the entry is damaged, or was written for an earlier
+/// position.
 pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     let offset = (entry >> 30) * BLOCK_ALIGN;
     (return_entry(position, offset) == entry).then_some(offset)

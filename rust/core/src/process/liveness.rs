@@ -41,7 +41,7 @@ impl Watch {
     }
 
     fn number_exited(&self) -> bool {
-        // A zombie keeps its process id, so a new parent id of this process shows that the parent has exited.
+        // An exited parent may keep its process id as a zombie, but this process then has a new parent.
         if self.parent { parent_id() as i32 != self.pid } else { has_exited(self.pid) }
     }
 

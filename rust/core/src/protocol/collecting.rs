@@ -15,10 +15,10 @@ pub enum Next {
     Over,
 }
 
-/// In strict order, each worker can only be a limited number of items ahead of the main process. A deadlock is
-/// possible: the main process waits for worker A, A waits for the dispatching process, and that process waits for
-/// worker B, which has reached its limit. To prevent a deadlock, the main process receives the items of worker B before
-/// their turn.
+/// In strict order, each worker can only be a limited number of items ahead of the main process. For example, the main
+/// process waits for worker A, and worker A waits for the dispatching process. If worker B has reached its limit, and
+/// the dispatching process waits for worker B, no process can continue. To prevent this deadlock, the main process
+/// receives the items of worker B before their turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     pub turn: RoundRobin,

@@ -5,7 +5,8 @@
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! A grant contains only the low bits of its numbers, because the reader and the writer are never far apart.
+//! A grant contains only the low bits of its numbers, because the numbers of the reader and of the writer differ only a
+//! little.
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};

@@ -1,7 +1,7 @@
 //! Decides which child processes are replaced after an exit, and when the loader gives up.
 //!
-//! If a loader has a dispatching process, any exit replaces all children, because the remaining children cannot
-//! determine the lost items.
+//! If a loader has a dispatching process, all children are replaced after an exit, because the remaining children
+//! cannot determine which items were lost.
 
 /// The number of exits at the same item after which the loader gives up.
 pub const TRIES: usize = 3;

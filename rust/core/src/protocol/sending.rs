@@ -110,7 +110,7 @@ impl Sending {
         })
     }
 
-    /// Like `permit`, but for a writer that has reached its byte limit: `Wait` replaces `Now`.
+    /// Like `permit`, but a writer that has reached its byte limit must wait instead of sending an item.
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })

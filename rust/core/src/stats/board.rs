@@ -16,7 +16,7 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// A value that differs from the generation of every process, for a board that is only read.
+/// The generation of a board that is only read, which differs from the generation of every process.
 const NO_PROCESS: u64 = u64::MAX;
 
 /// The maximum size in bytes of another loader's board, because reading a board allocates memory.
@@ -34,8 +34,8 @@ pub enum Role {
     Dispatcher = 3,
 }
 
-/// The counters of all processes of a loader, in shared memory. In a child that user code has forked, zeros replace the
-/// board.
+/// The counters of all processes of a loader, in shared memory. In a child that user code has forked, the memory of the
+/// board contains only zeros.
 #[derive(Debug)]
 pub struct Board {
     pub region: Region,
@@ -199,7 +199,7 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns a page of counters to this process, which continues the counts of its predecessor.
+    /// Assigns a page to this process, which continues the counts of the previous process on this page.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();

@@ -76,7 +76,8 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores an outcome for each claimed item. `complete` combines the queue's part and the worker's part of the item.
+    /// Stores an outcome for each claimed item. `complete` combines the part of the item that the queue has kept with
+    /// the part that the worker returns.
     ///
     /// The caller must drop the returned parts of items whose slots no longer exist.
     pub fn put_some<X>(
@@ -97,9 +98,10 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Puts claimed items back at the front of the queue. `restore` puts the worker's part back into the item.
+    /// Puts claimed items back at the front of the queue. `restore` puts the part that the worker has taken back into
+    /// the item.
     ///
-    /// The caller must drop the returned parts of items whose slots no longer exist.
+    /// Returns the parts whose slots no longer exist, so that the caller drops these parts.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();
