@@ -13,7 +13,7 @@ use crate::process::board::BellRef;
 use crate::process::region::Region;
 use crate::protocol::Obedience;
 
-/// The shared memory of a link. The producer and the consumer can each be taken once.
+/// The shared memory of a link. The producer and the consumer can each be taken only once.
 #[derive(Debug, Clone)]
 pub struct Link {
     pub(super) layout: Arc<Layout>,
@@ -32,8 +32,8 @@ impl Link {
         &self.layout.region
     }
 
-    /// Takes the producer end, unless the producer end is already taken. `peer` is the doorbell of the consumer's
-    /// process.
+    /// Takes the producer end, or returns an error if the producer end is already taken. `peer` is the doorbell of the
+    /// consumer's process.
     pub fn producer(&self, peer: BellRef) -> Result<Producer, OpenError> {
         if self.layout.header().producer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("producer"));
@@ -41,8 +41,8 @@ impl Link {
         Ok(Producer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end, unless the consumer end is already taken. `peer` is the doorbell of the producer's
-    /// process.
+    /// Takes the consumer end, or returns an error if the consumer end is already taken. `peer` is the doorbell of the
+    /// producer's process.
     pub fn consumer(&self, peer: BellRef) -> Result<Consumer, OpenError> {
         if self.layout.header().consumer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("consumer"));

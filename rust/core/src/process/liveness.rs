@@ -35,7 +35,7 @@ impl Watch {
         Ok(Self { pid: 0, fd: Some(Descriptor::note(fd)), parent: false })
     }
 
-    /// A zombie counts as exited.
+    /// A zombie is regarded as exited.
     pub fn exited(&self) -> bool {
         self.wait(Duration::ZERO)
     }

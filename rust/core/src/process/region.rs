@@ -16,14 +16,16 @@ use crate::error::{self, OpenError};
 
 #[derive(Debug)]
 pub struct Region {
-    /// The registration of the mapping. Fields are dropped in order, so `mapping` must precede `map`.
+    /// The registration of the mapping. The registration must be dropped before the memory is unmapped, so `mapping`
+    /// must precede `map`.
     pub mapping: Mapping,
     map: MmapRaw,
     fd: AtomicI32,
 }
 
 impl Region {
-    /// Creates a region of `len` zero bytes. Bytes beyond the first `reserved` bytes need a call of `reserve`.
+    /// Creates a region of `len` zero bytes. Bytes beyond the first `reserved` bytes need a call of `reserve` before
+    /// their first use.
     pub fn create(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;

@@ -228,7 +228,7 @@ impl PageRef {
         Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _) })
     }
 
-    /// Returns the counter of the waits for commands.
+    /// Returns the counter with which the process measures its waits for commands.
     pub fn idle(&self) -> WaitRef {
         // SAFETY: the counter is in the memory of the board, which the `Arc` keeps mapped.
         unsafe { WaitRef::new(&self.header().idle, Arc::clone(&self.board) as _) }
@@ -246,7 +246,7 @@ impl PageRef {
         self.header().first.whom.store(flow.map_or(0, |flow| flow as u32 + 1), Relaxed);
     }
 
-    /// The number of the epoch is `epoch`, or the next number if `epoch` is None.
+    /// Begins to measure an epoch. The epoch's number is `epoch`, or the next number if `epoch` is None.
     pub fn begin_span(&self, epoch: Option<u32>) {
         let span = &self.header().span;
         span.end(nanoseconds());
@@ -276,7 +276,7 @@ impl PageRef {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds the estimated duration of all calls that one measured call represents.
+    /// Adds an estimated duration, which covers a measured call and the unmeasured calls that this call represents.
     pub fn inside(&self, nanoseconds: u64) {
         super::layout::add(&self.header().inside, nanoseconds);
         super::layout::add(&self.header().inside_samples, 1);
@@ -330,7 +330,8 @@ impl PipeRef {
         self.page.record_at(self.index).expect("checked when it was named")
     }
 
-    /// Returns the word that shows which pipe of the process is running, and this pipe's value of the word.
+    /// Returns the word that identifies the running pipe of the process, and the value of the word while this pipe
+    /// runs.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

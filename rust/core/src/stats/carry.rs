@@ -18,7 +18,7 @@ const CONTRADICTS: Corrupted = Corrupted("the counters of a process on another m
 
 struct Span {
     words: Range<usize>,
-    /// The index of the sequence number that guards `words`, or None if no number guards them.
+    /// The index of the sequence number (seqlock) of `words`, or None if `words` has no sequence number.
     guard: Option<usize>,
     moment: Option<usize>,
 }

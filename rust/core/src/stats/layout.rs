@@ -28,7 +28,7 @@ pub(super) const PLACE: usize = 112;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BoardConfig {
     pub pages: u32,
-    /// The maximum number of link ends that a process can count.
+    /// The maximum number of link ends for which a process has counters.
     pub flows: u32,
     pub pipes: u32,
 }
@@ -73,7 +73,8 @@ pub(super) struct BoardHeader {
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data. If a killed writer has left an odd number, the number is even after the change.
+    /// Changes the guarded data. After the change, the sequence number is even, even if a killed writer has left an odd
+    /// number.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
@@ -111,9 +112,9 @@ impl Sequence {
 #[repr(C, align(64))]
 pub struct Wait {
     sequence: Sequence,
-    /// The number of the link end from which the process awaits an item.
+    /// The link end from which the process waits for an item, counted from 1, or 0.
     pub whom: AtomicU32,
-    /// The time at which the wait in progress began, in nanoseconds, or 0.
+    /// The time in nanoseconds at which the current wait began, or 0 if no wait is in progress.
     pub since: AtomicU64,
     pub total: AtomicU64,
     pub count: AtomicU64,
@@ -187,7 +188,7 @@ pub(super) struct SkippedKind {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct PipeRecord {
-    /// The number of items that the current iterator has yielded, including items before a resumption.
+    /// The number of items that the current iterator has yielded, including items before the epoch was resumed.
     pub yielded: AtomicU64,
     /// The number of items that all iterators of this pipe have yielded, minus `yielded`.
     pub base: AtomicI64,
@@ -283,7 +284,7 @@ pub(super) struct PageHeader {
     pub stack: AtomicU32,
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
-    /// The total duration in nanoseconds of the calls of the last pipe in the main process's graph.
+    /// How many nanoseconds the calls of the last pipe in the main process's graph have taken in total.
     pub inside: AtomicU64,
     pub inside_samples: AtomicU64,
     /// Whether a process on another machine has exited (1) or not (0). Only the main process writes `place` and the

@@ -45,7 +45,8 @@ impl ProducerCursor {
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
         // SYNC(release): pairs with ConsumerCursor::release; the consumer has read all slots before `head`.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
-        // The word contains only the low bits of the cursor, so a decrease looks like a large increase.
+        // A cursor that has decreased looks like a large increase, because the word contains only the low bits of the
+        // cursor.
         let head =
             head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor is outside the ring"))?;
         self.head = head;

@@ -121,8 +121,7 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// Records an object that may occur twice in the item. An object with at most two references occurs only once,
-    /// because one of the references belongs to the encoder.
+    /// An object with at most two references occurs only once, because one of the references belongs to the encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: the call only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
@@ -134,7 +133,8 @@ impl Encoder {
 
     /// If this string has occurred earlier in the item, writes a reference and returns true.
     ///
-    /// Every new long string receives a number (`Tag::Kept`), because the encoding must not depend on reference counts.
+    /// Every new long string receives a number (`Tag::Kept`), even without further references, so that equal items have
+    /// equal encodings.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
@@ -162,8 +162,7 @@ impl Encoder {
         Ok(false)
     }
 
-    /// Records the memory range of a tensor. If two tensors share memory, the whole item is pickled, because only
-    /// pickle preserves the sharing.
+    /// If two tensors share memory, the whole item is pickled, because only pickle preserves the sharing.
     fn visit_span(&mut self, (start, end): Span) -> Result<(), Stop> {
         if start == end {
             return Ok(());

@@ -82,8 +82,8 @@ impl Collector {
         Ok(Self { access: Access::new(reader, own, on_demand), books, relay })
     }
 
-    /// Watches processes, given by an id or by a descriptor that becomes readable at the exit. After an exit, a waiting
-    /// reader calls `on_exit(index)`, which must raise an exception.
+    /// Watches processes, which are given by an id or by a descriptor that becomes readable when the process exits.
+    /// After an exit, a waiting reader calls `on_exit(index)`, which must raise an exception.
     fn watch(&self, py: Python<'_>, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py)?.watch.watch(processes, on_exit).map_err(errors::open)
     }
@@ -91,10 +91,10 @@ impl Collector {
     /// Watches processes, and replaces processes that exit.
     ///
     /// `on_death(dead, received, ended, paused)` receives the exited processes, each shard's number of received items,
-    /// whether each shard's items are complete, and whether the senders are paused. The callback returns the indices of
+    /// whether each shard's items are complete, and whether the senders are paused. `on_death` returns the indices of
     /// the processes to replace.
     ///
-    /// `on_replace(dead, positions, ended)` then starts the replacements. The callback returns (index, new link or
+    /// `on_replace(dead, positions, ended)` then starts the replacements. `on_replace` returns (index, new link or
     /// None, id or descriptor of the new process) for each replacement.
     ///
     /// If a callback raises an exception, nothing changes, and the next read calls the callbacks again.
@@ -113,8 +113,8 @@ impl Collector {
         self.access.replace_dead(py, dead)
     }
 
-    /// Calls `on_surplus(next peer, early peer, bytes)` at most once per epoch, when items received early exceed `most`
-    /// bytes.
+    /// Calls `on_surplus(next peer, early peer, bytes)` when more than `most` bytes were received early, but only once
+    /// per epoch.
     fn tell_surplus(&self, py: Python<'_>, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py).map(|mut held| held.peers.tell_surplus_to(most, on_surplus))
     }
@@ -265,9 +265,9 @@ impl Collector {
         self.access.stop(py);
     }
 
-    /// Receives items early while the caller waits for child processes to execute a command. Without this method, a
-    /// child could wait forever for the dispatching process. The caller repeats the call during the wait. In the last
-    /// call, `done` is true.
+    /// Receives items before their turn while the caller waits for child processes to execute a command. Without this
+    /// method, a child could wait forever for the dispatching process. During the wait, the caller calls this method
+    /// repeatedly. After the wait, the caller calls this method once more, with `done` = True.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold(py) else { return Ok(()) }; // the reading thread receives these items
         if done {
@@ -311,8 +311,8 @@ impl Collector {
         self.access.hold(py)?.receive_results(py, peer, last, seconds.map(duration))
     }
 
-    /// While a thread reads, the thread's reference keeps this object alive, so nothing is visited. A thread takes the
-    /// reader only with the GIL held, so all traversals by the garbage collector visit the same references.
+    /// While a thread reads, nothing is visited, because the thread's reference keeps this object alive. A thread takes
+    /// the reader only with the GIL held, so all traversals by the garbage collector visit the same references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // SAFETY: the garbage collector holds the GIL during this call, but provides no interpreter token.
         let py = unsafe { Python::assume_attached() };

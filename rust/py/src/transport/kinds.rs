@@ -16,8 +16,8 @@ pub const RESULT: u16 = 6;
 pub const NOTE: u16 = 7;
 pub const WHAT: u16 = 0xff;
 
-/// Returns the bytes that follow a result: the number of the call, and the seconds since work on the batch of calls
-/// began.
+/// Returns the bytes that follow a result: the number of the call, and how many seconds this process has worked on the
+/// batch of calls.
 pub fn result_tail(number: u64, spent: f64) -> [u8; 16] {
     (u128::from(number) | u128::from(spent.to_bits()) << 64).to_le_bytes()
 }

@@ -1,6 +1,7 @@
 //! Holds the state of the thread that sends messages in a child process.
 //!
-//! After an interruption by a command, the next call sends the rest of the message, so that no item is lost.
+//! If a command interrupts the sending of a message, the next call sends the rest of the message, so that no item is
+//! lost.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -79,7 +80,7 @@ pub(super) struct Departing {
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
-    /// The message's stored buffers, followed by the payload if the payload is long.
+    /// The buffers of the message that were already stored. A long payload is the last buffer.
     pub parts: Vec<Part>,
     pub streamed: usize,
 }
@@ -365,7 +366,7 @@ impl Outlet {
         })
     }
 
-    /// Copies a buffer into the arena. Sends larger buffers in fragments, starting at byte `streamed`.
+    /// Copies a buffer into the arena. If this is impossible, sends the buffer in fragments, from byte `streamed` on.
     fn put_in_memory(
         &mut self,
         py: Python<'_>,

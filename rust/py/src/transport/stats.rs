@@ -47,7 +47,8 @@ impl PyStatsBoard {
     }
 }
 
-/// (token, name, location of the user function, index of the reading pipe, flags, capacity)
+/// The token, the name, the location of the user function, the index of the reading pipe, the flags, and the capacity
+/// of a pipe.
 type Pipe<'py> = (Bound<'py, IterationToken>, String, String, Option<usize>, u32, u64);
 
 #[pymethods]

@@ -79,7 +79,7 @@ impl<T> OrderedQueue<T> {
     /// Stores an outcome for each claimed item. `complete` combines the part of the item that the queue has kept with
     /// the part that the worker returns.
     ///
-    /// The caller must drop the returned parts of items whose slots no longer exist.
+    /// Returns the parts whose slots no longer exist, so that the caller drops these parts.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,

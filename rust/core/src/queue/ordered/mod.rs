@@ -158,7 +158,8 @@ impl<T> OrderedQueue<T> {
         copy
     }
 
-    /// Stores an outcome like `put`, and reserves the next slot to avoid waking up another worker.
+    /// Stores an outcome like `put`, and reserves the next slot for the same worker, so that no other worker must be
+    /// woken up.
     pub fn put_and_reserve(&self, slot: Slot, outcome: Outcome<T>) -> (Option<T>, Option<Slot>) {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
