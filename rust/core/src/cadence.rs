@@ -25,8 +25,8 @@ const NEAR: Duration = Duration::from_micros(100);
 /// time is slow.
 const EARLY: f64 = 0.02;
 
-/// Each second of a snapshot beyond `CHEAP` counts as several seconds, because copying a large state slows down other
-/// processes.
+/// The part of a snapshot's duration beyond `CHEAP` seconds has a higher weight, because copying a large state slows
+/// down other processes.
 const CHEAP: f64 = 0.001;
 const DEAR: f64 = 4.0;
 

@@ -1,4 +1,4 @@
-//! Errors Defines the errors of shared memory and of the links between processes.
+//! Defines the errors of shared memory and of the links between processes.
 
 use std::io;
 use std::path::PathBuf;

@@ -30,7 +30,7 @@ pub const fn open(word: u64) -> Option<u64> {
     if seal(word) == word { Some(word & SEALED) } else { None }
 }
 
-/// Returns the value from whose lower 48 bits [`seal`] made the word, or None if the word is damaged.
+/// Returns the value whose lower 48 bits are in `word`, or None if the word is damaged.
 ///
 /// The value must be at least `known` and less than `known` + 2^48.
 #[inline]

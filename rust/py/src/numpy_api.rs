@@ -1,7 +1,7 @@
 //! Looks up NumPy's C API, a table of pointers, when an array or scalar is first used.
 //!
-//! The `numpy` crate is not used for this, because its lookup panics if it fails. That lookup also takes a lock, which
-//! a forked child may inherit in locked state. This module repeats a failed lookup in the next call.
+//! This module does not use the lookup of the `numpy` crate, which panics after a failure. That lookup also takes a
+//! lock, which a forked child may inherit in locked state. This module repeats a failed lookup in the next call.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;

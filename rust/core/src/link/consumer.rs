@@ -30,7 +30,7 @@ impl Buffer {
         }
     }
 
-    /// Copies the buffer into private memory. Without enough memory for the copy, the result is the unchanged buffer.
+    /// Copies the buffer into private memory. If there is not enough memory for the copy, returns the unchanged buffer.
     pub fn into_owned(self) -> Self {
         match &self {
             Self::Owned(_) => self,
@@ -434,7 +434,8 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // If this message has no streamed buffer, the fragments belong to a message that the producer has abandoned.
+        // If this message has no streamed buffer, the received fragments belong to another message, which the producer
+        // has abandoned.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a message refers to fragments that differ from those received"));
         }

@@ -44,7 +44,7 @@ impl Default for LinkConfig {
 }
 
 impl LinkConfig {
-    /// Returns a copy whose sizes are rounded up and limited to valid sizes.
+    /// Returns a copy whose sizes are rounded up and inside the valid ranges.
     pub fn rounded(self) -> Self {
         Self {
             ring_capacity: self.ring_capacity.clamp(4096, 1 << 30).next_power_of_two(),
@@ -95,7 +95,7 @@ pub(crate) struct Header {
     pub granted: Word,
     /// A flag that the producer sets while it waits for returned blocks.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// The last epoch in which the producer's process has waited for the dispatching process, or 0.
+    /// The last epoch in which the producer's process has waited for the dispatching process, or 0 if there is none.
     pub starving: Word,
     /// The latest epoch that the main process has ordered, or the order to stop.
     pub order: Word,

@@ -41,8 +41,8 @@ pub(crate) struct MessageHeader {
     pub epoch: u64,
 }
 
-/// The size of a message header in bytes. The header has three words: the first contains the length and the checksum,
-/// the second the shard, the kind and the number of blocks, and the third the epoch.
+/// The size of a message header in bytes. Its first word contains the length and the checksum. The second word contains
+/// the shard, the kind and the number of blocks, and the third word contains the epoch.
 pub(crate) const MESSAGE_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
 /// A flag in the length field that marks padding. Lengths of messages do not use this bit, because they are multiples

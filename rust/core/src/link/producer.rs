@@ -22,8 +22,8 @@ use crate::sync::cursor::ProducerCursor;
 
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and the maximum number of items between two calls of `tidy`, which needs the time. The clock is not read
-/// for each item, because reading the clock is expensive.
+/// The minimum and the maximum number of items between two calls of `tidy`. `tidy` is not called for each item, because
+/// reading the clock is expensive.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -139,7 +139,7 @@ impl Producer {
         self.shards.fill(ShardProgress::default());
         (self.ahead_bytes, self.ahead) = (0, VecDeque::new());
         self.give_up();
-        // A wait for blocks that was interrupted has left `blocks_wanted` set.
+        // An interrupted wait for blocks leaves `blocks_wanted` set.
         self.layout.header().blocks_wanted.lower();
     }
 
@@ -176,8 +176,8 @@ impl Producer {
             .map(move |(shard, &kept)| if shard == current { self.current_shard() } else { kept })
     }
 
-    /// Returns how many items the current shard must still recompute. Recomputed items are not sent, because a replaced
-    /// process has already sent them.
+    /// Returns how many items the current shard must still recompute. Recomputed items are not sent, because the
+    /// predecessor of this process has already sent them.
     #[inline]
     pub fn owed(&self) -> u64 {
         self.sending.owed()

@@ -30,7 +30,7 @@ impl System for Linux {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
         // Without the seals, another process could shrink the file, and this process would receive SIGBUS when it
-        // accesses the lost pages.
+        // accesses the removed pages.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(File::from(fd))
     }

@@ -58,7 +58,7 @@ impl Watch {
         !fds.is_empty() && poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Returns whether the process has exited before the timeout.
+    /// Waits up to `timeout`, and returns whether the process has exited.
     pub fn wait(&self, timeout: Duration) -> bool {
         match &self.fd {
             Some(fd) => poll_exit(fd, timeout),
@@ -101,7 +101,7 @@ fn has_exited(pid: i32) -> bool {
 
 fn is_zombie(pid: i32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    // The state follows the process name, which is in parentheses and may itself contain parentheses.
+    // In this file, the state follows the process name, which is in parentheses and may itself contain parentheses.
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 

@@ -42,8 +42,8 @@ fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {
         return false; // the kernel sent the signal, not a process
     }
-    // SAFETY: if a process has sent the signal, the field contains the id of this process. For any other signal, the
-    // field is readable, but has no meaning.
+    // SAFETY: if a process has sent the signal, the field contains the sender's id. For any other signal, the field is
+    // readable, but has no meaning.
     unsafe { info.si_pid() == libc::getpid() }
 }
 

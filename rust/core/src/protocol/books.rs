@@ -208,7 +208,7 @@ impl<S> Books<S> {
         !self.dealt.is_empty()
     }
 
-    /// Returns the latest snapshot of the dispatching process from which workers at the positions `shares` can resume.
+    /// Returns the dispatching process's latest snapshot that allows workers at the positions `shares` to resume.
     pub fn dealt_before(&self, shares: &[Share]) -> Option<&Dealt<S>> {
         let is_before = |dealt: &&Dealt<S>| (0..shares.len()).all(|worker| dealt.is_behind(worker, shares[worker]));
         self.dealt.iter().rev().find(is_before)
@@ -238,7 +238,7 @@ impl<S> Books<S> {
         snapshots.drain(..superfluous).map(|snapshot| snapshot.content).collect()
     }
 
-    /// Stores a snapshot of the dispatching process, and returns older snapshots that no worker needs to resume.
+    /// Stores a snapshot of the dispatching process, and returns older snapshots that workers no longer need.
     pub fn keep_dealt(&mut self, dealt: Dealt<S>) -> Vec<S> {
         if self.dealt.iter().any(|known| known.pass == dealt.pass && known.accounts == dealt.accounts) {
             return vec![dealt.content];

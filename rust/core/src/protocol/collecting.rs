@@ -30,8 +30,8 @@ impl Collecting {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
 
-    /// Returns the next step. `ready` returns whether a link's item can be delivered, and `arrived` whether it can be
-    /// received. `starves` returns whether the link's sender waits for the dispatching process.
+    /// Returns the next step. `ready` returns whether an item of a link can be delivered, and `arrived` returns whether
+    /// such an item can be received. `starves` returns whether the link's sender waits for the dispatching process.
     #[inline]
     pub fn next(
         &mut self,

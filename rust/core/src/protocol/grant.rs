@@ -17,7 +17,7 @@ const EPOCH_BITS: u32 = 14;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wish {
-    /// The reader wants this total number of items from the stream, modulo 2^30.
+    /// The total number of items that the reader wants from the stream, modulo 2^30.
     Items(u32),
     /// The reader wants no more items of the current pass, but may request another pass.
     Left,
@@ -35,7 +35,7 @@ pub struct Grant {
 pub enum Reader {
     /// The reader is still in an earlier stream.
     Behind,
-    /// The reader wants this total number of items from the writer's stream, modulo 2^30.
+    /// The total number of items that the reader wants from the writer's stream, modulo 2^30.
     Here(u32),
     /// The reader has ended the writer's pass, but may request the next pass.
     Left,

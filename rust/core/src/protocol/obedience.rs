@@ -53,8 +53,8 @@ impl Obedience {
             _ if self.runs => Step::Leave,
             Command::Stop => Step::End,
             Command::Epoch(_) => Step::Run { first: true, last: false },
-            // The dispatching process acknowledges `Repeat` first, because the main process waits for this before it
-            // sends `Repeat` to the workers.
+            // The dispatching process acknowledges `Repeat` before its first item, because the main process then sends
+            // `Repeat` to the workers.
             Command::Repeat(_) => Step::Run { first: self.dispatches, last: true },
         };
         self.runs |= matches!(step, Step::Run { .. });

@@ -199,7 +199,7 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns a page to this process, which continues the counts of the previous process on this page.
+    /// Assigns a page to this process. The counts on this page continue from those of the previous process.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();

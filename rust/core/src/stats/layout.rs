@@ -67,7 +67,8 @@ pub(super) struct BoardHeader {
     pub wants_large: AtomicU32,
 }
 
-/// A sequence number (seqlock) that guards data. The number is odd while the only writer changes the data.
+/// A sequence number (seqlock) that guards data. The number is odd while the writer changes the data. Only one thread
+/// may write.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Sequence(AtomicU32);
@@ -112,7 +113,7 @@ impl Sequence {
 #[repr(C, align(64))]
 pub struct Wait {
     sequence: Sequence,
-    /// The link end from which the process waits for an item, counted from 1, or 0.
+    /// The number (from 1) of the link end from which the process waits for an item, or 0 if this number is unknown.
     pub whom: AtomicU32,
     /// The time in nanoseconds at which the current wait began, or 0 if no wait is in progress.
     pub since: AtomicU64,

@@ -295,7 +295,7 @@ impl DeliveryIterator {
 #[cold]
 fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = slf.py();
-    // The watching thread counts the time until the item is returned.
+    // The time that the watching thread measures includes this wait.
     delivery.pulse.enter();
     let stepped = match slf.call_method0("_wait_until_released") {
         Ok(_) => delivery.step(py),

@@ -35,7 +35,7 @@ const CLEARED: u64 = u64::MAX;
 struct Guard {
     ob_base: ffi::PyObject,
     // Fields that are used for each item come first, to share one cache line.
-    /// The guard is valid while the token contains the same iterator number as `id`.
+    /// The guard is valid while the token contains this iterator number.
     id: u64,
     token: *const IterationToken,
     /// The function that returns the next item from `argument`. After the end of the data, `no_more` replaces the

@@ -83,7 +83,7 @@ impl Collector {
     }
 
     /// Watches processes, which are given by an id or by a descriptor that becomes readable when the process exits.
-    /// After an exit, a waiting reader calls `on_exit(index)`, which must raise an exception.
+    /// When a process has exited, a waiting reader calls `on_exit(index)`, which must raise an exception.
     fn watch(&self, py: Python<'_>, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py)?.watch.watch(processes, on_exit).map_err(errors::open)
     }

@@ -8,7 +8,7 @@ pub const MESSAGE: u16 = 3;
 pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
 /// A snapshot of the sender's state, which is valid after all items that were sent before the snapshot.
 pub const STATE: u16 = 4;
-/// A snapshot of the dispatching process, which a worker process sends on to the main process.
+/// A snapshot of the dispatching process, which a worker process forwards to the main process.
 pub const RELAYED: u16 = 5;
 /// The result of a function call. The number of the call follows the result.
 pub const RESULT: u16 = 6;

@@ -78,7 +78,8 @@ impl PyStatsBoard {
         self.0.close();
     }
 
-    /// Returns a board to which this process may write. A forked child receives a new mapping.
+    /// Returns a board to which this process may write. In a forked child, this board uses a new mapping of the shared
+    /// memory.
     fn here(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
         let board = slf.get();
         match board.0.fd() {

@@ -1,6 +1,6 @@
 //! Detects in the reading thread that processes have exited.
 //!
-//! After an exit, the reader raises an error or starts a replacement process (`replacing.rs`).
+//! When a process has exited, the reader raises an error or starts a replacement process (`replacing.rs`).
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
