@@ -27,7 +27,7 @@ unsafe fn fill_buffer(
     if done == 0 { Ok(()) } else { Err(Python::attach(PyErr::fetch)) }
 }
 
-/// Owns the memory of a received array: a block in the sending process's arena.
+/// Owns the memory of a received array, which is a block in the sending process's arena.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct LeasedBuffer(pub Arc<Lease>);
 
@@ -44,7 +44,7 @@ impl LeasedBuffer {
     }
 }
 
-/// Owns the memory of an array from `torchdata.empty`: a block in this process's arena.
+/// Owns the memory of an array from `torchdata.empty`, which is a block in this process's arena.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ArenaBuffer {
     pub block: Arc<Block>,

@@ -100,7 +100,8 @@ impl PyMeeting {
         Ok(Self::new(py.detach(|| Meeting::join(socket, rank, Tokens { hello, welcome }, patience))?))
     }
 
-    /// Waits until all ranks are connected. Returns None, or the failure with the ranks that caused it.
+    /// Waits until all ranks are connected. Returns None when all ranks are connected, or the reason for the failure
+    /// and the ranks at fault.
     fn open(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<Blame>> {
         Ok(self.end_of(py, 0, timeout)?.err())
     }

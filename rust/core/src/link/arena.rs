@@ -1,4 +1,4 @@
-//! Manages the arena of a link: shared memory from which the producer allocates blocks for large buffers.
+//! Manages the arena of a link. The arena is shared memory from which the producer allocates blocks for large buffers.
 //!
 //! An allocation uses the lowest free range that is long enough, so that few memory pages are used.
 

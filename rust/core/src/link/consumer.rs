@@ -1,4 +1,4 @@
-//! The consumer of a link: the end that receives messages.
+//! The consumer of a link is the end that receives messages.
 //!
 //! The consumer does not trust the producer, so the consumer verifies a private copy of each message.
 

@@ -87,7 +87,7 @@ impl Link {
 
     /// Informs the consumer that the producer's process waits for the dispatching process in `epoch`.
     pub fn starve(&self, epoch: u32, peer: &BellRef) {
-        // SYNC(starve): pairs with Consumer::starves; no other data is read through this word.
+        // SYNC(starve): pairs with Consumer::starves. No other data is read through this word.
         self.layout.header().starving.store(seal(u64::from(epoch)), Ordering::Release);
         peer.ring();
     }

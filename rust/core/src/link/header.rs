@@ -156,7 +156,7 @@ impl Layout {
         }
         header.items_wanted.raise();
         header.ahead.store(seal(Ahead::LEAST), Ordering::Relaxed);
-        // SYNC(version): pairs with `attach`; a process that reads the version also sees all earlier stores to the
+        // SYNC(version): pairs with `attach`. A process that reads the version also sees all earlier stores to the
         // header.
         header.version.store(VERSION, Ordering::Release);
         Ok(layout)

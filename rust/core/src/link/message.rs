@@ -11,7 +11,8 @@ pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
 /// their message was abandoned.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
-/// A flag in the kind of an item whose bytes may differ between two runs, for example because the item is pickled.
+/// A flag in the message kind of an item whose bytes may differ between two runs, for example because the item is
+/// pickled.
 pub const OPAQUE: u16 = 0x200;
 
 /// The number of bits of a buffer's length. The remaining bits of the word contain check bits of the buffer's bytes.

@@ -1,4 +1,4 @@
-//! The producer of a link: the end that sends messages.
+//! The producer of a link is the end that sends messages.
 //!
 //! A single store publishes a message, so the consumer never reads an incomplete message, even if the producer is
 //! killed.
@@ -236,7 +236,7 @@ impl Producer {
         if !far_ahead && self.sending.has_credit() {
             return Ok(Permit::Now);
         }
-        // SYNC(grant): pairs with Consumer::grant; no other data is read through this word.
+        // SYNC(grant): pairs with Consumer::grant. No other data is read through this word.
         let word = self.layout.header().granted.load(Ordering::Acquire);
         let permit = if far_ahead { self.sending.permit_far_ahead(word) } else { self.sending.permit(word) };
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))

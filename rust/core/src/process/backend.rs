@@ -19,7 +19,7 @@ fn lacks() -> bool {
 }
 
 pub fn portable() -> bool {
-    /// The choice: 1 for the portable fallback, 2 for Linux, and 0 before the first call. The choice has no lock,
+    /// The value is 1 for the portable fallback, 2 for Linux, and 0 before the first call. The value has no lock,
     /// because a forked child could inherit the lock in locked state.
     static CHOICE: AtomicU8 = AtomicU8::new(0);
     if CHOICE.load(Relaxed) == 0 {

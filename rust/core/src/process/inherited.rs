@@ -38,7 +38,7 @@ unsafe impl Send for InheritedEntry {}
 static FIRST: AtomicPtr<InheritedEntry> = AtomicPtr::new(ptr::null_mut());
 
 fn entries() -> impl Iterator<Item = &'static InheritedEntry> {
-    // SYNC(entries): pairs with `note`; a thread that reads a pointer to an entry also reads the entry's `next`.
+    // SYNC(entries): pairs with `note`. A thread that reads a pointer to an entry also reads the entry's `next`.
     let mut next: *const InheritedEntry = FIRST.load(Ordering::Acquire);
     std::iter::from_fn(move || {
         // SAFETY: the pointer is null or points to an entry, and entries are never freed.

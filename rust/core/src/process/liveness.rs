@@ -107,7 +107,7 @@ fn is_zombie(pid: i32) -> bool {
 
 /// Makes this process exit immediately when the watched process exits.
 ///
-/// A separate thread waits for the exit, so this process exits even if all its other threads are blocked.
+/// A separate thread watches the other process, so that this process exits even if all its other threads are blocked.
 pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
     let builder = std::thread::Builder::new().name("torchdata-parent".to_owned()).stack_size(64 << 10);
     let wait = move || {

@@ -15,8 +15,9 @@ const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
 const NEAR: u64 = 50_000;
 
-/// A yield of at least this number of nanoseconds counts as a yield to an unrelated thread. Measured with up to 64
-/// workers on 2 cores, a yield within the loader lasts 0.1 to 0.5 ms, and a yield to a busy loop lasts 2 to 8 ms.
+/// A yield of at least this number of nanoseconds is regarded as a yield to an unrelated thread. In measurements with
+/// up to 64 workers on 2 cores, a yield within the loader lasted 0.1 to 0.5 ms, and a yield to a busy loop lasted 2 to
+/// 8 ms.
 const UNRELATED_YIELD: u64 = 1_500_000;
 /// In loaders with more processes, long yields are ignored, because the loader's own processes cause long yields.
 const MOST_PROCESSES: usize = 32;

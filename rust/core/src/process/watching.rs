@@ -141,7 +141,7 @@ static OVER: AtomicBool = AtomicBool::new(false);
 pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     let generation = fork::generation();
     loop {
-        // SYNC(watch): pairs with the exchange below; a thread that reads the pointer also reads the initialized
+        // SYNC(watch): pairs with the exchange below. A thread that reads the pointer also reads the initialized
         // `Watch`.
         let current = WATCH.load(Acquire);
         // SAFETY: the pointer is null or points to a `Watch`, which is never freed.

@@ -6,7 +6,7 @@ use crate::round_robin::RoundRobin;
 pub enum Next {
     /// Deliver the next item from this link.
     Deliver(usize),
-    /// Receive this link's next item early, because the sender whose turn it is waits for another process.
+    /// Receive this link's next item before its turn, because the sender of the next item waits for another process.
     TakeIn(usize),
     Wait,
     /// Raise an error, because a required process has exited.

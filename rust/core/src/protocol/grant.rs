@@ -1,4 +1,4 @@
-//! Defines the grant: a word in shared memory with which the reader of a link requests items.
+//! Defines the grant. The reader of a link writes this word to shared memory to request items.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0

@@ -1,4 +1,4 @@
-//! Manages boards: shared memory with counters of all processes of a loader.
+//! Manages boards, which contain the counters of all processes of a loader in shared memory.
 
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -118,7 +118,7 @@ impl Board {
         self.fd.as_ref().and_then(Descriptor::get)
     }
 
-    /// Closes the descriptor of the board. The caller must no longer use a result of `fd`.
+    /// Closes the descriptor of the board. After this call, the caller must not use a result of `fd`.
     pub fn close(&self) {
         self.fd.iter().for_each(Descriptor::close);
     }
@@ -263,7 +263,7 @@ impl PageRef {
     /// 0, this process writes no stacks.
     pub fn set_stack(&self, signal: u32, descriptor: u32) {
         self.header().stack.store(descriptor, Relaxed);
-        // SYNC(stack): pairs with the readers' load; a reader that sees the signal also sees the descriptor.
+        // SYNC(stack): pairs with the readers' load. A reader that sees the signal also sees the descriptor.
         self.header().signal.store(signal, Ordering::Release);
     }
 
@@ -285,7 +285,7 @@ impl PageRef {
     pub fn set_pipes(&self, all: usize) {
         let header = self.header();
         header.all_pipes.store(all as u32, Relaxed);
-        // SYNC(pipes): pairs with `PageRef::counted_pipes`; a reader that sees the number also sees the records.
+        // SYNC(pipes): pairs with `PageRef::counted_pipes`. A reader that sees the number also sees the records.
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 

@@ -80,7 +80,7 @@ impl Sequence {
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
         self.0.store(odd, Relaxed);
-        // SYNC(sequence): pairs with the fence in `read`; a reader that sees changed data also sees the odd number.
+        // SYNC(sequence): pairs with the fence in `read`. A reader that sees changed data also sees the odd number.
         fence(Ordering::Release);
         let changed = change();
         // SYNC(sequence): pairs with the first load of `read`.
@@ -243,7 +243,7 @@ impl PipeRecord {
             } else if place.name.iter().zip(&mut cut).any(|(one, other)| one.load(Relaxed) != *other.get_mut()) {
                 continue;
             }
-            // SYNC(kind): pairs with PipeRecord::skipped_kinds; a reader that sees the count also sees `name`.
+            // SYNC(kind): pairs with PipeRecord::skipped_kinds. A reader that sees the count also sees `name`.
             place.count.store(count.wrapping_add(1), Ordering::Release);
             return;
         }

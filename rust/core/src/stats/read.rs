@@ -121,7 +121,7 @@ fn wait(wait: &Wait) -> Value {
 }
 
 fn flow(flow: &Flow) -> Value {
-    // SYNC(used): pairs with Allocator::mirror; a reader that sees a value of `arena_used` also sees the `arena_peak`
+    // SYNC(used): pairs with Allocator::mirror. A reader that sees a value of `arena_used` also sees the `arena_peak`
     // that was stored before it.
     let used = flow.arena_used.load(Ordering::Acquire);
     fields!(

@@ -1,4 +1,4 @@
-//! Encodes those NumPy dtypes whose elements are sent as their bytes in memory.
+//! Encodes the NumPy dtypes whose elements can be sent as their bytes in memory.
 
 use std::ffi::c_int;
 
@@ -15,7 +15,8 @@ pub struct Dtype {
     unit: Option<TimeUnit>,
 }
 
-/// The unit of a `datetime64` or `timedelta64` dtype: NumPy's number for a base unit, and a multiplier.
+/// The unit of a `datetime64` or `timedelta64` dtype, which consists of NumPy's number for a base unit and a
+/// multiplier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TimeUnit {
     base: u32,

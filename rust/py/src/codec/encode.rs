@@ -71,7 +71,8 @@ pub struct Encoder {
     /// address valid.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     announced: u64,
-    /// The memory ranges of the item's tensors: the end address of each range, by its start address.
+    /// The memory ranges of the item's tensors. The key is the start address of a range, and the value is its end
+    /// address.
     spans: BTreeMap<usize, usize>,
     /// A member that must be pickled, and the offset in the payload where its pickle belongs.
     pickled_member: Option<(usize, Py<PyAny>)>,

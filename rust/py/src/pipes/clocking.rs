@@ -28,7 +28,7 @@ pub fn is_measuring() -> bool {
 }
 
 struct Clocking {
-    /// The number of calls of pipes in progress in this thread: the outermost call, and the calls nested in it.
+    /// The number of calls of pipes in progress in this thread, which are the outermost call and its nested calls.
     depth: Cell<u32>,
     /// The number of calls that the current outermost call represents, or 0 if the outermost call is not measured.
     weight: Cell<u64>,

@@ -21,8 +21,8 @@ use crate::seconds::duration;
 
 const ADDRESS: u32 = 48;
 
-/// Returns an id of this thread, which includes the number of forks, because a thread of the parent process may have
-/// the same id.
+/// Returns an id of this thread. The id includes the number of forks, because a thread of the parent process may have
+/// the same thread id.
 fn this_thread() -> u64 {
     watching::this_thread() ^ (fork::generation() << ADDRESS)
 }

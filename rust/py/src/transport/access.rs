@@ -171,8 +171,8 @@ impl Access {
         self.set_paused(py, true);
     }
 
-    /// Replaces all exited processes, including the processes in `dead`. Returns false if a reading thread will replace
-    /// them.
+    /// Replaces all exited processes, including the processes in `dead`. If another thread is reading, returns false,
+    /// because that thread replaces the processes.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;

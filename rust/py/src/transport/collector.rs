@@ -90,9 +90,9 @@ impl Collector {
 
     /// Watches processes, and replaces processes that exit.
     ///
-    /// `on_death(dead, received, ended, paused)` receives the exited processes, each shard's number of received items,
-    /// whether each shard's items are complete, and whether the senders are paused. `on_death` returns the indices of
-    /// the processes to replace.
+    /// `on_death(dead, received, ended, paused)` receives the exited processes, and the number of items received from
+    /// each shard. `ended` shows whether each shard's items are complete, and `paused` shows whether the senders are
+    /// paused. `on_death` returns the indices of the processes to replace.
     ///
     /// `on_replace(dead, positions, ended)` then starts the replacements. `on_replace` returns (index, new link or
     /// None, id or descriptor of the new process) for each replacement.
@@ -108,7 +108,8 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.watch.watch_and_replace(processes, Replacing { on_death, on_replace }))
     }
 
-    /// Replaces all exited processes, or returns False if a reading thread will replace them.
+    /// Replaces all exited processes. If another thread is reading, returns False, because that thread replaces the
+    /// processes.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }

@@ -42,7 +42,8 @@ pub(super) struct Outlet {
     pub producers: Vec<Producer>,
     /// The arenas of the producers, so that `tidy` can free memory while a wait borrows the producers.
     arenas: Vec<Arc<Arena>>,
-    /// Selects the target of the next item: a shard in a worker process, or a worker in the dispatching process.
+    /// Selects the target of the next item, which is a shard in a worker process, or a worker in the dispatching
+    /// process.
     pub dealing: Dealing,
     pub has_shards: bool,
     /// Whether a shard may still have to recompute items.
@@ -443,7 +444,8 @@ impl Outlet {
         }
     }
 
-    /// Waits until there is space. Returns None, or the reason why the message can no longer be sent.
+    /// Waits until there is space. Returns None when there is space, or the reason why the message can no longer be
+    /// sent.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,

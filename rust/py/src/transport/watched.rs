@@ -10,7 +10,7 @@ use torchdata_core::process::liveness::Watch;
 
 use crate::descriptors::OwnedDescriptor;
 
-/// How to watch a process: by its id, or by a descriptor that becomes readable when the process exits.
+/// Identifies a process to watch, either by its id or by a descriptor that becomes readable when the process exits.
 #[derive(FromPyObject)]
 pub enum Sign<'py> {
     Number(i32),
