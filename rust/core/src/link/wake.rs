@@ -24,8 +24,8 @@ impl WakePolicy {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
 
-    /// Must be called after each published item. The flag `wanted` is set while the consumer waits for an item of this
-    /// producer.
+    /// The producer must call this method after each published item. The flag `wanted` is set while the consumer waits
+    /// for an item of this producer.
     #[inline]
     pub fn published(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         if bell.has_sleeper() && wanted.is_raised() {

@@ -153,8 +153,8 @@ impl Drop for Descriptor {
 
 /// Drops all registered mappings and descriptors, except for pinned mappings and the mappings in `keep`.
 ///
-/// Must be called in a forked child that has a single thread. Zeros replace the contents of the mappings, so that
-/// remaining pointers into the mappings are harmless.
+/// This function must be called in a forked child that has only one thread. Zeros replace the contents of the mappings,
+/// so that remaining pointers into the mappings are harmless.
 pub fn drop_all_but(keep: &[&Mapping]) {
     let mut dropped = Vec::new();
     for entry in entries() {

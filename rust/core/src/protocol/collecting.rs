@@ -4,7 +4,6 @@ use crate::round_robin::RoundRobin;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Next {
-    /// Deliver the next item from this link.
     Deliver(usize),
     /// Receive this link's next item before its turn, because the sender of the next item waits for another process.
     TakeIn(usize),

@@ -5,7 +5,6 @@ use super::stream::Stream;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Permit {
-    /// The reader accepts the item now.
     Now,
     /// The reader does not accept the item yet, because its window is full or it still reads an earlier stream.
     Wait,

@@ -159,8 +159,8 @@ impl Hub {
         }
     }
 
-    /// Ends the wait for the missing ranks once all of them have sent a message, or after the duration `WATCH`. Callers
-    /// call this method at least once per heartbeat interval.
+    /// Stops waiting once all missing ranks that are connected have sent a message, or after the duration `WATCH`.
+    /// Callers call this method at least once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

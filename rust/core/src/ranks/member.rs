@@ -76,7 +76,7 @@ impl Member {
         self.fail(Fault::Dead);
     }
 
-    /// Checks whether the hub has timed out. Must be called once per heartbeat interval.
+    /// Checks whether the hub has timed out. The caller must call this method once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
         // The hub may itself wait for missing ranks, so the member waits longer for a hub that still sends messages.

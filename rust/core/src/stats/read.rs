@@ -10,14 +10,11 @@ use super::layout::{Flow, PipeRecord, STEPS, Wait, middle_of, read_text};
 pub enum Value {
     Nothing,
     Flag(bool),
-    /// A number, such as a count, a process id or a time in nanoseconds.
     Number(u64),
     /// A duration in nanoseconds that was estimated from samples.
     Estimate(f64),
     Text(String),
-    /// Values of the same kind, such as the values of all pipes.
     List(Vec<Self>),
-    /// Named values, such as all counters of one pipe.
     Fields(Vec<(&'static str, Self)>),
 }
 

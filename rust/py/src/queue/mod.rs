@@ -120,8 +120,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Source states that are no longer needed are dropped after `place` is released, because dropping may run Python
-    /// code.
+    /// Superfluous source states are dropped after `place` is released, because dropping may run Python code.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
             place.as_mut().map(|place| {

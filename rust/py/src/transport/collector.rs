@@ -172,8 +172,8 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.interrupt = Some(interrupt))
     }
 
-    /// Starts an epoch. Must be called before the command that starts the epoch is sent. A thread that still reads an
-    /// earlier epoch stops.
+    /// Starts an epoch. This method must be called before the command that starts the epoch is sent. A thread that
+    /// still reads an earlier epoch stops.
     ///
     /// To resume, `starts`, `turn` (next shard) and `passed` (number of iterations over the dispatched items) describe
     /// the position.
@@ -241,8 +241,8 @@ impl Collector {
         drop(superfluous);
     }
 
-    /// Returns the number of the current iteration (pass) over the dispatched items, and this worker's (items,
-    /// checksum) in the pass.
+    /// Returns the number of the current iteration (pass) over the dispatched items, and the number and checksum of the
+    /// items that this worker has read in the pass.
     fn share(&self, py: Python<'_>) -> (u64, Entry) {
         (self.access.signs.pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
@@ -298,8 +298,8 @@ impl Collector {
         self.access.hold(py)?.receive(py, peer, seconds.map(duration))
     }
 
-    /// Returns (results of the calls after number `last`, their total time in seconds, the next message or None). If a
-    /// result cannot be decoded, the error is returned in place of the message.
+    /// Returns the results of the calls after number `last`, their total time in seconds, and the next message or None.
+    /// If a result cannot be decoded, the error is returned in place of the message.
     #[pyo3(signature = (peer, last, seconds = None))]
     fn receive_results<'py>(
         &self,

@@ -403,7 +403,7 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Copies a buffer of a message into the arena. Returns None if waiting cannot free memory.
+    /// Returns None if waiting cannot free memory.
     fn put_in_arena(&mut self, py: Python<'_>, target: usize, source: &Source) -> PyResult<Option<Placed>> {
         loop {
             let producer = self.producer(target);
@@ -444,8 +444,7 @@ impl Outlet {
         }
     }
 
-    /// Waits until there is space. Returns None when there is space, or the reason why the message can no longer be
-    /// sent.
+    /// Returns None when there is space, or the reason why the message can no longer be sent.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,

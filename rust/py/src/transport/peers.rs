@@ -272,7 +272,6 @@ impl Peers {
         self.tell_surplus(py, peer, turn)
     }
 
-    /// Stores a message that was received before its turn.
     #[cold]
     fn keep_for_later(&mut self, peer: usize, message: Message) {
         let taken = Taken { message, counted: true };

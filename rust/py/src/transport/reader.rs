@@ -295,7 +295,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for an event. Returns the reader's next step, or None if a process has exited.
+    /// Returns the reader's next step, or None if a process has exited.
     fn sleep(&mut self, py: Python<'_>, signs: &Signs, epoch: u32, turn: Option<usize>) -> PyResult<Option<Next>> {
         let Self { peers, collecting, clock, meters, watch, interrupt, own, .. } = self;
         clock.start();

@@ -375,7 +375,8 @@ impl Sender {
         drop(taken); // dropped after the lock is released, because dropping may call this object
     }
 
-    /// Returns (bytes in use, maximum number of bytes in use so far, number of blocks) for the arena of each link.
+    /// Returns for the arena of each link the number of bytes in use, the maximum of this number so far, and the number
+    /// of blocks.
     fn arena_usage(&self) -> Vec<(u64, u64, usize)> {
         let usages = self.arenas.iter().map(|arena| arena.usage());
         usages.map(|usage| (usage.in_use, usage.peak, usage.blocks)).collect()

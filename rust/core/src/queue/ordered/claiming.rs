@@ -16,7 +16,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Submits `item` for other workers, and releases the source. Returns the next slot if the queue has a free slot.
-    /// Must be called by the worker that uses the source.
+    /// Only the worker that uses the source may call this method.
     pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
         let mut state = self.lock();
         let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
@@ -119,7 +119,8 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Submits an item after all other items in the queue, even if the queue is full. Must be called by the consumer.
+    /// Submits an item after all other items in the queue, even if the queue is full. Only the consumer may call this
+    /// method.
     pub fn submit(&self, item: T) {
         let mut state = self.lock();
         let slot = state.add(Phase::Waiting(item), false);
