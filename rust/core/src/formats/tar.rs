@@ -39,7 +39,7 @@ fn octal(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// With longer numbers in a pax header, the regular expressions of `tarfile` could take quadratic time.
+/// If a pax header contained longer numbers, the regular expressions of `tarfile` could take quadratic time.
 const LONGEST_NUMBER: usize = 100;
 const SHORTEST_RECORD: usize = 5;
 

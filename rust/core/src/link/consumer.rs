@@ -194,7 +194,8 @@ impl Consumer {
         self.flow.items.store(self.before.wrapping_add(self.taken), Ordering::Relaxed);
     }
 
-    /// To save system calls, a sleeping producer is woken up only if half of its window is free or the ring is empty.
+    /// A sleeping producer is woken up only if half of its window is free or the ring is empty, which saves system
+    /// calls.
     #[inline]
     pub fn item_taken(&mut self) {
         self.count();

@@ -199,8 +199,8 @@ impl Collector {
     /// Returns the position after `delivered` items, or the current position if `delivered` is None. Returns None if
     /// the position is no longer known.
     ///
-    /// A position consists of (items, snapshot) of each shard, the shard of the next item, and the dispatching
-    /// process's snapshot.
+    /// A position consists of the received items and the snapshot of each shard, the shard of the next item, and the
+    /// snapshot of the dispatching process.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn positions(
