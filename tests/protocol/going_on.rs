@@ -101,7 +101,7 @@ impl Setting {
         for ago in 0..=u64::from(world.given) {
             let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
-                // If `follows` is false, the log of deliveries also contains items that the user has not received.
+                // Without `follows`, `books` also counts items that the user has not received.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
                 }

@@ -1,4 +1,4 @@
-"""A state saved while an epoch begins equals the last state before the epoch."""
+"""A state that is saved during the start of an epoch equals the last state before this epoch."""
 
 import itertools
 import pickle
@@ -81,7 +81,7 @@ class Saving:
 
 
 BEFORE = ["nothing", "an epoch", "a break", "a loaded state between epochs", "a loaded state from within an epoch"]
-#: Workers start slowly, so only two situations are tested for each loader with workers.
+#: Starting workers takes long, so each loader with workers is tested with only two elements of `BEFORE`.
 PAIRS = itertools.product(enumerate(with_workers([*LOADERS])), enumerate(BEFORE))
 CASES = [(*case, before) for (i, case), (j, before) in PAIRS if not case[1] or (i + j) % 5 < 2]
 
