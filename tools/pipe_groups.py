@@ -44,7 +44,7 @@ class Sample:
         code: the expression that the picture shows.
         inputs: the items of the pipes in `names`.
         run: the expression to evaluate instead of `code`, with details that the picture need not show, such as a seed.
-        shown: the rows of output items. If this is given, no expression is evaluated.
+        shown: the rows of output items, if they must not be computed from the expression.
         labels: the label of each output row.
         names: the names of the input pipes.
     """

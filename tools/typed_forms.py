@@ -125,7 +125,7 @@ class Form:
 
     def _variables(self, source: str) -> dict[str, str]:
         """Returns the replacement for each type variable of the module. The type variable of the source's items becomes
-        `ITEM`. All others become Any, or are kept in an overload."""
+        `ITEM`. Other variables become Any, or are kept in an overload."""
         tree = ast.parse(source, mode="eval").body
         of_items = ast.unparse(tree.slice) if isinstance(tree, ast.Subscript) else ""
         return {

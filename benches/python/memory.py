@@ -205,8 +205,8 @@ EMPTY, READ = " empty", " read"
 FURTHER = 1.05
 #: The maximum difference between two equal measurements, in megabytes.
 NOISE = 5
-#: Limits of rows 5 and 6: the ratio to torchdata 0.9, for the workers' data and for the time of an epoch, and the
-#: number of bytes in the main process and in a state.
+#: Limits of rows 5 and 6. `HELD_RATIO` limits the workers' data and the time of an epoch, relative to torchdata 0.9.
+#: `HELD_IN_MAIN` limits the number of bytes in the main process and in a state.
 HELD_RATIO, HELD_IN_MAIN = 1.1, 64e6
 METHODS = dict.fromkeys(DATASETS, SHARED) | {"4b views": ("", *SHARED), "4 memmap": ("", *SHARED)}
 

@@ -1,5 +1,5 @@
 //! Models how items are dispatched to workers on other machines. A `Lane` is a connection to one worker. The lane
-//! transfers items to the worker. In the other direction, it transfers each `Grant` of the worker.
+//! transfers items to the worker, and each `Grant` of the worker to the dispatching process.
 //!
 //! A lane sends no items while earlier items wait for space in the worker's link. After a worker has exited, its lane
 //! transfers nothing.

@@ -328,7 +328,7 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// Takes a message from a worker, or permits workers to send one more item. Returns false if neither was possible.
+    /// Takes a message from a worker, or permits workers to send one more item. Returns whether it has done so.
     fn relieve(&mut self, setting: &Setting) -> bool {
         let arrived = self.arrived().unwrap_or_else(|| {
             self.drop_old();

@@ -33,7 +33,7 @@ impl Unit {
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The reader's `Grant`. `count` is the number of items that it permits the writer to send.
+    /// The reader's `Grant`, which permits the writer to send `count` items.
     pub grant: u64,
     pub count: u32,
     /// The epoch in which the worker waits for dispatched items, or 0.

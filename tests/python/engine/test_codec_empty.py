@@ -204,7 +204,7 @@ class TestTensors:
             assert bool((item["x"][0] == number).all())
             assert self.most_blocks(loopback, item["x"][0]) <= 2  # the previous item may still be in use
 
-    # The first function returns an object that shares memory with the sent tensor. The second writes to this memory.
+    # The first function returns an object that shares memory with the sent tensor. The second function writes to it.
     KEPT: ClassVar = {
         "the tensor": (lambda t: t, lambda t: t.fill_(9)),
         "a view": (lambda t: t[3:4], lambda t: t.fill_(9)),

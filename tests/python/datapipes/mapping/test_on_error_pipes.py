@@ -78,7 +78,7 @@ def tokens(item: Any) -> Any:
     return item["a"].tolist() if hasattr(item["a"], "tolist") else item["a"]
 
 
-#: By class: pipelines in which a pipe raises errors (usually at the items 3, 4 and 11), with the remaining items.
+#: For each pipe class: pipelines in which the pipe fails (usually at the items 3, 4 and 11), and the other items.
 OWN: dict[str, list[tuple[Any, list[Any]]]] = {
     "Mapper": [(lambda: numbers().map(whole), GOOD)],
     "Filter": [(lambda: numbers().filter(lambda item: whole(item) % 2 == 0), [n for n in GOOD if n % 2 == 0])],
