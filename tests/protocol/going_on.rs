@@ -74,7 +74,7 @@ impl Place {
 }
 
 impl Setting {
-    /// Returns how many of `total` items the user has not received yet, if known.
+    /// Returns how many of `total` items the user has not received yet, or None if this is unknown.
     pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),

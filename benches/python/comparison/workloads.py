@@ -17,7 +17,7 @@ start."""
 
 @dataclass(frozen=True)
 class Contender:
-    """A contender of `child` with its options. `kind` and `item` are set only if they differ from those of the
+    """A contender that `child` runs, with options. `kind` and `item` are set only if they differ from those of the
     workload.
 
     The option `main` names the module that is run instead of `child`.

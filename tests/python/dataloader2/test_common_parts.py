@@ -394,7 +394,7 @@ class PositionCounter(EpochCounter):
 
 
 def is_kept_in_second_epoch(item: Any) -> bool:
-    """Rejects many items of one shard, so that the items of the other shards wait."""
+    """Rejects many items of one shard, so that the other shards must wait for this shard."""
     return item[1] != 2 or item[2] % 4 != 1 or item[2] > 30
 
 

@@ -68,7 +68,7 @@ def resumed(made: Any, state: Any) -> list[Any]:
 
 
 class Saving:
-    """A profiler that saves a state of a loader at each `step`-th call, like a signal handler at these moments."""
+    """A profiler that saves a state of a loader at each `step`-th call, as a signal handler could do."""
 
     def __init__(self, loader: Any, step: int) -> None:
         self.loader, self.step, self.calls = loader, step, 0
