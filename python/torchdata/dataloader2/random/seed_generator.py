@@ -13,7 +13,8 @@ _UINT64_UPPER_BOUND = 2**64
 
 
 def check_seed(seed: Any) -> int:
-    """Raises TypeError or ValueError if the seed is not an unsigned 64-bit integer."""
+    """Returns the seed as an int. Raises TypeError if it is not an integer, and ValueError if it is negative or above
+    2**64 - 1."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"a seed must be an integer, not {seed!r}")
     seed = seed.__index__()
