@@ -20,8 +20,7 @@ _open_loaders: dict[int, weakref.ref[Any]] = {}
 
 
 class Ending:
-    """Shuts a loader down. Once the `Ending` of a loader exists, the loader is shut down at interpreter exit at the
-    latest.
+    """Shuts a loader down, at interpreter exit at the latest.
 
     Args:
         loader: the `DataLoader2`; a subclass may extend its `shutdown`.

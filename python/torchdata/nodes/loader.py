@@ -136,11 +136,10 @@ class Loader(ObservedLoader, Generic[T]):
             self._it.turn.call(partial(self._it.state_was_loaded, self))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the latest iterator. If a state was loaded after this iterator was created, returns the
-        loaded state.
+        """Returns the state of the latest iterator.
 
-        The returned state never changes and can be pickled. Before the first iteration, the state describes the
-        beginning of the first epoch.
+        If a state was loaded after this iterator was created, returns the loaded state. The returned state never
+        changes and can be pickled. Before the first iteration, the state describes the beginning of the first epoch.
         """
         if self._loaded is not None:
             return self._loaded

@@ -273,8 +273,7 @@ class ParallelMapper(PassingNode[T]):
         self._it: BaseNode[T] = mapper if self.prebatch is None else _Unpacker(mapper)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`. Threads that were started before the reset end after their current calls of the
-        function.
+        """See `BaseNode.reset`. Threads of the previous run end after their current function calls.
 
         Raises:
             TimeoutError: the source took more than a minute for one item.

@@ -38,8 +38,7 @@ class MonotonicIndex:
 
 
 class SnapshotStore(Protocol):
-    """Stores snapshots that one thread adds and another thread takes. Each snapshot has a version, which is a
-    number."""
+    """Stores numbered snapshots, which one thread adds and another thread takes."""
 
     def append(self, snapshot: Any, version: int) -> None:
         """Adds a snapshot. The version must be greater than the previous version."""
@@ -48,8 +47,7 @@ class SnapshotStore(Protocol):
         """Returns the snapshot with this version, or None if there is none. Removes all snapshots up to this one."""
 
     def append_initial_snapshot(self, snapshot: Any) -> None:
-        """Adds the snapshot from the beginning of the source. A thread that has failed adds an `ExceptionWrapper`
-        instead."""
+        """Adds the snapshot of the source's beginning, or an `ExceptionWrapper` if reading has failed."""
 
     def get_initial_snapshot(self, thread: threading.Thread, timeout: float) -> Any:
         """Waits for the snapshot of the beginning, and returns it."""

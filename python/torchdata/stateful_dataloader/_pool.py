@@ -167,8 +167,8 @@ class WorkerPool(Group):
     def _send_orders(self, worker: int) -> None:
         orders = self.orders[worker]
         while (taken := self._taken[worker]) < len(orders):
-            # A worker that has received no orders is waiting for one, so the main process can wait for space in the
-            # link.
+            # A worker that has answered all its orders is waiting for the next one, so the main process can wait for
+            # space in the link.
             patience = None if taken == 0 else 0.0
             try:
                 self._senders[worker].send_message(self._shown(orders[taken]), patience, None, self._looks[worker])

@@ -1,5 +1,4 @@
-"""Lets a separate process fork children, because the use of CUDA, threads and locks makes forks of the main process
-unsafe.
+"""Lets a separate process fork children, because a main process with CUDA or threads cannot be forked safely.
 
 Role: with start method "fork", the main process first forks a loader's children, and then the forking process. The
 forking process later forks the replacements of children that have exited. At that time, the main process may have

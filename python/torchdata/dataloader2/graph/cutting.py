@@ -80,8 +80,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
 
 
 def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tuple[Graph, Graph | None]:
-    """Returns two graphs: `graph` with `source` instead of the dispatched pipes, and the graph of the dispatched pipes
-    (None if there are none)."""
+    """Returns `graph` with `source` in place of the dispatched pipes, and the graph of the dispatched pipes or None."""
     dispatching = find_lca_round_robin_sharding_dp(graph)
     if dispatching is None:
         return graph, None
