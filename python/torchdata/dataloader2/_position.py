@@ -464,7 +464,8 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 def _spare_ranks(graph: Graph, drop: int) -> None:
     """Prevents `fullsync` at the end of a graph from synchronizing with other ranks for items that are recomputed.
 
-    Ranks may recompute different numbers of items, so synchronized ranks would be at different items.
+    Ranks may recompute different numbers of items. If they were synchronized meanwhile, each rank would wait for the
+    others at a different item.
 
     Args:
         drop: the number of recomputed items to drop after loading the state.

@@ -190,8 +190,8 @@ class ParallelMapper(PassingNode[T]):
             every eight yielded items, up to 128 times `num_workers`. Several small items are sent together.
         snapshot_frequency: the number of items (with `prebatch`, of batches) between saved states of the source; see
             `Prefetcher`.
-        prebatch: the number of items that a worker receives together; None (the default) for single items. A number of
-            items saves time if the items are small.
+        prebatch: the number of items that a worker receives together; None (the default) for single items. Sending
+            several items together saves time if they are small.
         on_worker_exit: what happens if a process exits. "error" (the default) raises `WorkerExitedError`. "restart"
             replaces the process, issues a `RuntimeWarning`, and gives the item of the process to the replacement. If
             processes exit three times at the same item, `WorkerExitedError` is raised.

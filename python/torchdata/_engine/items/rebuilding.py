@@ -132,7 +132,7 @@ def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[st
             pickled[name] = content
             room -= len(content)
     for name, value in _members(error, of_builtins=True).items():
-        # the values None are skipped, because an OSError would display None as its second file name
+        # attributes that are None are skipped, because an OSError would display None as its second file name
         if value is not None and isinstance(value, _PLAIN):
             pickled[name] = pickle.dumps(value)
     return pickled, left_out

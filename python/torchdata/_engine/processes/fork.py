@@ -115,7 +115,7 @@ _own = _OfThisThread()
 
 @contextmanager
 def with_free_locks() -> Iterator[None]:
-    # this function waits for imports, because Ctrl-C would be lost if `_before_fork`, a hook, waited for them
+    # waits for imports here and not in the hook `_before_fork`, because Ctrl-C is lost in a hook
     _take_imports()
     torch = _torch_generator()
     _own.forks = True
