@@ -51,9 +51,9 @@ class _Work(ReadAhead):
         wanted: the number of items that follow the loaded snapshot in the loaded state; an error is raised if the
             source yields fewer.
         **options: further arguments of the queue: `in_order`, `place` and `grows`. `place` is the loaded position: a
-            snapshot of the source, the number of items to drop after the snapshot, and the numbers of later items to
-            drop. `grows` is None if `limit` is fixed. Otherwise, it contains the maximum of `limit` for small items,
-            the number of consecutive small items, and the current limit.
+            snapshot of the source, the number of items to drop directly after the snapshot, and the numbers of further
+            items to drop. `grows` is None if `limit` is fixed. Otherwise, it contains the maximum of `limit` for small
+            items, the number of consecutive small items, and the current limit.
     """
 
     def __init__(self, name: str, limit: int, reader: SourceReader, wanted: int, **options: Any) -> None:

@@ -1,9 +1,9 @@
 """Defines the keys of a `StatefulDataLoader` state. Programs inspect states, so the keys have the same meaning as in
 torchdata 0.8 to 0.11. A state describes the position after the last batch that the user received. The keys are the same
-before, during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new
-loader has. The states of a user's iterators have unknown keys, so they are stored under the key `OURS`. All data that
-torchdata 0.11 does not save are also stored there. The value of `OURS` is a tuple with a single dict, because a
-checkpoint treats a tuple as one value. The dict has these keys:
+before, during and after an epoch. Otherwise, `torch.distributed.checkpoint` would drop some of them, because it loads
+only the keys that the state of a new loader has. The states of a user's iterators have unknown keys, so they are stored
+under the key `OURS`. All data that torchdata 0.11 does not save are also stored there. The value of `OURS` is a tuple
+with a single dict, because a checkpoint treats a tuple as one value. The dict has these keys:
 
 - "generators": the states of the generators for orders and seeds. "now" contains these states when the loader's state
   was saved. For samplers without a position, "iter" contains them before the sampler's iterator was created, and
