@@ -1,7 +1,7 @@
 """The base classes of all pipes, `IterDataPipe` and `MapDataPipe`, and the function that guards iteration.
 
-Role: registers functional forms, implements the pickling hooks, and guards iterations: each pipe has one valid
-iterator, which begins after a reset or resumes from a loaded state.
+Role: registers functional forms, implements the pickling hooks, and ensures that each pipe has only one valid iterator
+at a time.
 """
 
 from __future__ import annotations

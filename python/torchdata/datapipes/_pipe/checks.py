@@ -66,7 +66,8 @@ def check_generator_function(pipe: str, argument: str, function: Any) -> None:
 
 @contextmanager
 def on_failure(clean_up: Callable[[], object]) -> Iterator[None]:
-    """Calls `clean_up` if the block raises an exception, or if its generator is closed."""
+    """Calls `clean_up` if the `with` block raises an exception, or if the generator that contains the block is
+    closed."""
     try:
         yield
     except BaseException:
@@ -107,8 +108,8 @@ def check_source(pipe: str, value: S, argument: str = "datapipe") -> S:
 
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
-    """Returns a pipe of `kind`, which may wrap a dataset. Raises TypeError for plain data, because passing plain data
-    may be a mistake."""
+    """Returns `value` if it is a pipe of the class `kind`, or wraps it in such a pipe if it is a dataset. Raises
+    TypeError for plain data, because passing plain data may be a mistake."""
     found = _as_pipe(value, kind)
     if found is None:
         raise TypeError(
@@ -135,8 +136,8 @@ def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe,
 
 
 def _as_pipe(value: Any, kind: type) -> Any:
-    """Wraps a dataset in a pipe; returns None if the value is neither dataset nor pipe. PyTorch's classes are
-    recognized by name, because this module does not import torch."""
+    """Returns a pipe unchanged, and wraps a dataset in a pipe. Returns None if the value is neither a pipe nor a
+    dataset. PyTorch's classes are recognized by name, because this module does not import torch."""
     if isinstance(value, kind) or any(cls.__name__ == kind.__name__ for cls in type(value).__mro__):
         return value
     if is_dataset(value) and (kind is IterDataPipe or is_indexed(value)):

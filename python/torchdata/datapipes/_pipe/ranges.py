@@ -1,4 +1,4 @@
-"""Names the work of each pipe for PyTorch's profiler, in the main process and the thread that iterates."""
+"""Shows the work of each pipe as a named range in PyTorch's profiler, for pipes in the main process."""
 
 from __future__ import annotations
 

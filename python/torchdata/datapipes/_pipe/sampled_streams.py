@@ -3,12 +3,12 @@
 Role: a resumed run compares checksums of sampled items with the original run, to detect a stream that yields other
 items.
 
-A stream may draw from the global random generators in order to shuffle or to augment. If a stream draws random numbers
-for its first or second item, the stream's saved state contains the states that the generators had before the first
-draw. A resumed run restores the generators, rereads the items, and raises an error if the items differ from those of
-the original run. In two cases, the resumed run only warns: if the stream drew random numbers for its second item, or if
-the items differ only in floating-point numbers and arrays. In both cases, the stream probably draws numbers for each
-item, as for augmentation, and other code may have drawn numbers in between.
+A stream may draw from the global random generators in order to shuffle or to augment. In this case, a saved state
+contains the states that the generators had before the stream first drew numbers. A resumed run restores the generators,
+rereads the items, and raises an error if the items differ from those of the original run. The resumed run only warns if
+the stream probably draws numbers for each item, as for augmentation, because other code may also have drawn numbers.
+This is assumed if the stream drew numbers for its second item, or if the items differ only in floating-point numbers
+and arrays.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class Lead(NamedTuple):
     """How far a thread had read ahead when a state was saved.
 
     Args:
-        passes: the number of iterations of this pipe that began during the saved iteration of the graph.
+        passes: the number of the pipe's iterations that had begun since the beginning of the graph's iteration.
         items: the number of items that the thread had read in the pipe's latest iteration.
         is_over: whether the source had ended or failed.
     """
@@ -63,7 +63,7 @@ class Halt:
     """Pauses a thread that reads ahead in a replay.
 
     Args:
-        number: the number of the pipe's iteration in which the thread pauses.
+        number: the iteration in which the thread pauses, counted over all iterations of the pipe.
         ahead: how far the thread must read before it pauses.
     """
 

@@ -55,8 +55,8 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the `PipeEntry` of a pipe that is not being iterated, and a state that the caller adds to the entry as
-    plain data. The state is None if the entry is complete."""
+    """Returns the `PipeEntry` of a pipe that is not being iterated, and the pipe's state, which the caller must convert
+    to plain data and add to the entry. The state is None if nothing must be added."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None:
         return with_pending(pipe, record, record.loaded), None
@@ -73,7 +73,8 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
         except AttributeError:
             if record is not None and record.stamp:
                 raise
-            # `state_dict` may fail before the first iteration, which may create the attributes of the state.
+            # `state_dict` may fail before the first iteration, because some pipes create their attributes only when an
+            # iteration begins.
     elif counted := counted_attributes(pipe):
         entry = entry._replace(state=counted)
     return entry, None
@@ -92,8 +93,8 @@ def counters_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the attributes of `counters_of` that have changed since the first use of the pipe. These values must be
-    set in a new pipe before it replays the iteration."""
+    """Returns the attributes of `counters_of` that have changed since the first use of the pipe. A replay in a new pipe
+    must begin with the returned values."""
     now = counters_of(pipe)
     if now is None:
         return {}
@@ -160,7 +161,7 @@ def position_of(datapipe: Any) -> dict[str, Any]:
 
 
 def iterate(datapipe: Any) -> Iterator[Any]:
-    """Returns an iterator over the last pipe of a graph, so that the state of the graph can be saved.
+    """Returns an iterator over the last pipe of a graph. While the iterator is read, the graph's state can be saved.
 
     Use this function if the graph ends with a PyTorch pipe, because PyTorch reports neither the beginning nor the end
     of an iteration.
@@ -269,7 +270,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
 
     Returns:
         A tuple: the number of the iterator, whether it resumes from a loaded state, the number of items to drop, and
-        whether no items follow these.
+            whether the iteration ends after the dropped items.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     counted_attributes(datapipe)
@@ -304,7 +305,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
 
 
 def _take_end(datapipe: Any, record: PassRecord, state: dict[str, Any] | None) -> None:
-    """Loads `state` (unless None), the state of a pipe without `reset` at the end of an iteration."""
+    """Loads the state that a pipe without `reset` had at the end of an iteration. Does nothing if `state` is None."""
     record.follows_end = state is not None
     if state is not None:
         _take_base(datapipe, 0, state)
@@ -391,7 +392,7 @@ def _covers(kind: type) -> bool:
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # If a mixin declares the state, the declaration counts for the first class that has the mixin as a direct base.
+        # A state that a mixin declares is treated as declared by the first class that has the mixin as a direct base.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
@@ -449,7 +450,7 @@ def _forget(pipe: Any) -> None:
             _forget(record.reader)
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The loaded entry would begin a replay. It is therefore replaced by `left`, the entry for a new iteration.
+        # The entry in `loaded` would begin a replay, so the entry for a new iteration (`left`) replaces it.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -482,7 +483,8 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # The state of an iterable-style pipe without `reset` is loaded when the iteration resumes.
+        # An iterable-style pipe without `reset` cannot discard a state, so its state is loaded only when the iteration
+        # resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):

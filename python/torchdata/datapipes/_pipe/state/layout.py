@@ -19,7 +19,7 @@ STATE_VERSION = 3
 
 _PARTS = 1 << 20
 
-#: A checksum includes a list or tuple with only values of these types as one text.
+#: If a list or tuple contains only values of these types, its checksum is computed from its `repr`.
 _FLAT = frozenset({NoneType, bool, int, float, str})
 
 _WORDS = 625
@@ -48,7 +48,8 @@ class PipeEntry(NamedTuple):
             the beginning of a replay (see `drop`). After the replay, the
             generators are set back to the states that they had before.
         ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
-        left: the entry for a new iteration, used if the saved iteration is not resumed.
+        left: the `PipeEntry` to use instead of this one if a new iteration begins, rather than the saved iteration
+            resuming.
         given: a 1-tuple of the pipe's seed when the state was loaded, to detect a seed that is set later.
     """
 
@@ -177,8 +178,8 @@ def check_checksums(state: dict[str, Any]) -> None:
 
 
 def checksum(value: Any) -> int:
-    """Returns a checksum. Raises ValueError for more than `_PARTS` values: a small state may contain one list many
-    times."""
+    """Returns a checksum. Raises ValueError for more than `_PARTS` values, because a small malicious state may refer to
+    one list many times, so that the computation would not end."""
     crc, left, waiting = 0, _PARTS, [value]
     while waiting:
         part = waiting.pop()

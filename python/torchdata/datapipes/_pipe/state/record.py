@@ -25,8 +25,9 @@ class Beginning:
     """The state of a graph at the beginning of an iteration, from which a replay starts."""
 
     moved: dict[str, Any]
-    #: The states of the global random generators with which a replay of this iteration begins. They are `moved` (the
-    #: states at the beginning of the iteration), or the states of an earlier replay with which this iteration began.
+    #: The states of the global random generators with which a replay of this iteration begins. These are the states at
+    #: the beginning of the iteration (`moved`) or, if the iteration itself began with a replay, the states at the
+    #: beginning of that replay.
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
@@ -70,7 +71,8 @@ class PassRecord:
     #: Whether a loader sets the pipe's seed in each epoch. Later iterations in the epoch derive their seeds from this
     #: seed.
     seeded: bool = False
-    #: The seed for the next iteration at the time when the state was loaded.
+    #: The seed that the pipe had for its next iteration when the state was loaded. Another seed now means that the user
+    #: has set a seed since then.
     given: Any = None
     #: The pipe's seed for its next iteration, which the pipe receives only after a replay.
     later: Any = None

@@ -211,8 +211,8 @@ class Demultiplexer(IterDataPipe[Any]):
     Args:
         datapipe: the pipe to read; it is read only once for all children.
         num_instances: number of children.
-        classifier_fn: a function from an item to the number of its child, or None.
-        drop_none: whether items of class None are dropped; if False (the default), they cause an error.
+        classifier_fn: a function that returns the number of the child for an item, or None for an item without a child.
+        drop_none: whether items without a child are dropped; if False (the default), such an item raises an error.
         buffer_size: maximum total number of items in the buffers of all children, 1,000 by default; -1 for no limit.
 
     Raises:

@@ -245,8 +245,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.mode = mode
         self.filepath_fn = holder.filepath_fn if same_filepath_fn else filepath_fn
         self.skip_read = skip_read
-        # The attribute makes `on_disk_cache` a direct source of this pipe, because cached items do not pass through the
-        # section.
+        # The attribute `cache_holder` makes `on_disk_cache` a direct source of this pipe, from which the pipe receives
+        # the cached items, which skip the section.
         self.cache_holder = holder
         holder._end_caching_flag = True
 

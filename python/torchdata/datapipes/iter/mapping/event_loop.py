@@ -85,7 +85,7 @@ class EventLoop:
             await asyncio.gather(*left, return_exceptions=True)
 
     def _cancel(self) -> None:
-        """Cancels the calls of the batch, which another thread runs."""
+        """Cancels the calls of the current batch, which run in another thread."""
         self._cancelled = True
         task = self._task
         if task is not None:

@@ -35,7 +35,7 @@ class Filter(IterDataPipe[T_co]):
         datapipe: the pipe to read.
         filter_fn: a function from an item (or its columns) to a bool.
         input_col: the parts of an item that `filter_fn` receives. None (the default) passes the item itself, and an
-            index or key passes one part. A list or tuple of indices or keys passes one argument for each.
+            index or key passes one part. A list or tuple of indices or keys passes several parts, each as one argument.
 
     Raises:
         TypeError: `filter_fn` is not a function.

@@ -31,12 +31,13 @@ class OnError(IterDataPipe[T_co]):
     that cannot use an item. The rest of a broken stream is left out.
 
     Exceptions from your own generators and iterables are not skipped, because a generator ends when it raises an
-    exception. A note on the exception explains this. `on_error` never skips errors from listing a store, errors of
-    `on_disk_cache` and `fullsync`, `KeyboardInterrupt`, `SystemExit`, `MemoryError` and the exit of a process.
+    exception. A note on such an exception explains why it was not skipped. `on_error` never skips errors from listing a
+    store, errors of `on_disk_cache` and `fullsync`, `KeyboardInterrupt`, `SystemExit`, `MemoryError` and the exit of a
+    process.
 
-    A saved state contains the counts of skipped items, which a resumed run continues without reading the skipped items
-    again. At the end of an epoch, a `RuntimeWarning` contains the counts of the process or, with a `DataLoader2`, of
-    all its workers. `DataLoader2.stats()` returns the counts at any time.
+    A saved state contains the counts of skipped items. A resumed run continues these counts, and does not read the
+    skipped items again. At the end of an epoch, a `RuntimeWarning` reports how many items were skipped in this process
+    or, with a `DataLoader2`, in all its workers. `DataLoader2.stats()` returns the counts at any time.
 
     Args:
         datapipe: the pipe to read.
@@ -47,9 +48,9 @@ class OnError(IterDataPipe[T_co]):
         log: the path of a file; each process appends a line of JSON for each skipped item; None (the default) for no
             file. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the
             `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the
-            `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The key is the path of the file,
-            URL or archive member that a pipe was reading, or describes the first argument of the function that raised
-            the exception. Every epoch and run appends to the log, so several lines can have one key.
+            `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The field `key` is the path of
+            the file, URL or archive member that a pipe was reading, or describes the first argument of the function
+            that raised the exception. Every epoch and run appends to the log, so several lines can have one key.
 
     Raises:
         ValueError: `how` has an unsupported value, or `limit` is negative or a fraction over 1.

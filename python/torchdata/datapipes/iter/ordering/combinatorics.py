@@ -77,7 +77,8 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self._shuffled(source) if self._shuffling else source
 
     def _can_wait(self) -> bool:
-        # Buffered items of a loaded state must be yielded as items, not as indices.
+        # If a loaded state contains items, this iteration must yield items, because one buffer cannot mix items and
+        # indices.
         restored = token_of(self).armed and bool(self._buffer)
         return can_wait(self.datapipe) and (self._unloaded or not restored)
 

@@ -151,7 +151,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
             index = getrandbits(width)
         return index
 
-    #: Computing this pipe's length reads the source, so a loader must not do so just for `list` or a trainer.
+    #: Computing this pipe's length reads the source, which may take long, so a loader does not compute its own length.
     _length_reads_items = True
 
     def __len__(self) -> int:

@@ -89,8 +89,9 @@ class Batcher(IterDataPipe[T_co]):
             yield wrap(batch)
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # `zip_longest` reuses its result tuple if nothing else refers to the tuple, so the last batch would stay alive.
-        # Therefore, the function `chunk` refers to the tuple.
+        # `zip_longest` keeps its result tuple for the next batch if nothing else refers to it, and the tuple would keep
+        # the items of the last batch alive. `chunk` refers to the tuple, so that `zip_longest` creates a new tuple for
+        # each batch.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)

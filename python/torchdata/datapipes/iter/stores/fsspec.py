@@ -79,8 +79,8 @@ class FSSpecFileLister(ListsFolders):
 
 def _naming(root: str, path: str) -> Callable[[str], str]:
     links = root.split("::")
-    # In a chain such as `simplecache::s3://bucket`, fsspec lists the first URL with a path. Caching protocols have no
-    # path.
+    # In a chain such as `simplecache::s3://bucket`, fsspec lists the first link that has a path, here `s3://bucket`.
+    # The URLs of all entries must repeat the other links of the chain.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])

@@ -28,8 +28,8 @@ def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
 
 
 class ListsRoots(IterDataPipe[str]):
-    """Lists the entries of roots. The state contains the current root and its last yielded entry. A resumed iteration
-    lists this root again, and continues after this entry."""
+    """Lists the entries of roots. The state contains the current root and the last entry yielded from it. A resumed
+    iteration lists the current root again, and continues after the last yielded entry."""
 
     #: The root that is being listed. `_last` is the position of the last yielded entry of this root, or None.
     _root: str | None = state()

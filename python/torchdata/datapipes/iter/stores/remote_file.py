@@ -29,7 +29,7 @@ class ObjectRecipe:
     """Describes how to open an object of a store.
 
     Args:
-        version: the object's tag and size in bytes when it was first opened; None before.
+        version: the object's tag and size in bytes when it was first opened; None if it was not opened yet.
     """
 
     url: str

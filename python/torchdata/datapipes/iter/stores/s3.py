@@ -120,8 +120,8 @@ class S3FileLister(GivenLength, ListsRoots):
                     yield key, url
 
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
-        """Yields the keys that begin with `prefix`. obstore lists only folders, so this method lists the folder that
-        contains the prefix, from the prefix on."""
+        """Yields the keys that begin with `prefix`. Because obstore can list only whole folders, this method lists the
+        folder that contains the prefix, and begins shortly before the prefix."""
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)
         pages = obstore.list(store, folder or None, offset=start or None, chunk_size=_KEYS_PER_PAGE)
@@ -155,7 +155,8 @@ def _is_folder(obstore: Any, store: Any, key: str) -> bool:
     except FileNotFoundError:
         return True
     except Exception as error:
-        # A user may list a bucket without the permission to read it, so a refused request raises no error.
+        # A user may have the permission to list a bucket, but not to read its objects, so a refused request is not an
+        # error.
         if type(error).__name__ != "PermissionDeniedError":
             raise
     return False
@@ -170,8 +171,8 @@ class S3FileLoader(LoadsObjects):
     opens the same version of the object, and raises an error if the object has changed. The settings in `config` are
     pickled with streams, so keep secrets in the environment.
 
-    `S3FileLister` describes the sources of credentials, region and endpoint. The pipe also works in forked workers,
-    even if the parent process used it before.
+    See `S3FileLister` for the sources of credentials, region and endpoint. The pipe also works in forked workers, even
+    if the parent process used it before.
 
     Args:
         source_datapipe: yields URLs such as `s3://bucket/key`, `gs://bucket/key` and `az://container/key`.

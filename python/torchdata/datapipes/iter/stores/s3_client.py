@@ -202,8 +202,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _own_copy() -> Any:
-    """Loads a second copy of obstore's extension module for this forked child. The system's loader loads each file and
-    path once. The module is therefore copied to an anonymous file whose path contains the process id."""
+    """Loads a second copy of obstore's extension module for this forked child. The dynamic linker loads the same file
+    or path only once, so the module is copied to an anonymous file whose path contains the process id."""
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
 

@@ -58,7 +58,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     tuning = frozenset({"strict"})  # for well-packed archives, `strict` does not affect the items
 
-    #: A list that contains the incomplete sample. `_park` recognizes an iteration by its list.
+    #: A list that contains the incomplete sample. Each iteration has its own list, by which `_park` detects that a
+    #: newer iteration has begun.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
     #: Two dicts from a sample's key to its fields: for the recent and for the older samples of this iteration.

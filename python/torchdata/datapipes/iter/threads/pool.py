@@ -164,7 +164,8 @@ class Pool:
 def _entry(kind: str, content: Any, kept: tuple[Any] | None) -> tuple[str, Any]:
     """Returns the kind and the content that a state stores for one submitted item.
 
-    For a failed call, the content is the item if it was kept, because the error may not be picklable.
+    For a failed call, the content is the item instead of the error if the item is immutable (`kept`), because the error
+    may not be picklable.
     """
     if kind == "error" and kept is not None:
         return "item", kept[0]

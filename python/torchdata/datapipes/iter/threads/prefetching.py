@@ -44,9 +44,10 @@ class _PrefetchData(ReadAhead):
         #: its items, `before` is None, and the thread counts the items in `taken`.
         self.before: int | None = None
         self.taken = 0
-        #: Where the thread pauses if the iteration is replayed; otherwise None.
+        #: The object that pauses the thread if the iteration is a replay; otherwise None.
         self.halt: Halt | None = None
-        #: Set when the thread no longer uses the source's iterator, which may still be computing an item.
+        #: Set when the thread no longer uses the source's iterator. Until then, the thread may still be waiting for an
+        #: item.
         self.released = Latch()
 
     def begin(self, worker: Callable[[_PrefetchData], None]) -> None:
@@ -312,7 +313,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
 
 def end_threads(datapipe: Any) -> None:
-    """Ends the read-ahead threads of a graph, except that of `fullsync`, each after its current item."""
+    """Ends all read-ahead threads of a graph except the thread of `fullsync`. Each thread ends after its current
+    item."""
     for pipe in pipes_with_threads(datapipe):
         if not hasattr(pipe, "set_process_group"):
             pipe.shutdown()

@@ -1,5 +1,5 @@
-"""Requests the file of a link to Google Drive, and confirms the warning page that the server sends before large
-files."""
+"""Downloads files of Google Drive by their links, and confirms the warning page that the server sends before a large
+file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from torchdata.datapipes.utils.names import file_name
 
 HOSTS = frozenset({"drive.google.com", "docs.google.com"})
 
-#: The maximum number of bytes to read of the web page that may precede a download: forty times its usual size.
+#: The maximum number of bytes to read of the web page that may precede a download. Such a page usually has a fortieth
+#: of this size.
 _LARGEST_PAGE = 1 << 17
 
 _FILE_PATH = re.compile(r"(?:/a/[^/]+)?/file/(?:u/\d+/)?d/([^/]+)")
@@ -102,7 +103,8 @@ class DriveClient(Client):
 
 
 def _trusted(target: str, asked: str) -> bool:
-    """Returns whether the user's settings, including credentials, may be sent to a form's target URL."""
+    """Returns whether the user's settings, including credentials, may be sent to `target`, the URL to which the form on
+    a web page leads."""
     there, here = urlsplit(target), urlsplit(asked)
     host = there.hostname or ""
     return there.scheme == here.scheme and (
