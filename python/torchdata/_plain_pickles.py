@@ -7,8 +7,8 @@ beyond the pickle, which could allocate gigabytes.
 `to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `None`, `bool`,
 `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these types remain unchanged.
 Values that are not plain, such as arrays, are pickled together, so that an item in two queues remains a single object.
-A pickle of plain data has the key `NESTED`. Any other pickle has the key `PICKLED`, and is loaded only from trusted
-states.
+In a state, a pickle of plain data is stored under the key `NESTED`. Any other pickle is stored under the key `PICKLED`,
+and is loaded only from trusted states.
 """
 
 from __future__ import annotations

@@ -64,7 +64,8 @@ def publish_late(
 def import_late(namespace: dict[str, Any], modules: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """Makes a package import modules late: when one of their names, or a public module inside the package, is used.
 
-    Returns a dict from each name to the module that defines it. Names of modules inside the package omit the package.
+    Returns a dict from each name to the module that defines it. In `modules`, a module inside the package is given
+    without the package's name.
     """
     package: str = namespace["__name__"]
     homes = {

@@ -110,7 +110,7 @@ _COLUMNS, _WIDTH = 8, 80
 
 
 def _scalars(row: dict[Any, Any]) -> str | None:
-    """Returns the first scalar columns of a row, without columns that have private names."""
+    """Describes a row by its first columns with strings or numbers, without columns whose names announce a secret."""
     found = (
         f"{name}={value!r:.{_WIDTH}}"
         for name, value in row.items()

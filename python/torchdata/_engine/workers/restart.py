@@ -33,7 +33,8 @@ from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 ROOM = 3.0
 GLANCE = 0.01
 
-#: Each shard's received items (`Account`) and newest snapshot, and the matching snapshot of the dispatching process.
+#: What the main process has received: for each shard, the items (`Account`) and the newest snapshot, and for the
+#: dispatching process, the snapshot that matches these snapshots.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
@@ -60,8 +61,8 @@ class Restarts:
         self._epoch = 0
         self._replacing = Replacing(members.num_workers, members.dispatches)
         self._exitcodes: dict[int, int | None] = {}
-        #: Exits without a warning so far: a description, the loader's argument for restarts, and the stacks of a
-        #: process that hung.
+        #: The exits for which no warning was issued yet. Each entry contains a description of the exit, the name of the
+        #: loader's argument that allows the restart, and the stacks of a process that hung.
         self._untold: list[tuple[str, str, str]] = []
         #: Replacements that were started, but not yet reported to the engine.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
@@ -103,10 +104,10 @@ class Restarts:
         return look
 
     def _check(self, dead: Sequence[int]) -> None:
-        """Raises an error if replacements of the exited children could not continue the epoch."""
+        """Raises an error if the epoch could not continue after the exited children were replaced."""
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
-        """Sends commands to replacements, so that they resume after the received items; see `on_replace`."""
+        """Sends commands to the new processes, which then resume after the items received from the old processes."""
 
     def on_death(self, dead: Sequence[int], received: Sequence[int], ended: Sequence[bool], paused: bool) -> list[int]:
         """Returns the children to replace, after their processes have ended.
@@ -114,8 +115,8 @@ class Restarts:
         Args:
             received: for each shard, the number of received items.
             ended: for each shard, whether it sends no further items in this epoch.
-            paused: whether the workers are paused. A paused worker's exit does not count as a further failure at an
-                item, because no item has caused the exit.
+            paused: whether the workers are paused. If a paused worker exits, no item has caused the exit, so the exit
+                is not counted as another failure at its item.
         """
         if self._made is not None:
             return [index for index, *_ in self._made]

@@ -97,7 +97,7 @@ class Patience:
 
 
 def warn_in_thread(warning: Warning) -> None:
-    """Issues a warning. If warnings are errors, the error is reported, and the thread continues."""
+    """Issues a warning. If the user has turned warnings into errors, the error is printed, and the thread continues."""
     try:
         warnings.warn(warning, stacklevel=3)
     except Warning as error:

@@ -136,8 +136,9 @@ class Recorder:
         self._processes = None
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
-            # The counters are stored unprocessed: nothing can be imported at interpreter exit. `_last` is set before
-            # `_counting` is cleared, so that other threads always find statistics.
+            # The counters are stored unprocessed, because the modules that process them cannot be imported at
+            # interpreter exit. `_last` is set before `_counting` is cleared, so that other threads always find
+            # statistics.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()
@@ -195,7 +196,7 @@ class Recorder:
         return Recorder("full" if self.full else "counts", self.stall_warning, self.wait_warning)
 
     def diagnose(self, since: LoaderStats | None = None, ended: int = 0) -> Verdict:
-        """Returns the diagnosis. `ended` is the number of finished epochs if no epoch is running, otherwise 0."""
+        """Returns the diagnosis. `ended` is the number of finished epochs, or 0 while an epoch is running."""
         from torchdata._observe.stats.diagnosis import diagnose
 
         stats = self.stats(since)
