@@ -93,8 +93,8 @@ _finder = _WaitingFinder()
 
 
 def call_when_imported(who: str, calls: Calls) -> None:
-    """Calls each function once with its module, right after the module was imported. The modules must not be loaded
-    yet. `calls` replaces the functions that the caller `who` has registered earlier."""
+    """Registers functions. Each function is called once with its module, right after the import of this module. The
+    modules must not be loaded yet. `calls` replaces the functions that the caller `who` has registered earlier."""
     _finder.calls[who] = dict(calls)
     _finder.install_or_leave()
 

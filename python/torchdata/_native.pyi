@@ -94,7 +94,7 @@ class SharedIterator:
     def __next__(self) -> Any: ...
 
 class HandingIterator(SharedIterator):
-    """The base class of iterators that do not lose the item that they return if Ctrl-C is pressed."""
+    """The base class of iterators that lose no item if Ctrl-C is pressed while an item is returned."""
 
 @final
 class TimedCall:
@@ -137,7 +137,7 @@ class ShareIterator(Iterator[Any]):
 
 @final
 class Link:
-    """The shared memory of one link. A `Sender` and a `Collector` use its two ends."""
+    """The shared memory of one link. A `Sender` and a `Collector` use the two ends of the link."""
     def __new__(cls, memory_budget: int, ring_capacity: int = 262144) -> Self: ...
     @staticmethod
     def attach(fd: int) -> Link: ...

@@ -85,7 +85,8 @@ datapipes.utils.janitor datapipes.utils._streams janitor
 datapipes.utils.pin_memory datapipes.utils pin_memory_fn
 """
 
-#: For each old module: the module that now defines its names, and each name's defining module and present name.
+#: For each old module: the present module, and a dict from each name to the module that now defines it and its present
+#: name.
 OLD_MODULES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
 #: Pairs of an old module and a name in it. An assignment to one of these names also sets the name in the module that
 #: now defines it.

@@ -26,8 +26,8 @@ class ReadAhead:
         end_at_exit(self)
 
     def start(self, serve: Callable[..., object], *args: Any) -> bool:
-        """Starts one more thread. Returns False if the system cannot start it, but other threads of this object are
-        running. Raises RuntimeError if no thread is running.
+        """Starts one more thread. Returns False if the system cannot start the thread, but other threads of this object
+        are running. Raises RuntimeError if no thread is running.
         """
         name = f"{self._called}_{len(self.threads)}" if self._several else self._called
         thread = threading.Thread(target=_run, args=(self.queue, serve, args), name=name, daemon=True)

@@ -52,7 +52,8 @@ _KINDS = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
 #: Control characters can change the direction of text or end a line.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
-#: Error messages of these libraries contain URLs; errors of the user's code are not redacted.
+#: Errors of these libraries are redacted, because their messages contain URLs. Errors of the user's code are not
+#: redacted.
 _LIBRARIES = frozenset(
     ["adlfs", "aiobotocore", "aiohttp", "aistore", "boto3", "botocore", "datasets", "fsspec", "gcsfs", "google"]
     + ["httpx", "huggingface_hub", "iopath", "obstore", "requests", "s3fs", "urllib", "urllib3"]

@@ -18,7 +18,7 @@ _Error = TypeVar("_Error", bound=BaseException)
 RAISED_IN = "_torchdata_raised_in"
 _KEY = "_torchdata_key"
 PACKAGE = os.path.dirname(__file__) + os.sep
-#: Frames of these modules do not help users.
+#: Frames of these modules are removed from tracebacks, because they do not help users.
 _BELOW = ("torchdata.", "multiprocessing.")
 
 

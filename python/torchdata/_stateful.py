@@ -295,7 +295,7 @@ class StatefulStream:
             self.iterator = self._iterate()
 
     def _leave(self) -> bool:
-        """Makes the iterable leave its epoch at the loaded position. Returns whether the epoch has ended.
+        """Makes the iterable end its epoch at the loaded position. Returns whether the epoch has ended.
 
         A new iteration of an iterable may continue after the last item, or begin at the start. To find out, this method
         compares the states after reading two items with and without a new iteration in between.

@@ -38,7 +38,7 @@ class Runner(Protocol):
 class Program(ABC):
     runner: ClassVar[type[Runner]]
     worker_name: ClassVar[str] = "worker process {}"
-    #: What a worker was doing, for the error that reports its exit.
+    #: What the workers do, in the words of the error that reports the exit of a worker.
     stage: ClassVar[str] = "reading items"
     #: Words for the error message if a worker exits repeatedly while it computes the same result. `item` names a
     #: result, `counted` follows the result's number, and `mended` names what the user should correct.
@@ -51,7 +51,7 @@ class Program(ABC):
     @abstractmethod
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
         """Returns the message of the `TypeError` for a program that cannot be pickled although the start method
-        requires this.
+        requires pickling.
         """
 
     def holds_shared_memory(self) -> bool:

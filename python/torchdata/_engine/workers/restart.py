@@ -33,8 +33,8 @@ from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 ROOM = 3.0
 GLANCE = 0.01
 
-#: What the main process has received: for each shard, the items (`Account`) and the newest snapshot, and for the
-#: dispatching process, the snapshot that matches these snapshots.
+#: For each shard, the items that the main process has received (`Account`) and the newest snapshot. The snapshot of the
+#: dispatching process matches the snapshots of the shards.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
@@ -110,7 +110,7 @@ class Restarts:
         """Sends commands to the new processes, which then resume after the items received from the old processes."""
 
     def on_death(self, dead: Sequence[int], received: Sequence[int], ended: Sequence[bool], paused: bool) -> list[int]:
-        """Returns the children to replace, after their processes have ended.
+        """Ends the processes of the children that must be replaced, and returns these children.
 
         Args:
             received: for each shard, the number of received items.

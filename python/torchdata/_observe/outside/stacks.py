@@ -1,8 +1,8 @@
 """Requests the Python stacks of another process by a signal, and reads the process's state from the kernel.
 
-Role: on a real-time signal, each process of a loader writes the stack of its main thread to its own anonymous memory,
-which an observer reads through `/proc`. The loader's counters (`StatsBoard`) contain the number of this signal and the
-file descriptor of this memory.
+Role: each process of a loader handles a real-time signal, by which an observer requests a stack. The process writes the
+stack of its main thread to its own anonymous memory, which the observer reads through `/proc`. The loader's counters
+(`StatsBoard`) contain the number of the signal and the file descriptor of the memory.
 
 `faulthandler` writes the stack in C and without the GIL, so that a process that hangs in native code also answers.
 `faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write.

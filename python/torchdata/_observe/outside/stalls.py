@@ -64,7 +64,7 @@ class Patience:
         self._children, self._seconds = weakref.ref(children), seconds
         self._lock = threading.Lock()
         self.is_awaited: Callable[[], bool] = bool
-        #: `came` is the number of items that have arrived, and `_seen` is this number at the last check.
+        #: `came` is the number of items that have arrived, and `_seen` is the value of `came` at the last check.
         self.came = self._seen = 0
         # For each process whose item is late, the time when the item became late.
         self._late: dict[int, float] = {}

@@ -79,7 +79,8 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
 
 
 def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
-    """Returns True for iterable pipes. Returns True for a map-style pipe with user code that its reader can time."""
+    """Returns True for iterable pipes, and for map-style pipes with user code if the pipe that reads them can time
+    them."""
     if isinstance(pipe, IterDataPipe):
         return True
     return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe, full)) and _is_timed(pipe, graph)

@@ -67,7 +67,8 @@ class Recorder:
         self._began = 0.0
         self._since: Reading | None = None
         self._pid = 0
-        #: The loader's number in the monitor of calls of `next`, and the `Delivery` that counts its items.
+        #: The loader's number in the thread that monitors calls of `next`, and the `Delivery` that counts the loader's
+        #: items.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
         #: The time, the level of detail and the counters when the loader was shut down.

@@ -76,7 +76,7 @@ def on_failure(clean_up: Callable[[], object]) -> Iterator[None]:
 
 
 #: For IterDataPipe and MapDataPipe: the module and the name of the class that wraps a plain iterable or sequence. This
-#: module cannot import these classes, because their modules import this module.
+#: module cannot import the wrapping classes, because their modules import this module.
 _wrappers: dict[type, tuple[str, str]] = {}
 
 
@@ -91,8 +91,8 @@ def _wrapper(kind: type) -> Callable[..., Any]:
 
 
 def check_source(pipe: str, value: S, argument: str = "datapipe") -> S:
-    """Returns the source of a pipe. A list is wrapped in an IterableWrapper, so that states contain the position in
-    it."""
+    """Returns the source of a pipe. A list is wrapped in an IterableWrapper, so that saved states contain the position
+    in the list."""
     if isinstance(value, MapDataPipe):
         raise TypeError(
             f"{pipe}: {argument} must be an IterDataPipe, but got the MapDataPipe {value!r}; convert it with "
@@ -274,8 +274,8 @@ def length_of(pipe: Any, source: Any) -> int:
 
 
 def no_length(pipe: Any, because: str) -> TypeError:
-    """Returns the error of a pipe without a length. The end of the message is that of torchdata 0.9, because user code
-    may compare it."""
+    """Returns the error of a pipe without a length. The error message ends with the message of torchdata 0.9, because
+    user code may compare messages."""
     return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")
 
 

@@ -6,8 +6,8 @@ global generators (2.5 KB each) are exchanged whenever another shard runs.
 
 The public functions of `random`, NumPy and torch convert a generator's state to tuples and tensors, which takes up to
 300 microseconds. Copying the memory of the states takes 0.3 microseconds, so this module copies the memory. Before the
-first copy, a test with new generators shows whether copying the memory also copies the state. If the test fails, this
-module calls the libraries' public functions.
+first copy, this module tests with new generators whether copying a generator's memory also copies its state. If not,
+this module calls the libraries' public functions.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ def explain(
     The traceback of a KeyboardInterrupt is kept, because it shows where a program hangs.
 
     Args:
-        yielded: the number of items that the pipe had yielded before; None if `iter(datapipe)` raised the exception.
+        yielded: the number of items that the pipe had yielded before the exception; None if `iter(datapipe)` raised the
+            exception.
         iterator: the iterator that the pipe's `__iter__` returned. With None, `on_error` does not skip the exception.
 
     Returns:

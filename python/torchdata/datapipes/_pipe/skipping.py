@@ -118,8 +118,8 @@ def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
 
 
 def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
-    """Returns a copy of the counts `kinds` in which `kind` has one more. `kinds` must not change, because a state may
-    contain it."""
+    """Returns a copy of the counts `kinds` in which `kind` has one more. The dict `kinds` itself is not modified,
+    because a saved state may contain it."""
     return {**kinds, kind: kinds.get(kind, 0) + 1}
 
 

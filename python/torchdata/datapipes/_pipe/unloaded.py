@@ -63,7 +63,8 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
 
 
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
-    """Begins an iteration for a `sharding_filter`, which skips items without creating them if possible.
+    """Begins an iteration that a `sharding_filter` reads. If possible, items of other shards are skipped without being
+    created.
 
     Items can be skipped only if the pipe's own class defines `_iter_by_index`, because a subclass may yield different
     items.

@@ -29,7 +29,7 @@ _MOST_SAMPLES = 1 << 13
 #: The samples of the current epoch; None if this process is not one of several workers.
 current: Witness | None = None
 
-#: A checksum contains values of these types unchanged.
+#: A checksum covers values of these types without a conversion.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
 #: The approximate number of elements per large array or tensor that a checksum covers.
@@ -37,7 +37,7 @@ _ELEMENTS = 1 << 10
 
 
 class Note(NamedTuple):
-    """A message from a worker to the loader: the samples that a filter has taken since its previous message.
+    """A message from a worker to the loader: the samples that a `sharding_filter` has taken since its previous message.
 
     Args:
         number: the number of the filter among the sharding filters of the graph.

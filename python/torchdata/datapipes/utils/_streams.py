@@ -68,7 +68,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     """A file object that closes itself when the last reference to it is dropped.
 
     All other attributes and methods are those of the wrapped file object. A wrapper is closed by `close()`, at the end
-    of a `with` block, or by garbage collection. After `autoclose()`, it is closed with the last of its child streams.
+    of a `with` block, or by garbage collection. After `autoclose()`, a wrapper is closed together with the last of its
+    child streams.
 
     Args:
         file_obj: the file object, which the wrapper closes.
@@ -141,7 +142,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
     @classmethod
     def close_streams(cls, v: Any, depth: int = 0) -> None:
-        """Closes `v` if it is a wrapper, and every wrapper in its dicts, lists and tuples, up to ten levels deep."""
+        """Closes every wrapper in `v`, which is a wrapper, or a dict, list or tuple that contains wrappers, up to ten
+        levels deep."""
         if depth > _DEEPEST_STRUCTURE:
             return
         if isinstance(v, (dict, list, tuple)):
@@ -300,7 +302,8 @@ def _closed_stream(name: str | None) -> StreamWrapper:
 
 
 def detached(stream: Any, offset: int | None = None) -> Any:
-    """Returns a placeholder without an open file, which reopens `stream` at `offset`; None means its current position.
+    """Returns a placeholder without an open file, which reopens `stream` at `offset`; None means the stream's current
+    position.
 
     For an in-memory file, the result is a copy of the file; for a stream that cannot be reopened, the stream itself.
     """

@@ -29,8 +29,8 @@ _LONGEST = 200
 #: The class `Batcher` and its argument `batch_size`, which may change between two epochs.
 _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
-#: These arguments may differ between a saved state and the pipeline that loads it: the loader sets them, or they do not
-#: affect the items.
+#: Arguments that may differ between a saved state and the pipeline that loads the state, because the loader sets them,
+#: or because they do not affect the items.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
 
 

@@ -21,7 +21,7 @@ LARGEST_STRUCTURE = 4096
 OPENING = 8
 
 #: The classes `IterDataPipe` and `MapDataPipe`. The module that defines these classes sets this variable, because
-#: importing that module here would form a circle.
+#: importing that module here would be a circular import.
 _pipes: tuple[type, ...] = ()
 
 _has_virtual = False

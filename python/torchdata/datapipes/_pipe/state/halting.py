@@ -88,8 +88,8 @@ class Halt:
     def stand(self) -> None:
         """If the calling thread has read the number of items in `ahead`, pauses the thread until `release` is called.
 
-        If a replay yields different items, the consumer may need more items than the thread has read. In this case, the
-        paused thread continues when the consumer waits for an item.
+        The paused thread also continues when the consumer waits for an item. This happens only if the replay yields
+        other items than the original iteration, so that more of them are needed.
         """
         if self._taken >= self._items:
             self._reached.set()

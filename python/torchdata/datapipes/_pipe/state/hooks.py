@@ -47,7 +47,7 @@ class PipeHooks:
     def _reads_in_pass(self, source: Any) -> bool | None:
         """Returns whether the running iteration of this pipe reads the running iteration of `source`.
 
-        By default, returns None: the caller then compares which of the two iterations began first.
+        By default, returns None, and the caller compares which of the two iterations began first.
         """
         return None
 

@@ -114,7 +114,8 @@ def _set_attributes(pipe: Any, state: dict[str, Any]) -> None:
 
 
 def entry_anew(pipe: Any) -> PipeEntry:
-    """Returns a `PipeEntry` for a pipe's next iteration from the beginning, with its seed."""
+    """Returns a `PipeEntry` with which the pipe's next iteration starts from the beginning. The entry contains the seed
+    of this iteration."""
     entry, lasting = entry_at_beginning(pipe)
     return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
 
@@ -210,8 +211,8 @@ def unnoticed(datapipe: Any) -> TypeError:
 
 
 def is_unnoticed(datapipe: Any) -> bool:
-    """Returns whether `iter` instead of `iterate` began the iteration of a PyTorch pipe at the end of a graph. The
-    graph's state at its beginning is then not known."""
+    """Returns whether `iter` instead of `iterate` began the iteration of a PyTorch pipe at the end of a graph. If so,
+    the state of the graph at the beginning of the iteration was not recorded."""
     record = record_of(reader_of(datapipe))
     if record.loaded is not None or not has_begun(datapipe):
         return False
@@ -356,7 +357,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # None means unknown: in a graph with a cycle, a source may come after this pipe.
+        # None means that the result is unknown, because in a graph with a cycle, a source may come after this pipe.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -428,7 +429,7 @@ def forget_state(*datapipes: Any) -> None:
 def forget_below(datapipe: Any) -> None:
     """Drops the states that were loaded into the direct and indirect sources of a pipe.
 
-    Another child of a `fork` may still resume from the loaded state of the source, so this state is kept.
+    The state of a source is kept if another child of a `fork` may still resume from it.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:

@@ -44,12 +44,10 @@ class PipeEntry(NamedTuple):
             iteration. In a replay, the pipe and its sources begin with the states that they had at the beginning of the
             saved iteration. The pipe drops items up to the saved position, or all items if `finished` is True.
         seconds: the seconds from the beginning of the saved iteration until the state was saved.
-        generators: the states that the global random generators have at
-            the beginning of a replay (see `drop`). After the replay, the
-            generators are set back to the states that they had before.
+        generators: the states that the global random generators have at the beginning of a replay (see `drop`). After
+            the replay, the generators are set back to the states that they had before the replay.
         ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
-        left: the `PipeEntry` to use instead of this one if a new iteration begins, rather than the saved iteration
-            resuming.
+        left: the `PipeEntry` that replaces this one if the saved iteration is not resumed, but a new iteration begins.
         given: a 1-tuple of the pipe's seed when the state was loaded, to detect a seed that is set later.
     """
 
@@ -178,8 +176,8 @@ def check_checksums(state: dict[str, Any]) -> None:
 
 
 def checksum(value: Any) -> int:
-    """Returns a checksum. Raises ValueError for more than `_PARTS` values, because a small malicious state may refer to
-    one list many times, so that the computation would not end."""
+    """Returns a checksum. Raises ValueError for more than `_PARTS` values. A small malicious state may refer to one
+    list so often that the computation would not end."""
     crc, left, waiting = 0, _PARTS, [value]
     while waiting:
         part = waiting.pop()

@@ -324,7 +324,8 @@ class IndexedArchive(Archive):
 
 
 class IndexedLoader(ArchiveLoader):
-    """Reads archives that contain a list of their members. A saved position is an index in this list."""
+    """Reads archives that contain a list of their members. A saved position is an index in the archive's list of
+    members."""
 
     _format: str
     _opens: type[IndexedArchive]

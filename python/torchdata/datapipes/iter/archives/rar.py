@@ -1,9 +1,9 @@
 """The pipe that reads RAR archives: RarArchiveLoader.
 
-Role: uncompressed members are read from the archive's stream. Compressed members are decompressed by a program
-(`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is first read, and is stopped when the member's stream
-is closed. The decompressing program reads a temporary file, to which `rarfile` copies the member, or the whole archive
-if it is solid.
+Role: uncompressed members are read from the archive's stream. A compressed member is decompressed by a program
+(`unrar`, `unar`, `7z` or `bsdtar`). The program starts when the member is first read, and is stopped when the member's
+stream is closed. The decompressing program reads a temporary file, to which `rarfile` copies the member, or the whole
+archive if it is solid.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from torchdata.datapipes.iter.streams.atomic_files import temporary_name
 #: If the consumer requests no path for this number of seconds, the locks of items that were read ahead are released.
 PAUSE = 1.0
 
-#: The mutex is reentrant: garbage collection may release locks while this thread holds the mutex.
+#: The mutex is reentrant, because garbage collection may release locks while this thread holds the mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
 #: For each `Section` (by id) whose consumer is processing a path: the time when the processing began, and a function

@@ -161,7 +161,7 @@ class Section:
         """Returns the next path to yield; None if no path is ready.
 
         Raises:
-            TimeoutError: another process took too long to create the path.
+            TimeoutError: another process took too long to create the file at the path.
         """
         self._thread = threading.get_ident()
         locks.resume(id(self))

@@ -24,8 +24,8 @@ _LENGTHS = 256
 
 
 def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
-    """Returns whether an item lacks one of the columns. Negative indices do not count from the end, so tuples and lists
-    always lack them."""
+    """Returns whether an item lacks one of the columns. Negative indices do not count from the end, so a tuple or list
+    always lacks columns with negative indices."""
     for column in columns:
         try:
             item[column]

@@ -91,7 +91,7 @@ class IterableWrapper(IterDataPipe[T_co]):
     An iterable without `state_dict` and indices is reread up to the position, with the original states of the global
     random generators. Some of the reread items are compared with the original items. If the items differ, for example
     because of an unseeded random order, resuming raises `RuntimeError` unless the loader's state is loaded with
-    `strict=False`. If the iterable draws from the global generators for each item, the difference causes only a
+    `strict=False`. If the iterable draws from the global generators for each item, different items cause only a
     `RuntimeWarning`, because other code may draw numbers between two items.
 
     Args:

@@ -60,8 +60,8 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     Args:
         source_datapipe: the pipe to read.
-        sharding_group_filter: the only level at which this pipe divides items: a `SHARDING_PRIORITIES`, or your own
-            integer. None (the default) means all levels.
+        sharding_group_filter: the only level at which this pipe divides items: a member of `SHARDING_PRIORITIES`, or an
+            integer of your own. None (the default) means all levels.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -140,7 +140,8 @@ class S3FileLister(GivenLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """Returns a text that sorts shortly before `text` (not empty), because a listing begins after the given key."""
+    """Returns a text that sorts shortly before `text`, which is not empty. A listing begins after a given key, so this
+    text makes the listing include `text`."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
         return f"{first}{chr(ord(last) - 1)}~"
@@ -148,8 +149,8 @@ def _just_before(text: str) -> str:
 
 
 def _is_folder(obstore: Any, store: Any, key: str) -> bool:
-    """Returns whether an empty object marks a folder. The object's key then ends with a slash, which obstore omits in
-    listings."""
+    """Returns whether an empty object marks a folder. The key of such an object ends with a slash, which obstore omits
+    in listings."""
     try:
         obstore.head(store, key)
     except FileNotFoundError:

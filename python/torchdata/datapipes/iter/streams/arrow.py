@@ -204,9 +204,9 @@ class ArrowReader(IterDataPipe[Any]):
 class LanceReader(ArrowReader):
     """Reads rows of a Lance dataset by their indices, and yields single rows, or frames that contain several rows.
 
-    Reading ranges of rows is faster if their order does not matter:
-    `ArrowParts("….lance", format="lance").shuffle().read_arrow()`. The pipe reads the version of the dataset that is
-    current when the pipe is built. Loading a state that was saved with another version of the dataset raises an error.
+    If the order of the rows does not matter, ranges of rows can be read faster: `ArrowParts("….lance",
+    format="lance").shuffle().read_arrow()`. The pipe reads the version of the dataset that is current when the pipe is
+    built. Loading a state that was saved with another version of the dataset raises an error.
 
     Args:
         source_datapipe: yields indices of rows, or lists of indices (as after `batch`) to read together.

@@ -17,7 +17,7 @@ from torchdata.datapipes._pipe.streams import PLAIN_TYPES, with_detached_streams
 
 
 class _PoolWork(ReadAhead):
-    """The work of the threads, which must not refer to the pool, because the threads keep this object alive."""
+    """The work of a pool's threads, which keep this object alive. Therefore, this object must not refer to the pool."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class _PoolWork(ReadAhead):
             if self.queue.closed:
                 result = with_detached_streams(result)
         except BaseException as error:
-            # Errors may not be picklable. A state contains an immutable item, not the error, and a resumed run calls
-            # the function for the item again.
+            # Errors may not be picklable. If the item is immutable, a state contains the item instead of the error, and
+            # a resumed run calls the function again.
             kept = (item,) if type(item) in PLAIN_TYPES else None
             self.queue.fail(slot, not_the_end("function of ThreadPoolMapper", without_own_frame(error)), None, kept)
         else:

@@ -2,7 +2,7 @@
 
 Role: the thread that iterates the pipe begins the iteration of the source, and starts a daemon thread. A daemon thread
 puts the source's items into a bounded native queue, until the source ends or fails, or the pipe's iterator is closed.
-The daemon thread does not refer to the pipe's iterator, so it ends when the iterator is dropped.
+The daemon thread does not refer to the pipe's iterator, so the thread ends when the iterator is dropped.
 
 A forked child has no daemon thread, and does not use the inherited queue.
 """
@@ -46,8 +46,7 @@ class _PrefetchData(ReadAhead):
         self.taken = 0
         #: The object that pauses the thread if the iteration is a replay; otherwise None.
         self.halt: Halt | None = None
-        #: Set when the thread no longer uses the source's iterator. Until then, the thread may still be waiting for an
-        #: item.
+        #: Set when the thread, which may be waiting for an item of the source, no longer uses the source's iterator.
         self.released = Latch()
 
     def begin(self, worker: Callable[[_PrefetchData], None]) -> None:
@@ -246,14 +245,15 @@ class _PrefetchBase(IterDataPipe[T_co]):
         super().reset()
 
     def shutdown(self) -> None:
-        """Ends the thread after its current item, and waits for its end. The iterator ends, too. This method may be
-        called repeatedly."""
+        """Ends the thread after its current item, and waits until the thread has ended. The iterator ends, too. This
+        method may be called repeatedly."""
         self._end_thread()
 
     def pause(self) -> None:
         """Stops reading ahead. When this method returns, the thread no longer reads the source.
 
-        The consumer can still read the items in the buffer. If it needs more items, it waits for `resume()`.
+        The consumer can still read the items in the buffer. If the consumer needs more items, it waits until `resume()`
+        is called.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.

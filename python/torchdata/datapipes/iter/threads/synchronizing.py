@@ -348,8 +348,8 @@ class FullSync(_PrefetchBase[T_co]):
         """Makes the next iteration reread items without voting, or vote without reading items.
 
         Each rank resumes from its own latest snapshot, so the number of reread items differs between ranks. If the
-        ranks voted on reread items, one vote would concern different positions on different ranks. By this method, all
-        ranks begin to vote at the same position.
+        ranks voted on reread items, one vote would concern different positions on different ranks. `make_again` makes
+        all ranks begin to vote at the same position.
 
         Args:
             count: if positive, the number of items to reread without voting. If negative, `-count` is the number of
@@ -447,7 +447,7 @@ class FullSync(_PrefetchBase[T_co]):
             group.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FullSync[T_co]:
-        """Returns a copy that refers to the group of ranks that the user provided, not to a copy of it."""
+        """Returns a copy that refers to the group of ranks that the user provided, not to a copy of the group."""
         group = self._given_group
         if group is not None and not isinstance(group, UncopyableGroup):
             memo[id(group)] = group

@@ -28,7 +28,7 @@ _TEMPORARY = (408, 429, 500, 502, 503, 504)
 
 
 def _get_proxies() -> dict[str, str] | None:
-    """Returns the proxies. Existing user code replaces this function."""
+    """Returns the proxies. This function must keep its name, because existing user code replaces it."""
     return None
 
 

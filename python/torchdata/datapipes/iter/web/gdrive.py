@@ -23,8 +23,8 @@ _FILE_PATH = re.compile(r"(?:/a/[^/]+)?/file/(?:u/\d+/)?d/([^/]+)")
 
 
 def download_url(url: str) -> str:
-    """Returns the download URL of a link such as `…/file/d/ID/view`, `…/open?id=ID` and `…/uc?id=ID`, and other URLs,
-    such as download URLs, unchanged."""
+    """Returns the download URL of a link such as `…/file/d/ID/view`, `…/open?id=ID` and `…/uc?id=ID`. Any other URL,
+    such as a download URL, is returned unchanged."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     in_path = _FILE_PATH.match(parts.path)
@@ -41,7 +41,7 @@ def download_url(url: str) -> str:
 
 class DriveClient(Client):
     def title(self, url: Any, response: Any) -> str:
-        """Returns the file name without folders, because users join it to a folder."""
+        """Returns the name of the file without folders, because users join the name to a folder."""
         told = response.headers.get("content-disposition", "")
         if (found := re.search(r'filename="([^"]+)"', told)) is not None:
             name = found[1]
