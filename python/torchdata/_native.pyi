@@ -181,7 +181,7 @@ class StatsBoard:
     def here(self) -> StatsBoard: ...
     full: Final[bool]
     def count_items(self, iterator: SharedIterator, page: int, pipe: int) -> None:
-        """Counts and times the items that a pipe yields from now on, on the main process's page of counters."""
+        """Counts and times the items that a pipe yields from now on, in the counters of the main process."""
     def made(self) -> tuple[int, int]: ...
     def adopt(self, page: int, role: int, number: int) -> None: ...
     def bind(
@@ -378,7 +378,8 @@ class Collector:
 
 @final
 class ItemStream(Iterator[Any]):
-    """An iterator over the items that a `Collector` receives in one epoch, or in one pass of dispatched items."""
+    """An iterator over the items that a `Collector` receives in one epoch, or in one iteration of the dispatching
+    process."""
     def __next__(self) -> Any: ...
     def next_into(self, hand: list[Any]) -> None: ...
 

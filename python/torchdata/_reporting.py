@@ -183,7 +183,7 @@ def represented(datapipe: Any) -> str:
         words = repr(datapipe)
     except Exception:
         return name
-    # the call is outside of the `try` block, because `except` would swallow an exception of a signal handler
+    # `redacted` is called outside of the `try` block, because `except` would swallow an exception of a signal handler
     return name if words == name else redacted(words)
 
 

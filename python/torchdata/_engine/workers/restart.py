@@ -43,7 +43,8 @@ class Gone(Exception):
 
 
 class Restarts:
-    """Replaces children that hang if `hangs` is given, and children that have exited if `deaths` is True."""
+    """Replaces child processes. If `hangs` is given, children that hang are replaced; if `deaths` is True, children
+    that have exited are replaced."""
 
     def __init__(
         self,
@@ -86,7 +87,8 @@ class Restarts:
         return self._replacing.rests(index)
 
     def replace_dead(self, collector: Collector) -> bool:
-        """Returns whether any child had exited. Raises WorkerExitedError if a child cannot be replaced."""
+        """Replaces the children that have exited, and returns whether there were any. Raises WorkerExitedError if a
+        child cannot be replaced."""
         processes = self._members.processes
         while True:
             dead = [i for i, process in enumerate(processes) if process.ended and not self.rests(i)]

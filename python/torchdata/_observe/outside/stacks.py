@@ -6,13 +6,13 @@ stack of its main thread to its own anonymous memory, which the observer reads t
 
 `faulthandler` writes the stack in C and without the GIL, so that a process that hangs in native code also answers.
 `faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write.
-On a second signal, a Python handler in a worker writes the stacks of the other threads, once the main thread runs
-Python code.
+On a second signal, a Python handler in a worker writes the stacks of the other threads. The handler does not run before
+the main thread runs Python code.
 
-The signal would end a process without a handler. Therefore, a process installs the handler before it writes the
-signal's number, and an observer checks that the handler exists. After its last loader, the process ignores the signal,
-because a late observer may still send it. Only the main thread can make a process ignore a signal. If the first loader
-was created in another thread, the process keeps the handler until it exits.
+A real-time signal would end a process that has no handler for it. Therefore, a process installs the handler before it
+writes the signal's number, and an observer checks that the handler exists. After its last loader, the process ignores
+the signal, because a late observer may still send it. Only the main thread can make a process ignore a signal. If the
+first loader was created in another thread, the process keeps the handler until it exits.
 """
 
 from __future__ import annotations
@@ -267,7 +267,7 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Returns False if the signal would end the process."""
+    """Returns whether the process has a handler for the signal, which would otherwise end the process."""
     return signal.SIGRTMIN < number < signal.SIGRTMAX and bool(caught_signals(pid) >> (number - 1) & 1)
 
 

@@ -72,8 +72,8 @@ class BatchClock:
 def bind_reading(
     counting: Counting, dataset: Any, is_iterable: bool, collate_fn: Any, hands_out: bool = False
 ) -> tuple[BatchClock, int]:
-    """Registers reading and collating in this process's counters. Returns the clock, and the row that counts the
-    loader's batches.
+    """Registers reading and collating in this process's counters. Returns the `BatchClock`, and the number of the row
+    that counts the loader's batches.
 
     Args:
         hands_out: whether this process is the one in which the user's program receives the batches.

@@ -91,8 +91,8 @@ def _wrapper(kind: type) -> Callable[..., Any]:
 
 
 def check_source(pipe: str, value: S, argument: str = "datapipe") -> S:
-    """Returns the source of a pipe. A list is wrapped in an IterableWrapper, so that saved states contain the position
-    in the list."""
+    """Returns `value` as the source of a pipe. An iterable that is not a pipe is wrapped in an IterableWrapper, so that
+    saved states contain the position in it."""
     if isinstance(value, MapDataPipe):
         raise TypeError(
             f"{pipe}: {argument} must be an IterDataPipe, but got the MapDataPipe {value!r}; convert it with "

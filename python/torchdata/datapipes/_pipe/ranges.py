@@ -9,7 +9,8 @@ from typing import Any
 
 from torchdata._reporting import name_of
 
-#: Whether to name ranges: False in a forked child, because the parent's profiler does not record there.
+#: Whether pipes are shown in the profiler; False in a forked child, because the parent's profiler does not record
+#: there.
 _is_main = True
 
 

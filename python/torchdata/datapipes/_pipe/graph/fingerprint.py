@@ -36,8 +36,8 @@ _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "p
 
 def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
     """Returns the fingerprint of the graph that ends in `datapipe`. If the graph may have been iterated (`begun`),
-    attributes that an iteration may change are left out. Left out are the declared state and, in user-defined pipes,
-    all attributes except functions."""
+    attributes that an iteration may change are left out. These are the declared state and, in user-defined pipes, all
+    attributes except functions."""
     graph = graph_of(datapipe)
     return [
         {

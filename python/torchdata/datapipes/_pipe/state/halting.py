@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: A paused thread checks at this interval, in seconds, whether the consumer is waiting for an item.
 _LOOK = 0.02
 
-#: Set, except within `beginning_unread`, to let the threads of new iterations read.
+#: Threads of new iterations wait for this latch before they read. It is set except within `beginning_unread`.
 _may_begin = Latch()
 _may_begin.set()
 

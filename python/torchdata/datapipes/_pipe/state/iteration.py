@@ -181,7 +181,8 @@ def iterate(datapipe: Any) -> Iterator[Any]:
 
 
 def reader_of(datapipe: Any) -> Any:
-    """Returns the internal pipe that reads a graph's last pipe, a PyTorch pipe, and records the graph's iteration."""
+    """Returns the internal pipe that reads the PyTorch pipe at the end of a graph, and records the graph's
+    iteration."""
     record = record_of(datapipe)
     if record.reader is None or record.reader.source is not datapipe:
         record.reader = _class_of_readers()(datapipe)
@@ -506,7 +507,7 @@ def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
         take(state)
         return
     with explaining_damage(name_of(pipe)):
-        # Invalid values in the state must raise an error before the iteration.
+        # Invalid values in the state must raise an error before the iteration begins.
         for each in pipe._declared:
             if each.saved and each.key in state:
                 each.check(state[each.key])

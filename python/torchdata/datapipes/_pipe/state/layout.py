@@ -31,7 +31,7 @@ class PipeEntry(NamedTuple):
     Args:
         type: the name of the pipe's class.
         restores: whether the pipe's next iteration resumes, rather than starting from the beginning.
-        yielded: the number of items that the iteration to resume has yielded.
+        yielded: the number of items that the saved iteration had yielded.
         finished: whether the iteration has yielded its last item.
         state: the pipe's declared state. If `restores` is False, `state` contains only the values that outlast an
             iteration, such as the seed for the next iteration.
@@ -48,7 +48,8 @@ class PipeEntry(NamedTuple):
             the replay, the generators are set back to the states that they had before the replay.
         ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
         left: the `PipeEntry` that replaces this one if the saved iteration is not resumed, but a new iteration begins.
-        given: a 1-tuple of the pipe's seed when the state was loaded, to detect a seed that is set later.
+        given: a tuple with the seed that the pipe had when the state was loaded, which shows whether a seed was set
+            later.
     """
 
     type: str

@@ -40,7 +40,8 @@ class Beginning:
     torchs: dict[int, Any] = field(default_factory=dict)
     #: The pipes of the graph, each with its `PipeEntry` and the state to add to this entry (see `entry_at_beginning`).
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
-    #: For each pipe with a read-ahead thread, by id: the number of iterations that the pipe had begun.
+    #: For each pipe with a read-ahead thread, by id: the number of iterations that the pipe had begun before this
+    #: iteration of the graph.
     passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, PipeEntry]]:

@@ -114,8 +114,8 @@ def is_damage(error: Exception) -> bool:
 def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
     """Returns an error that names the archive; if the data is not damaged, returns `error` with a note.
 
-    The error is returned, not raised: raising a variable forms a reference cycle, which keeps files open until garbage
-    collection.
+    The error is returned, not raised, because raising a variable forms a reference cycle, which keeps files open until
+    garbage collection.
     """
     if isinstance(error, Refused):
         refusal = kind(f"will not read {what}: {error}")

@@ -58,7 +58,8 @@ LARGEST_HEADERS = (1 << 20) + (8 << 10)
 
 MOST_HEADERS = 100
 
-#: Maximum number of records in the global headers of an archive, which `tarfile` copies for each member.
+#: Maximum number of records in the global headers of an archive, because `tarfile` copies these records for each
+#: member.
 MOST_GLOBAL_RECORDS = 1000
 
 _LAST_OFFSET = (1 << 63) - 1

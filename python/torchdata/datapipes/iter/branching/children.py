@@ -3,8 +3,8 @@
 Role: in `fork`, `unzip`, `demux` and `round_robin_demux`, the main pipe reads the source once, and stores the items
 that are buffered for a child.
 
-A *round* is one iteration of the source, and one iteration of each child. If `iter` is called on a child a second time,
-a new round begins, which restarts the source and invalidates all earlier iterators.
+In a *round*, the source is iterated once, and each child is iterated at most once. If `iter` is called on a child a
+second time, a new round begins, which restarts the source and invalidates all earlier iterators.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
     """Makes batches of items of similar length with a limited total length.
 
     Items wait in a buffer, and the shortest item leaves the buffer first. A batch is yielded when the next item would
-    exceed `max_token_count`. The order is the same as in torchdata 0.9.
+    exceed `max_token_count`. The order of the items is the same as in torchdata 0.9.
 
     Args:
         datapipe: the pipe to read.

@@ -91,7 +91,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self.datapipe._loads()  # type: ignore[attr-defined, no-any-return]
 
     def _shuffled(self, source: Iterator[T_co]) -> Iterator[T_co]:
-        # Draws the same numbers as `random.Random.randint`, with fewer Python calls.
+        # The loops below draw the same numbers as `random.Random.randint`, but with fewer Python calls.
         buffer, size, getrandbits = self._buffer, self.buffer_size, self._rng.getrandbits
         buffer.extend(islice(source, size - len(buffer)))
         if len(buffer) == size:

@@ -54,7 +54,7 @@ class S3Recipe(ObjectRecipe):
             try:
                 return obstore.get(store, key, options=options)
             except Exception as error:
-                # An empty object causes status 416.
+                # A range request for an empty object fails with status 416.
                 if start or " 416 " not in str(error) or obstore.head(store, key)["size"]:
                     raise
                 return None

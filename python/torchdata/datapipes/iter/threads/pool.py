@@ -126,8 +126,8 @@ class Pool:
             rest.release()
 
     def entries(self, patience: float) -> list[tuple[str, Any]]:
-        """Returns all pending items and results as data for a state. No thread may take or submit items at the same
-        time.
+        """Returns all pending items and results as data for a state. While this method runs, no other thread may take
+        results or submit items.
 
         No call may modify an item while the item is being saved. For mutable items, this method therefore waits for
         running calls, and delays further calls until the consumer continues.

@@ -90,7 +90,7 @@ _END = object()
 class _Reader(map):  # type: ignore[type-arg]
     """The iterator that the consumer reads. Dropping it ends the thread.
 
-    Ctrl-C cannot lose an item: no Python code runs between taking and returning an item.
+    Ctrl-C cannot lose an item, because no Python code runs between taking and returning an item.
     """
 
     def __new__(cls, data: _PrefetchData) -> _Reader:

@@ -238,7 +238,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
             pool.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the finished results, the items without a result, and the source's error, or None.
+        """Returns the finished results, the items without a result, and the error that the source has raised (or None).
 
         Raises:
             TimeoutError: the running calls of `fn` have not ended after `patience` seconds.

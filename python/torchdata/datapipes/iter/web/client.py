@@ -96,7 +96,8 @@ class Connections:
         from requests.adapters import HTTPAdapter
 
         session = requests.Session()
-        # Compression would make ranges and sizes in the headers refer to compressed bytes.
+        # The server must not compress files, because ranges and sizes in the headers would then refer to compressed
+        # bytes.
         session.headers["Accept-Encoding"] = "identity"
         if self._process != os.getpid():  # closed, or the connections belong to the parent process
             self._adapter, self._process = HTTPAdapter(max_retries=self._retrying.policy()), os.getpid()

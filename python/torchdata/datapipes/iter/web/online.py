@@ -48,8 +48,8 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
         return self._http
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        # `iter` begins the source's epoch now, not when the first item is requested. A state that is saved before the
-        # first request must belong to the new epoch.
+        # `iter` begins the source's epoch now, not when the first item is requested. Otherwise, a state that is saved
+        # before the first request would belong to the previous epoch.
         return self._opened(iter(self.source_datapipe))
 
     def _opened(self, urls: Iterator[Any]) -> Iterator[tuple[str, StreamWrapper]]:
