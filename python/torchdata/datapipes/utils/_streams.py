@@ -142,8 +142,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
     @classmethod
     def close_streams(cls, v: Any, depth: int = 0) -> None:
-        """Closes every wrapper in `v`, which is a wrapper, or a dict, list or tuple that contains wrappers, up to ten
-        levels deep."""
+        """Closes all wrappers in `v`, which may be a dict, list or tuple of up to ten nested levels."""
         if depth > _DEEPEST_STRUCTURE:
             return
         if isinstance(v, (dict, list, tuple)):
@@ -302,8 +301,7 @@ def _closed_stream(name: str | None) -> StreamWrapper:
 
 
 def detached(stream: Any, offset: int | None = None) -> Any:
-    """Returns a placeholder without an open file, which reopens `stream` at `offset`; None means the stream's current
-    position.
+    """Returns a placeholder without an open file, which reopens `stream` at `offset` or at the current position (None).
 
     For an in-memory file, the result is a copy of the file; for a stream that cannot be reopened, the stream itself.
     """

@@ -138,7 +138,7 @@ def _check_seed(seed: Any) -> None:
 
 @functional_datapipe("random_split")
 class RandomSplitter(IterDataPipe[Any]):
-    """Divides the items at random into groups of given sizes: returns one child for each group.
+    """Divides the items at random into groups of given sizes: returns one child pipe for each group.
 
     Each child reads the whole source, so only one child can be read at a time. The split depends only on the seed and
     on the order of the source. If every epoch and process reads the source in one fixed order, each item always belongs

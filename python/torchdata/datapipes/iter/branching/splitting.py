@@ -83,7 +83,7 @@ class _ForkMain(Main):
 
 @functional_datapipe("fork")
 class Forker(IterDataPipe[Any]):
-    """Lets several pipes read one pipe: returns a list of children that each yield all items.
+    """Lets several pipes read one pipe: returns a list of child pipes that each yield all items.
 
     Args:
         datapipe: the pipe to read; it is read only once for all children.
@@ -131,7 +131,7 @@ class _UnzipMain(_ForkMain):
 
 @functional_datapipe("unzip")
 class UnZipper(IterDataPipe[Any]):
-    """Returns one child per column of the items, which are sequences of equal length.
+    """Returns one child pipe per column of the items, which are sequences of equal length.
 
     Args:
         source_datapipe: the pipe to read; it is read only once for all children.
@@ -206,7 +206,7 @@ class _DemuxMain(DealMain):
 
 @functional_datapipe("demux")
 class Demultiplexer(IterDataPipe[Any]):
-    """Splits a pipe by a function: returns a list of children that each yield the items of one class.
+    """Splits a pipe by a function: returns a list of child pipes, each with the items of one class.
 
     Args:
         datapipe: the pipe to read; it is read only once for all children.

@@ -29,7 +29,7 @@ __all__ = ["ArrowReader", "LanceReader"]
 
 @functional_datapipe("read_arrow")
 class ArrowReader(IterDataPipe[Any]):
-    """Reads a table part by part, in the order that the source determines: yields rows, or frames of many rows.
+    """Reads a table part by part, in the order of the source: yields rows, or frames of many rows.
 
     One part, such as a row group of a Parquet file, is in memory at a time. A saved state contains the number of the
     part and of the row in it, so a resumed run does not reread earlier parts. Parts without rows yield nothing.
