@@ -201,9 +201,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, length: int = -1, request_timeout_ms: int = -1, region: str = "", masks: str | list[str] = "", *,
         endpoint_url: str = "", config: Mapping[str, Any] | None = None, max_retries: int = 3,
     ) -> IterDataPipe[str]:
-        """Yields the URLs in S3, Google Cloud Storage (`gs://`) or Azure (`az://`) that begin with a
-        prefix.
-        """
+        """Yields URLs in S3, Google Cloud Storage (`gs://`) or Azure (`az://`) that begin with a prefix."""
 
     def load_files_by_ais(
         self, url: str, length: int = -1, *, timeout: float = 20.0,

@@ -50,7 +50,7 @@ def _settings(
 
 @functional_datapipe("list_files_by_s3")
 class S3FileLister(GivenLength, ListsRoots):
-    """Yields the URLs in S3, Google Cloud Storage (`gs://`) or Azure (`az://`) that begin with a prefix.
+    """Yields URLs in S3, Google Cloud Storage (`gs://`) or Azure (`az://`) that begin with a prefix.
 
     The objects of a prefix are sorted by key, and listed in pages of 1,000. Keys that end in a slash represent folders
     and are left out. A prefix need not end at a slash: `s3://bucket/train` finds `train/0.tar` and `train-1.tar`. URLs
