@@ -7,8 +7,8 @@ from typing import Any, ClassVar, Final, Literal, Self, TypeVar, final
 _T = TypeVar("_T")
 
 class Finalized:
-    """A base class that calls `_finalize(interrupted)` on deletion, unless `_ended` is set. A signal cannot prevent the
-    call."""
+    """A base class that calls `_finalize(interrupted)` on deletion, even if a signal arrives, unless `_ended` is
+    set."""
     def __del__(self) -> None: ...
 
 @final

@@ -45,7 +45,7 @@ def publish_late(
 
     Args:
         modules: the names for each module; a module inside the package is given without the package's name.
-        then: called after each import with a dict of the module's classes and functions.
+        then: a function that is called after each import, with a dict of the module's classes and functions.
     """
     package: str = namespace["__name__"]
     homes = import_late(namespace, modules)

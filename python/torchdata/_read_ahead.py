@@ -17,7 +17,8 @@ from torchdata._threads import end_at_exit, start
 
 
 class ReadAhead:
-    """Reads up to `capacity` items ahead of the consumer in threads. The `options` are arguments of the queue."""
+    """Reads up to `capacity` items ahead of the consumer in threads. `options` are further arguments of the
+    `ReadAheadQueue`."""
 
     def __init__(self, name: str, capacity: int, threads: str, *, several: bool = False, **options: Any) -> None:
         self.queue = ReadAheadQueue(name, capacity, **options)

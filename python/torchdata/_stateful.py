@@ -13,9 +13,8 @@ beginning an epoch, no item is requested.
 
 Some iterables, for example Hugging Face's, apply a loaded state in each later iteration, so the next epoch would begin
 at the loaded position, too. `StatefulStream` detects this fault if the states after the first items of both epochs are
-equal. It then loads the iterable's initial state and restarts the epoch. Other iterables yield an item of the next
-epoch after a state from the end of an epoch was loaded. `StatefulStream` drops this item and loads the state a second
-time.
+equal, and restarts the epoch from the iterable's initial state. Other iterables yield an item of the next epoch after a
+state from the end of an epoch was loaded. `StatefulStream` drops this item and loads the state a second time.
 """
 
 from __future__ import annotations

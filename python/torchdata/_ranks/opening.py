@@ -195,8 +195,7 @@ def _listen_at(store_host: str | None) -> socket.socket | None:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return socket.create_server((_address_of_interface(interface), 0))
-    # If the store's host has a loopback name, all ranks run on this machine. With any other name, ranks on other
-    # machines may exist.
+    # A loopback address suffices if the store's host has a loopback name, because all ranks then run on this machine.
     if _is_loopback(store_host):
         return _server_at(_LOOPBACK[1] if store_host == _LOOPBACK[1] else _LOOPBACK[0])
     towards = next(iter(_addresses_towards(store_host)), None) if store_host is not None else None

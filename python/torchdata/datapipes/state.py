@@ -187,7 +187,7 @@ class _Saving:
     # -- which passes belong together ----------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
-        """Returns the ids of the pipes whose iterations are in use: a resumed run must continue these iterations.
+        """Returns the ids of the pipes whose running iterations a resumed run must continue.
 
         Args:
             alone: whether to include the main pipe of a split such as `fork`, which a child may still begin to read.

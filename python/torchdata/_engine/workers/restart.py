@@ -231,7 +231,8 @@ class Restarts:
         ]
 
     def _give_up(self, indices: Sequence[int], error: OSError) -> NoReturn:
-        """Raises an error after a replacement could not be started. The next epoch starts new processes."""
+        """Raises an error after a replacement could not be started. In the next epoch, the loader starts new
+        processes."""
         members = self._members
         for index in indices:
             members.processes[index].kill()

@@ -6,8 +6,8 @@ global generators (2.5 KB each) are exchanged whenever another shard runs.
 
 The public functions of `random`, NumPy and torch convert a generator's state to tuples and tensors, which takes up to
 300 microseconds. Copying the memory of the states takes 0.3 microseconds, so this module copies the memory. Before the
-first copy, this module tests with new generators whether copying a generator's memory also copies its state. If not,
-this module calls the libraries' public functions.
+first copy, this module tests with new generators whether copying a generator's memory also copies its state. If this
+test fails, this module calls the libraries' public functions instead.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from torchdata.datapipes._pipe.state.generators import load_generators, save_gen
 #: The module with the file locks of `on_disk_cache`. A shard must release its locks before another shard runs.
 LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
-#: If one of these modules is imported, the `Exchange` object is replaced, because there are more variables to exchange.
+#: If one of these modules is imported, the `Exchange` object is replaced, because the module has further variables to
+#: exchange.
 _IMPORTED_LATE = (_NUMPY, "torch", _WORKER, LOCKS)
 _VARIABLES = (
     (vars(generators), "awaited"),
@@ -50,7 +51,7 @@ _WORDS, _PLACE = 624 * 4, 4
 _BEFORE, _TORCH = 20, 2544
 #: The largest offset in bytes at which the 624 numbers of the state may begin in PyTorch's generator object.
 _HEAD = 256
-#: The size in bytes of the spare normal number that NumPy stores, and of the flag for its presence.
+#: The size in bytes of the spare normal number that NumPy stores, including the flag that shows whether it is present.
 _GAUSS = 16
 
 

@@ -28,7 +28,8 @@ def explain(
     Args:
         yielded: the number of items that the pipe had yielded before the exception; None if `iter(datapipe)` raised the
             exception.
-        iterator: the iterator that the pipe's `__iter__` returned. With None, `on_error` does not skip the exception.
+        iterator: the iterator that the pipe's `__iter__` returned. If `iterator` is None, `on_error` does not skip the
+            exception.
 
     Returns:
         True for a skipped item; False if the caller must raise `error`; or the exception to raise instead of `error`.

@@ -23,8 +23,7 @@ _BASES = "torchdata.datapipes.datapipe"
 #: Libraries whose iterables never call `get_worker_info`.
 _INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
-#: Pipes that a `sharding_filter` reads, and that may call `get_worker_info`. The function must report a single worker
-#: to these pipes.
+#: Pipes that a `sharding_filter` reads, and that may call `get_worker_info`, which must report a single worker to them.
 _whole: WeakSet[Any] = WeakSet()
 
 

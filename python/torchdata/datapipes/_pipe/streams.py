@@ -1,5 +1,5 @@
-"""Closes the streams in items that a pipe drops, and replaces the streams in items that a pipe stores. The functions
-cost almost nothing for items without streams."""
+"""Closes the streams in items that a pipe drops, and replaces the streams in items that a pipe stores. The functions of
+this module take almost no time for items without streams."""
 
 from __future__ import annotations
 

@@ -93,8 +93,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     session_streams: ClassVar[dict[Any, int]] = {}
     debug_unclosed_streams: ClassVar[bool] = False
 
-    # The default values are class attributes, so that wrappers are created faster. An archive creates a wrapper for
-    # each member.
+    # The default values are class attributes, so that wrappers are created faster, because an archive creates a wrapper
+    # for each member.
     file_obj: Any
     child_counter: int = 0
     parent_stream: StreamWrapper | None = None

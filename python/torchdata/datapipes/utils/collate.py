@@ -40,8 +40,8 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
 
     Args:
         batch: a non-empty sequence of items that have equal structure, such as dicts with equal keys.
-        to: "numpy" for arrays, "torch" for tensors. None (the default) means tensors if PyTorch is imported, and arrays
-            otherwise.
+        to: "numpy" for arrays, "torch" for tensors. If `to` is None (the default), the results are tensors if PyTorch
+            is imported, and arrays otherwise.
 
     Raises:
         TypeError: the items have a type that cannot be collated.
@@ -205,8 +205,7 @@ def stacked_tensors(torch: Any, batch: Any) -> Any:
 def arrays_as_tensor(torch: Any, batch: Any) -> Any:
     """Stacks arrays to a tensor in memory that a worker can send without a copy.
 
-    Returns None if the members are not arrays, have different shapes, or have a type that torch does not support. The
-    caller then converts each member separately.
+    Returns None if the members are not arrays, have different shapes, or have a type that torch does not support.
     """
     import numpy as np
 

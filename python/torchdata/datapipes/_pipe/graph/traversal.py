@@ -20,8 +20,8 @@ LARGEST_STRUCTURE = 4096
 #: A nested container counts as this many members, because inspecting a container is slower than inspecting a member.
 OPENING = 8
 
-#: The classes `IterDataPipe` and `MapDataPipe`. The module that defines these classes sets this variable, because
-#: importing that module here would be a circular import.
+#: The classes `IterDataPipe` and `MapDataPipe`. The module `datapipe` sets this variable, because importing `datapipe`
+#: here would be a circular import.
 _pipes: tuple[type, ...] = ()
 
 _has_virtual = False

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: A paused thread checks at this interval, in seconds, whether the consumer is waiting for an item.
 _LOOK = 0.02
 
-#: Threads of new iterations wait for this latch before they read. It is set except within `beginning_unread`.
+#: Threads of new iterations wait for this latch before they read. The latch is set except within `beginning_unread`.
 _may_begin = Latch()
 _may_begin.set()
 
@@ -46,7 +46,7 @@ def await_beginning(queue: ReadAheadQueue) -> None:
 
 
 class Lead(NamedTuple):
-    """How far a thread had read ahead when a state was saved.
+    """Describes how far a thread had read ahead when a state was saved.
 
     Args:
         passes: the number of the pipe's iterations that had begun since the beginning of the graph's iteration.

@@ -56,7 +56,8 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
     """Returns the `PipeEntry` of a pipe that is not being iterated, and the pipe's state, which the caller must convert
-    to plain data and add to the entry. The state is None if nothing must be added."""
+    to plain data and add to the entry. The state is None if the entry already contains it, or if the pipe has no
+    state."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None:
         return with_pending(pipe, record, record.loaded), None
@@ -114,8 +115,7 @@ def _set_attributes(pipe: Any, state: dict[str, Any]) -> None:
 
 
 def entry_anew(pipe: Any) -> PipeEntry:
-    """Returns a `PipeEntry` with which the pipe's next iteration starts from the beginning. The entry contains the seed
-    of this iteration."""
+    """Returns a `PipeEntry` with the seed of the pipe's next iteration, which starts from the beginning."""
     entry, lasting = entry_at_beginning(pipe)
     return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
 

@@ -98,7 +98,7 @@ def dump_graph(entries: Iterable[PipeEntry]) -> dict[str, Any]:
 
 def parse_graph(state: Any, allow_pickle: bool = True) -> list[PipeEntry]:
     """Validates a graph state. Raises ValueError for an invalid field, and for a pickled value if `allow_pickle` is
-    False. The message names the pipe and the field."""
+    False. The error message names the pipe and the field."""
     version = state.get("version") if isinstance(state, dict) else state
     if version != STATE_VERSION or type(version) is not int:
         raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")

@@ -72,8 +72,7 @@ class PassRecord:
     #: Whether a loader sets the pipe's seed in each epoch. Later iterations in the epoch derive their seeds from this
     #: seed.
     seeded: bool = False
-    #: The seed that the pipe had for its next iteration when the state was loaded. If the pipe now has another seed,
-    #: the user has set this seed since then.
+    #: The seed that the pipe had for its next iteration when the state was loaded, to detect a seed that is set later.
     given: Any = None
     #: The pipe's seed for its next iteration, which the pipe receives only after a replay.
     later: Any = None

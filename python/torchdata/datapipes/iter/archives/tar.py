@@ -401,7 +401,8 @@ class _TarMember(MemberFile):
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Whether seeking back is fast, as readers of archives require if this member is itself an archive."""
+        """Whether seeking back is fast. If this member is itself an archive, the reader of that archive needs this
+        information."""
         return self._archive.seeks_cheaply
 
     def tell(self) -> int:

@@ -83,7 +83,7 @@ class Main(SharedMain):
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, instance: int) -> None:
-        """Adds a child to the current round. If the child was already added, restarts the source."""
+        """Adds a child to the current round. If the child has already joined this round, restarts the source."""
         if not self._joined or instance in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(
@@ -124,7 +124,8 @@ class Main(SharedMain):
         return lasting
 
     def _goes_on_alone(self) -> bool:
-        # A child that has not joined the current round can still join and read its buffered items.
+        # A child that has not joined the current round can still join, and then reads the items that are buffered for
+        # it.
         return 0 < len(self._joined) < self.num_instances
 
     def __setstate__(self, state: dict[str, Any]) -> None:

@@ -37,8 +37,8 @@ class Lock:
 
     Attributes:
         excludes_processes: whether the lock excludes other processes, which requires a file system with locks.
-        thread: the id of the thread that must release this lock before it waits for another lock. With None, the lock
-            is not released before waiting.
+        thread: the id of the thread that must release this lock before it waits for another lock. If `thread` is None,
+            the lock is not released before waiting.
     """
 
     def __init__(self, file: str, fd: int | None, thread: int | None) -> None:

@@ -57,8 +57,9 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         extra_check_fn: a function that is called with the path of every cached file, and returns False if the file must
             be computed again.
         folder: the folder that must contain files whose paths `filepath_fn` does not return, such as members of an
-            archive. None (the default) means the folder of the path that `filepath_fn` returns. Listed files outside
-            `folder` are computed again in each epoch, because another user may have changed the list.
+            archive. If `folder` is None (the default), the files must be in the folder of the path that `filepath_fn`
+            returns. Listed files outside `folder` are computed again in each epoch, because another user may have
+            changed the list.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.

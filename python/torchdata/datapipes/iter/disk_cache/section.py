@@ -95,8 +95,8 @@ class Section:
 
     @property
     def _may_read(self) -> bool:
-        """Whether to read the source, which must not have ended. If another process creates a file, at most `_AHEAD`
-        items may be queued."""
+        """Whether an item may be read from the source. The result is False if the source has ended, or if `_AHEAD`
+        items are queued while another process creates a file."""
         return not self.ended and not (self._created_elsewhere and len(self._queue) >= _AHEAD)
 
     def read_one(self) -> None:
@@ -274,8 +274,8 @@ class Section:
         record.release()
 
     def _list_members(self, record: Record) -> None:
-        """Writes a list of the record's files whose paths `filepath_fn` did not return. By this list, all processes
-        find the files."""
+        """Writes a list of the record's files whose paths `filepath_fn` did not return, so that all processes find
+        these files."""
         folder = self._folder_for(record.paths[0])
         lies_within = FolderSearch(folder)  # a missing file is detected later
         outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)

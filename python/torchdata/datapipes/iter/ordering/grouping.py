@@ -169,7 +169,7 @@ class Grouper(IterDataPipe[Any]):
         guaranteed_group_size: minimum number of items of a group that is yielded because the buffer is full;
             `group_size` by default.
         drop_remaining: whether the largest group is dropped if the buffer is full and the group is smaller than
-            `guaranteed_group_size`. With False (the default), an error is raised.
+            `guaranteed_group_size`. If `drop_remaining` is False (the default), an error is raised instead.
 
     Raises:
         TypeError: `group_key_fn` is not a function or a size is not an integer.

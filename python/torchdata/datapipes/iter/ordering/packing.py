@@ -56,7 +56,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
     - `"in_order"`: the current row. If the sequence does not fit into this row, the row is yielded, and the sequence
       begins a new row.
     - `"cut"`: the current row. If the sequence does not fit into this row, it is cut at the end of the row, and its
-      remaining tokens begin a new row. Therefore, all rows except the last are full.
+      remaining tokens begin a new row. With `"cut"`, all rows except the last are full.
 
     A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one row.
 
@@ -226,7 +226,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     def _begun(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
         """Begins a new row with a piece. Returns the new row if it is full, or the row with the most tokens if there
-        are now too many incomplete rows. Otherwise, returns None."""
+        are too many incomplete rows. Otherwise, returns None."""
         rows, any_row = self._rows, self.method == "first_fit"
         if size == self.max_tokens and (any_row or not rows):
             return 0, [piece]

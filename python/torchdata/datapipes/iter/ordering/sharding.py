@@ -61,7 +61,7 @@ class ShardingFilter(IterDataPipe[T_co]):
     Args:
         source_datapipe: the pipe to read.
         sharding_group_filter: the only level at which this pipe divides items: a member of `SHARDING_PRIORITIES`, or an
-            integer of your own. None (the default) means all levels.
+            integer of your own. If `sharding_group_filter` is None (the default), the pipe divides items at all levels.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

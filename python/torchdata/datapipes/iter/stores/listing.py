@@ -92,7 +92,7 @@ class ListsFolders(ListsRoots):
 
     def _listed(self, root: str) -> tuple[list[str] | None, bool, Callable[[str], str]]:
         """Returns the names in the folder `root`, whether `root` is local, and a function from a name to its path or
-        URL. The names are None if `root` is a file."""
+        URL. If `root` is a file, returns None instead of the names."""
         raise NotImplementedError
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:

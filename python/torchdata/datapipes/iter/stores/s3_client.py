@@ -3,7 +3,7 @@
 Role: this module also makes obstore work in a forked child. The extension module of obstore starts threads, which do
 not exist in a forked child, so each call to the inherited extension module would wait forever. Therefore, the child
 loads a second copy of the extension module, which starts its own threads (16 ms, 15 MB). The child neither uses nor
-frees the copy of its parent.
+frees the copy that it has inherited from its parent.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The pipe that groups the files of an archive into samples: WebDataset.
 
-Role: consecutive files whose paths differ only in the extension form one sample. The state is the incomplete sample,
-including its streams. When an iteration is abandoned, the streams of the incomplete sample are replaced by placeholders
-that can reopen them.
+Role: consecutive files whose paths differ only in the extension form one sample. A saved state contains the incomplete
+sample, including its streams. When an iteration is abandoned, the streams of the incomplete sample are replaced by
+placeholders that can reopen them.
 """
 
 from __future__ import annotations

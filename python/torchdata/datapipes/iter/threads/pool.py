@@ -66,8 +66,8 @@ class _PoolWork(ReadAhead):
 
 
 class Pool:
-    """A pool of threads. Each submitted item starts a thread until there are `max_workers` threads. The options are
-    those of `concurrent.futures.ThreadPoolExecutor`."""
+    """A pool of threads. Each submitted item starts a thread until there are `max_workers` threads. `options` are
+    further arguments, as for `concurrent.futures.ThreadPoolExecutor`."""
 
     def __init__(self, function: Callable[[Any], Any], max_workers: int, **options: Any) -> None:
         self._work = _PoolWork(function, max_workers, **options)
@@ -76,7 +76,7 @@ class Pool:
         self.take = self._queue.pop
         #: The source's error, which is raised after the results of all earlier items.
         self.source_error: Exception | None = None
-        #: Keeps the threads paused after a state was saved, until the consumer requests an item.
+        #: The object that keeps the threads paused after a state was saved, until the consumer requests an item.
         self.rest: ReadAheadHold | None = None
 
     def __len__(self) -> int:

@@ -36,7 +36,7 @@ class _PrefetchData(ReadAhead):
         self.source: Iterator[Any] | None = source
         #: The object that keeps the read-ahead thread paused between `pause()` and `resume()`.
         self.pause: ReadAheadHold | None = None
-        #: Whether the pipe was shut down, and no further iteration may follow.
+        #: Whether the pipe was shut down, so that no further iteration may follow.
         self.abandoned = False
         self._left = False
         self.is_over = False

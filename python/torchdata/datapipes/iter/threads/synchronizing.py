@@ -254,9 +254,9 @@ class FullSync(_PrefetchBase[T_co]):
         datapipe: the pipe to read. Every rank has its own pipe.
         timeout: the number of seconds that a rank waits for all ranks at each item, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
-            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None (the
-            default) means all ranks of `torch.distributed`, which open separate connections for `fullsync` in the first
-            iteration.
+            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. If
+            `process_group` is None (the default), all ranks of `torch.distributed` end together, and open separate
+            connections for `fullsync` in the first iteration.
 
     Raises:
         ValueError: `timeout` is zero, negative or over three years, the `DeviceMesh` has several dimensions, or this
@@ -419,13 +419,13 @@ class FullSync(_PrefetchBase[T_co]):
         self._raise_pending_error()
 
     def leave(self, for_good: bool) -> None:
-        """Ends the iteration on all ranks. The other ranks detect the end when they request an item.
+        """Ends the iteration on all ranks. The other ranks detect the end of the iteration when they request an item.
 
         `leave` does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
-            for_good: whether this rank takes part in no further epoch. If True, all other ranks raise an error. If
-                False, only the current epoch ends, on all ranks.
+            for_good: whether this rank takes part in no further epoch. If `for_good` is True, all other ranks raise an
+                error. If `for_good` is False, only the current epoch ends, on all ranks.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)

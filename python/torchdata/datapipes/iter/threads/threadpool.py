@@ -114,8 +114,8 @@ class _Results(Iterator[Any]):
         self._pool.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At interpreter exit, the queue is already closed. Because global variables may be None then, `is_finalizing`
-        # is a parameter.
+        # At interpreter exit, the queue is already closed. `is_finalizing` is a parameter, because global variables may
+        # be None at interpreter exit.
         if not _is_finalizing():
             self._pool.close()
 

@@ -138,7 +138,7 @@ class Client:
         self.options = dict(options)
 
     def title(self, url: Any, response: Any) -> Any:
-        """Returns the first member of the pair that a pipe yields for a file. By default, this is the URL."""
+        """Returns the first member of the pair that a pipe yields for a file: by default, the URL."""
         return url
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:

@@ -15,8 +15,8 @@ from torchdata.datapipes.utils.names import file_name
 
 HOSTS = frozenset({"drive.google.com", "docs.google.com"})
 
-#: The maximum number of bytes to read of the web page that may precede a download. Such a page usually has a fortieth
-#: of this size.
+#: The maximum number of bytes to read of the web page that may precede a download. Such a web page is usually 40 times
+#: smaller than this maximum.
 _LARGEST_PAGE = 1 << 17
 
 _FILE_PATH = re.compile(r"(?:/a/[^/]+)?/file/(?:u/\d+/)?d/([^/]+)")
