@@ -1,8 +1,8 @@
 """Supports import paths of torchdata 0.9 that no longer exist, such as `torchdata.datapipes.iter.util.cacheholder`.
 
 Role: a finder at the end of `sys.meta_path` creates an old module when it is imported. Python asks this finder only if
-the package lacks a module of this name. `OLD_MODULES` also contains private names that published programs of users
-import or patch.
+the package lacks a module of this name. `OLD_MODULES` also contains private names, if published programs import or
+patch them.
 """
 
 from __future__ import annotations

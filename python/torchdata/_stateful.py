@@ -377,8 +377,8 @@ class StatefulStream:
 
 
 def steps_of(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Returns an iterator that a loop can read. A loop calls `iter` on its iterator, which may reset an iterator that
-    is not built in."""
+    """Returns an iterator that a `for` loop can read without a reset. The loop calls `iter` on its iterator, which may
+    reset an iterator that is not built in."""
     is_built_in = type(iterator).__module__ in ("builtins", "itertools")
     return iterator if is_built_in else map(next, itertools.repeat(iterator))
 

@@ -400,8 +400,8 @@ meet_torch(IterDataPipe, MapDataPipe)
 
 
 class DataChunk(list[T]):
-    """A batch. It is a subclass of list, so that `unbatch` and `collate` can distinguish batches from items that are
-    lists.
+    """A batch. `DataChunk` is a subclass of list, so that `unbatch` and `collate` can distinguish batches from items
+    that are lists.
 
     Args:
         items: the members of the batch.

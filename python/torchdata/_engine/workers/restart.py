@@ -97,7 +97,7 @@ class Restarts:
             time.sleep(GLANCE)  # a thread that is reading replaces the child itself
 
     def look_at(self, index: int) -> Callable[[], None]:
-        """The returned function raises `Gone` if the child has exited, or if the loader is shut down."""
+        """Returns a function that raises `Gone` if the child has exited, or if the loader is shut down."""
 
         def look() -> None:
             if self._members.processes[index].ended or self._shutdown.has_begun:

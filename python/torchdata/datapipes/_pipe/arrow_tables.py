@@ -19,7 +19,7 @@ def tables_of(
     part and the number of a row in this part.
 
     Args:
-        row: the first row to read in the first part.
+        row: the number of the first row to read in the first part.
         size: the number of rows per table (the last table may have fewer); None makes a table of each part.
         copy: whether to copy the rows of each table. A table that is not copied keeps all rows of its part in memory,
             and its pickle contains them.

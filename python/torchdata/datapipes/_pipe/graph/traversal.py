@@ -100,8 +100,8 @@ def _role_of(value: Any) -> Role | None:
 def pipes_in(value: Any) -> list[Any]:
     """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates.
 
-    Small containers are searched first, because the number of inspected members is limited. Otherwise, large data could
-    reach the limit before a pipe in a small container is found.
+    Small containers are searched first, so that large data does not use up the maximum number of inspected members
+    before a pipe is found.
     """
     _clear_roles()
     role = _role_of(value)

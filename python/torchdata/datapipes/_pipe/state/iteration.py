@@ -251,7 +251,7 @@ def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
 
 
 def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
-    """Returns the loaded entry, with the settings that were made after loading, such as seeds."""
+    """Returns the loaded `PipeEntry`, changed by settings that were made after loading, such as seeds."""
     if loaded.left is not None:
         loaded = loaded._replace(given=(record.given,))
     loaded = with_seeds(loaded, record)

@@ -123,7 +123,7 @@ class _Split(Child):
         return source._reader == self.instance_id
 
     def _drop_broken(self) -> None:
-        """Does nothing: a child can always continue after a skipped exception."""
+        """Does nothing, because a child can always continue after a skipped exception."""
 
 
 def _scaled(weights: list[float], total: int) -> list[float]:

@@ -95,7 +95,7 @@ class Forker(IterDataPipe[Any]):
 
     Raises:
         ValueError: `num_instances` is not positive, or `copy` is unknown.
-        BufferError: while iterating, a child is too far ahead.
+        BufferError: while iterating, a child is more than `buffer_size` items ahead of the slowest child.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -143,7 +143,7 @@ class UnZipper(IterDataPipe[Any]):
 
     Raises:
         RuntimeError: all columns are skipped.
-        BufferError: while iterating, a child is too far ahead.
+        BufferError: while iterating, a child is more than `buffer_size` items ahead of the slowest child.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -17,7 +17,7 @@ from torchdata.datapipes._pipe.streams import PLAIN_TYPES, with_detached_streams
 
 
 class _PoolWork(ReadAhead):
-    """The work of a pool's threads, which keep this object alive. Therefore, this object must not refer to the pool."""
+    """The work of a pool's threads. The threads keep this object alive, so this object must not refer to the pool."""
 
     def __init__(
         self,
