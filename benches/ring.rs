@@ -1,7 +1,7 @@
 //! Measures the throughput and latency of a link between threads and between processes, compared with alternatives.
 //!
 //! Between threads, the alternative is a bounded channel of `Vec<u8>`, which only passes a pointer. Between processes,
-//! the alternative is a Unix socket pair. Producers send until they are stopped, and the consumer is measured.
+//! the alternative is a Unix socket pair. The benchmark measures the consumer. Producers send until they are stopped.
 #![cfg(not(loom))]
 
 #[path = "../tests/common/mod.rs"]
@@ -23,7 +23,7 @@ use torchdata_core::link::{Link, LinkConfig};
 use torchdata_core::process::board::BellBoard;
 use torchdata_core::protocol::Stream;
 
-/// The sizes of the measured units, from a label to a small batch of images. Each entry contains a name, a size in
+/// The sizes of the measured items, from a label to a small batch of images. Each entry contains a name, a size in
 /// bytes, and a window in items.
 const SIZES: [(&str, usize, u64); 4] =
     [("8 B", 8, 256), ("1 KiB", 1 << 10, 256), ("150 KiB", 150 << 10, 16), ("1 MiB", 1 << 20, 16)];
@@ -62,7 +62,7 @@ fn ring_threads(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, w
             bench.iter_custom(|count| timed(count, || _ = black_box(receiver.next_unit())));
         });
         done.store(true, Ordering::Relaxed);
-        // The sender may be waiting until the receiver permits another item.
+        // Lets the sender finish, because it may be waiting until the receiver permits another item.
         receiver.end.set_window(u64::MAX);
         while receiver.poll().unwrap().is_some() {}
     });

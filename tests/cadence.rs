@@ -1,4 +1,4 @@
-//! Tests the length of the pause between two snapshots of a child process.
+//! Tests `Cadence`, which decides when a child process takes its next snapshot.
 
 #![cfg(not(loom))]
 

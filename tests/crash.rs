@@ -78,7 +78,7 @@ fn die_at(point: &str) -> ! {
 fn drain_until_death(receiver: &mut Receiver, watch: &Watch) -> Vec<Arrived> {
     let mut arrived = Vec::new();
     loop {
-        // The check for the exit comes first, so that the loop takes all messages that were published before the exit.
+        // The exit is checked before the messages, so that no message published before the exit is missed.
         let dead = watch.exited();
         while let Some((_, unit)) = receiver.poll().expect("a death does not corrupt") {
             arrived.push(unit);

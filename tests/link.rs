@@ -1,7 +1,7 @@
-//! Tests the guarantees of a link between threads and between processes, with both kinds of shared memory.
+//! Tests the guarantees of a link between threads and between processes.
 //!
-//! The test `everything_holds_on_the_portable_backing` runs this binary again with the portable fallback, because a
-//! process uses only one kind of shared memory.
+//! A process uses only one kind of shared memory. Therefore, the test `everything_holds_on_the_portable_backing` runs
+//! this binary again with the portable fallback.
 #![cfg(not(loom))]
 
 mod common;
@@ -98,7 +98,7 @@ fn units_of_every_length_wrap_at_every_position_of_the_ring() {
             let (link, bells) = open(SMALL);
             let mut producer = link.producer(bells.bell(CONSUMER).unwrap()).unwrap();
             let mut consumer = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
-            // Moves the cursors of both ends to `place`, by messages of at most a quarter of the ring.
+            // Moves the cursors of both ends to `place`. A message can fill at most a quarter of the ring.
             let mut rest = place;
             while rest > 0 {
                 let step = if rest > 1000 { 800 } else { rest };
@@ -286,7 +286,7 @@ fn a_consumer_is_told_to_copy_before_its_leases_starve_the_producer() {
     let held = receiver.poll().unwrap();
     assert!(!receiver.end.should_copy(12 << 10) && receiver.end.should_copy((12 << 10) + 1));
     drop(held);
-    // The consumer must copy once the blocks that it holds would fill half of the return ring.
+    // The consumer may hold as many blocks as would fill half of the ring that returns blocks to the producer.
     let (mut sender, mut receiver) = pair(LinkConfig { arena_capacity: 16 << 20, ..SMALL }, 10_000);
     let mut held = Vec::new();
     while !receiver.end.should_copy(1) {
@@ -354,7 +354,7 @@ fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let part = sender.stream(&[2; 600]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
     assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [2; 600]);
-    // The consumer takes only some fragments of an item before a new epoch begins.
+    // The consumer has taken only some fragments of an item when a new epoch begins, so it must drop the fragments.
     sender.stream(&[3; 500]).unwrap();
     assert!(receiver.poll().unwrap().is_none());
     sender.stream(&[4; 500]).unwrap();

@@ -65,7 +65,7 @@ fn arrays() -> impl Strategy<Value = Array> {
     let count = prop_oneof![3 => 1_usize..6, 1 => 30_usize..70, 1 => Just(0)];
     (size, prop::collection::vec((count, 0_isize..3, any::<bool>(), 0_isize..2), 0..5), any::<u64>()).prop_map(
         |(size, axes, seed)| {
-            // Adds the axes from the innermost to the outermost, with random gaps and directions.
+            // Chooses strides from the innermost axis to the outermost axis, with random gaps and directions.
             let mut next = size as isize;
             let mut laid: Vec<(usize, isize)> = Vec::new();
             for (count, gap, down, every) in axes {

@@ -129,8 +129,8 @@ fn yields_resume_when_the_unrelated_thread_is_gone() {
 }
 
 proptest! {
-    /// A thread may yield at most one eighth of its time, plus a constant, to unrelated threads. The test ignores
-    /// yields of up to one millisecond, because a yield to an unrelated thread takes several milliseconds.
+    /// A thread that yields may give unrelated threads at most one eighth of its time, plus a constant. The test
+    /// ignores yields of up to one millisecond, because a yield to an unrelated thread takes several milliseconds.
     #[test]
     fn the_time_of_unrelated_threads_is_bounded(
         waits in prop::collection::vec((0_u64..10, any::<bool>(), 0_u64..2_000, 0_u64..2_000), 1..2_000)

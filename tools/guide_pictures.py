@@ -27,7 +27,7 @@ def main() -> None:
         shutil.rmtree(PICTURES, ignore_errors=True)
         PICTURES.mkdir()
         for picture in sorted(Path(folder).glob("*.svg")):
-            # The pictures in the guide do not show the line numbers of its program's functions.
+            # The program of the guide runs under another file name here, but the guide calls it train.py.
             text = re.sub(r"( textLength[^<>]*)?>slow-loader_0\.py", ">train.py", picture.read_text(encoding="utf-8"))
             (PICTURES / picture.name).write_text(text, encoding="utf-8")
             print(f"{PICTURES.name}/{picture.name}")

@@ -135,7 +135,7 @@ def _reach(start: str, below: dict[str, set[str]]) -> set[str]:
 
 
 def _needed(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Returns the arrows to draw. An arrow is left out if other arrows lead from its start to its end."""
+    """Returns the arrows to draw. An arrow is left out if a chain of other arrows connects the same two folders."""
     pairs = {pair for pair in pairs if pair not in EXEMPT}
     below: dict[str, set[str]] = {folder: set() for folder in folders()}
     for first, second in pairs:

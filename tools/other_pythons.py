@@ -53,7 +53,7 @@ exec chroot "$root" /usr/bin/env -C "$PWD" HOME=/root "$@"
 @dataclass
 class Version:
     name: str
-    #: The beginning of a command line that runs a command in the interpreter's chroot; empty if there is none.
+    #: The first words of a command that runs in the interpreter's chroot. The list is empty if no chroot is needed.
     enter: list[str]
     python: str
     folder: Path = Path()
@@ -69,7 +69,7 @@ class Version:
         return subprocess.run(self._command(command, cwd), cwd=ROOT, capture_output=True, text=True, timeout=600)
 
     def _command(self, command: tuple[str | Path, ...], cwd: Path) -> list[str]:
-        # The command must use neither the checkout nor the interpreter that runs this module.
+        # The command must not use the checkout, or the virtual environment in which this module runs.
         clean = [
             "/usr/bin/env",
             *(f"--unset={name}" for name in ("PYTHONPATH", "VIRTUAL_ENV", "PYO3_PYTHON")),

@@ -1,8 +1,8 @@
 """The pipes, grouped by purpose, each with a sample, for the site and its reference.
 
 Role: a sample is an expression over the pipes `a` and `b` and their items. The picture shows the expression, its inputs
-and the result of evaluating it, so the picture cannot contradict the code. Results are given (`shown`) only for pipes
-that need a server, or a library that is not installed everywhere.
+and the result of evaluating it, so the picture cannot contradict the code. For pipes that need a server, or a library
+that is not installed everywhere, the sample itself contains the result (`shown`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torchdata.datapipes.utils.decoder import basichandlers
 
 class Stream:
     def read(self) -> bytes:
-        """Exists because the drawing code recognizes streams by this method."""
+        """Is never called. The drawing code recognizes streams by this method."""
         raise NotImplementedError
 
 
@@ -44,7 +44,7 @@ class Sample:
         code: the expression that the picture shows.
         inputs: the items of the pipes in `names`.
         run: the expression to evaluate instead of `code`, with details that the picture need not show, such as a seed.
-        shown: the rows of output items. If they are given, nothing is evaluated.
+        shown: the rows of output items, if they must not be computed from the expression.
         labels: the label of each output row.
         names: the names of the input pipes.
     """

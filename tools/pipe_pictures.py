@@ -91,7 +91,7 @@ def labels(item: Any) -> list[str]:
 
 
 def _height(value: Any) -> float:
-    """Returns the height of an item. A box is higher than the items in it."""
+    """Returns the height of an item. A list is drawn as a box that is higher than the items in it."""
     if isinstance(value, dict):
         value = [*value.values()]
     if isinstance(value, (list, tuple)):

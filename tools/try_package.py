@@ -37,7 +37,7 @@ if __name__ == "__main__":
     print("torchdata", torchdata.__version__, "works")
 """
 
-#: Checks how programs find the name. A warning from the package makes this program fail.
+#: Checks how programs find the distribution `torchdata`. A warning from the package makes this program fail.
 ASKING = """
 from importlib import metadata
 import torchdata
@@ -51,7 +51,7 @@ print("distribution torchdata", version)
 
 
 def try_package(package: Path, name: Path | None = None) -> None:
-    """Installs and tests a package, together with `name`, the wheel of the name `torchdata`, unless it is None."""
+    """Installs and tests a package. If `name` is given, the wheel of the name `torchdata` is installed, too."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         venv.create(home / "venv", with_pip=True)

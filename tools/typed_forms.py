@@ -1,7 +1,7 @@
 """Writes `python/torchdata/datapipes/_forms.pyi`: the functional forms as typed methods, for editors.
 
-Role: imports the package, and reads the registries of forms and the signatures of the pipes in them: constructors with
-their overloads, or the parameters and result of `__new__`.
+Role: imports the package, and reads the registries of forms. The signature of a form comes from the constructor of its
+pipe, with its overloads, or from `__new__`.
 
 A form returns `IterDataPipe[T]` (or `MapDataPipe[T]`). The item type `T` follows from the constructor's overloads, from
 the class, or from the item type of the source. In all other cases, `T` is `Any`. A form returns the pipe's own class
@@ -48,7 +48,7 @@ CALLED_BY_USERS = {
     "set_timeout",
 }
 
-#: Result types that belong to a higher layer, so the pipes refer to them only by name.
+#: Result types of forms that belong to a higher layer. The pipes cannot import these types, so they only name them.
 MADE_ABOVE = {"to_node": ("torchdata.nodes", f"BaseNode[{ITEM}]")}
 
 
@@ -124,8 +124,8 @@ class Form:
         self.variables = self._variables(source)
 
     def _variables(self, source: str) -> dict[str, str]:
-        """Returns the replacement for each type variable of the module: `ITEM` if the source is generic in the
-        variable, otherwise Any. Type variables of overloads are kept."""
+        """Returns the replacement for each type variable of the module. The type variable of the source's items becomes
+        `ITEM`. Other variables become Any, or are kept in an overload."""
         tree = ast.parse(source, mode="eval").body
         of_items = ast.unparse(tree.slice) if isinstance(tree, ast.Subscript) else ""
         return {
@@ -184,7 +184,7 @@ class Form:
             variables = [variable.__name__ for variable in maker.__parameters__]
             assert len(variables) == 1, f"{maker}: overloads are read of classes with one variable"
             said = _Renamed(lambda name: ast.unparse(made.slice) if name in variables else name).visit(said)
-        # Any type variable that no argument determines becomes Any, as does each type that contains such a variable.
+        # A type that contains a variable becomes Any if no argument determines this variable.
         open_ended = any(self.variables.get(node.id) == "Any" for node in ast.walk(said) if isinstance(node, ast.Name))
         shown = self._any() if open_ended else self._annotation(ast.unparse(said))
         if CALLED_BY_USERS.isdisjoint(dir(maker)):
@@ -259,7 +259,7 @@ def _is_pipe_class(value: Any) -> bool:
 
 
 def _base_of(cls: Any) -> tuple[Any, Any]:
-    """Returns IterDataPipe or MapDataPipe, depending on the class, and its item type in the class's own variables."""
+    """Returns the base of `cls`, which is IterDataPipe or MapDataPipe, and the item type of this base."""
     from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
     for base in vars(cls).get("__orig_bases__", cls.__bases__):

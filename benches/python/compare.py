@@ -1,7 +1,7 @@
 """Compares this project, torch's DataLoader and upstream torchdata 0.9.0 end to end.
 
-Every measurement runs in its own child process. The contenders of a workload take turns. Medians, ratios and the
-project's goals are printed. torch and upstream are installed into a separate virtual environment on the first run.
+Every measurement runs in its own child process. The contenders of a workload are measured in turn. Medians, ratios and
+the project's goals are printed. torch and upstream are installed into a separate virtual environment on the first run.
 Run: `python benches/python/compare.py [--quick] [--only NAME]`, or `make bench`.
 
 With `--before FOLDER`, this project is compared with an earlier version of itself instead. FOLDER is the `python/`
@@ -101,7 +101,7 @@ class Harness:
             child.communicate()
 
     def python_apart(self, contender: Contender) -> Path | None:
-        """Returns the interpreter of a separate environment; None for contenders that use this project's
+        """Returns the interpreter of a separate environment, or None if the contender uses this project's
         environment."""
         if contender.program == "upstream-stateful":
             return self.stateful_python
@@ -174,7 +174,7 @@ class Harness:
 
 
 def read_line(child: Any, alarm: float) -> str:
-    """Returns the child's next line; an empty text if the child exits without output, or the time is over."""
+    """Returns the child's next line, or an empty text if the child exits without output or `alarm` has passed."""
     import selectors
 
     with selectors.DefaultSelector() as selector:

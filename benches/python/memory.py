@@ -1,10 +1,11 @@
 """Compares the memory of loaders (the main process and all its children) with PyTorch's DataLoader.
 
-Each measurement runs in its own process. The process creates a dataset and a loader, reads one epoch, and adds up the
-PSS (which counts each shared page once) of all its processes while the workers are running. The measurement is repeated
-with an empty dataset, to show the cost of the data separately. Another process samples the peak every 50 ms. Rows 5 and
-6 are compared with torchdata 0.9 instead. The last column is the verdict: whether a target is met. Run: `python
-benches/python/memory.py [--only ROW] [--size 0.5] [--workers 2] [--upstream-python PYTHON]`.
+Each measurement runs in its own process, which creates a dataset and a loader, and reads one epoch. While the workers
+are running, this process adds up the PSS of all its processes. The PSS counts each shared page once. The measurement is
+repeated with an empty dataset, to show the cost of the data separately. Another process samples the PSS every 50 ms to
+find the peak. Rows 5 and 6 of the output compare the loaders with torchdata 0.9 instead. The last column shows whether
+each target is met. Run: `python benches/python/memory.py [--only ROW] [--size 0.5] [--workers 2] [--upstream-python
+PYTHON]`.
 """
 
 from __future__ import annotations
@@ -192,20 +193,20 @@ DATASETS: dict[str, Callable[[float], Any]] = {
     "4b slices": slices,
     "4b windows": windows,
 }
-#: For each row of the output, the start methods; "" means that the loader has no workers.
+#: The start methods with which each row of the output is measured. "" means a loader without workers.
 SHARED = ("forkserver", "spawn", "fork")
-#: For each row of the output, the maximum ratio of the loader's memory to that of torch's loader: in total, and at the
-#: peak. Row 3 has no target.
+#: The maximum memory of the loader, divided by the memory of torch's loader, for each row of the output: in total, and
+#: at the peak. Row 3 has no target.
 TARGETS = {"1": (1.0, None), "2": (0.8, None), "4 ": (1.05, None), "4b": (1.05, 1.05)}
 TARGET_2_WITH_4 = 0.55
 #: Suffixes of the names of rows: for an empty dataset, and for items that the workers only read.
 EMPTY, READ = " empty", " read"
-#: The maximum ratio of the memory of an additional worker to that of an additional worker with an empty dataset.
+#: The maximum memory of an additional worker, divided by its memory with an empty dataset.
 FURTHER = 1.05
 #: The maximum difference between two equal measurements, in megabytes.
 NOISE = 5
-#: For rows 5 and 6: the maximum ratio to torchdata 0.9, for the workers' data and the time of an epoch, and the maximum
-#: number of bytes in the main process and in a state.
+#: Limits of rows 5 and 6. `HELD_RATIO` limits the workers' data and the time of an epoch, relative to torchdata 0.9.
+#: `HELD_IN_MAIN` limits the number of bytes in the main process and in a state.
 HELD_RATIO, HELD_IN_MAIN = 1.1, 64e6
 METHODS = dict.fromkeys(DATASETS, SHARED) | {"4b views": ("", *SHARED), "4 memmap": ("", *SHARED)}
 

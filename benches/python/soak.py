@@ -26,8 +26,8 @@ from comparison import memory
 STATE_S, KILL_S, MEASURE_S = 1.0, 7.0, 2.0
 #: The maximum ratio of the memory at the end to the memory after the loaders have settled.
 MOST = 1.02
-#: The number of measurements in a median. They take two minutes, because the memory depends on which worker was killed
-#: last.
+#: The number of measurements in a median. A median covers two minutes with many killed workers, because the memory
+#: depends on which worker was killed last.
 SAMPLES = 60
 
 

@@ -106,7 +106,7 @@ class SplitsDataLoader(BaseDataLoader):
         return iter(self.loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the states of all ranks, which fit any degree. All ranks call this method after the same step."""
+        """Returns the states of all ranks. All ranks must call this method after the same step."""
         states = [self.loader.state_dict(with_pipe=False)]
         if self.group is not None:
             own, states = states[0], [None] * self.group.size()

@@ -60,7 +60,7 @@ class Epoch:
 
 
 def small(images: Any) -> Any:
-    """Reduces images of 224 x 224 pixels to 14 x 14 means, the input of the linear probe."""
+    """Reduces images of 224 x 224 pixels to 14 x 14 means, which are the input of `Softmax`."""
     n, height, width, colours = images.shape
     # Summing over the contiguous rows first is much faster than summing over both axes at once.
     rows = images.reshape(n, 14, height // 14, width * colours).sum(axis=2, dtype="uint16")
@@ -72,8 +72,8 @@ def epoch(batches: Any, model: Softmax | None = None, told: bool = False) -> Epo
     """Consumes all batches.
 
     Args:
-        model: trained on the batches if it is given.
-        told: whether the batches are hashed, so that two runs can be compared.
+        model: the model to train on the batches, or None.
+        told: whether to compute a hash of each batch, so that two runs can be compared.
     """
     result, start = Epoch(), time.perf_counter()
     for batch in batches:
@@ -91,5 +91,5 @@ def epoch(batches: Any, model: Softmax | None = None, told: bool = False) -> Epo
 
 
 def told_of(batch: dict[str, Any]) -> str:
-    """The hash also depends on the order of the samples."""
+    """Returns a hash of a batch, which also depends on the order of the samples."""
     return hashlib.sha256("\n".join(batch["name"]).encode() + batch["image"].tobytes()).hexdigest()

@@ -15,17 +15,17 @@ __all__ = ["__version__", "empty"]
 
 
 def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
-    """Returns a new NumPy array or torch tensor with arbitrary contents. The caller fills the array and passes it on,
-    for example as an item.
+    """Returns a new NumPy array or torch tensor with arbitrary contents. Fill the array, and then return or yield it as
+    an item.
 
     In a worker process, the array is allocated in the shared memory for items. An item that contains the whole array
     reaches the main process without a copy. Outside a worker process, or if the shared memory for items is full, the
     result is an ordinary array or tensor.
 
-    The array is sent without a copy only if the item holds the only reference to it, for example because a function
-    creates, fills and returns the array. If the array has another reference when the item is yielded (a variable, view,
-    tensor or container), it is copied. If the array was copied, the receiver does not see later writes, so the array
-    may be filled and yielded a second time.
+    The array is sent without a copy only if the item holds the only reference to the array. This is the case if a
+    function creates, fills and returns the array. If a variable, view, tensor or container also refers to the array
+    when the item is yielded, the array is copied. Later writes to the array do not change the copy, so you may fill and
+    yield the array again.
 
     Args:
         shape: the number of elements along each dimension.

@@ -1,4 +1,4 @@
-"""Limits the memory of pickles: once all pickles of a `with` block exceed a limit, only their size is counted.
+"""Limits the memory of pickles: once the pickles of a `with` block exceed a limit, their bytes are discarded.
 
 Role: all pickling functions of this package write to a file from `pickle_file`, which enforces the limit of `bounded`.
 The limit applies only to the thread that has entered the `bounded` context.
@@ -82,6 +82,6 @@ def bounded(most: int | None) -> AbstractContextManager[None]:
 
 
 def pickle_file() -> io.BytesIO:
-    """Returns a file that a `with` statement does not close. If pickles exceed the limit of `bounded`, the file is
-    empty."""
+    """Returns an in-memory file for a pickle. The end of a `with` statement does not close the file. If the pickles of
+    a `bounded` context exceed its limit, the file is empty."""
     return _PickleFile(_bound.get() or _Bound(math.inf))

@@ -3,9 +3,9 @@
 Role: pickles items, states and programs that plain pickle does not support. This module is imported only when needed,
 because it imports cloudpickle.
 
-cloudpickle supports classes that a library derives at run time, but the `__reduce__` of the base class may omit
-attributes of the derived class. For example, `types.SimpleNamespace.__reduce__` omits the `__slots__` of derived
-classes, so pickling such an object raises an error.
+An object may inherit `__reduce__` from a base class, and this method may omit attributes of the derived class. For
+example, `types.SimpleNamespace.__reduce__` omits the `__slots__` of derived classes. Pickling an object raises an error
+if the pickle would lack attributes.
 
 Functions keep the name of their file, so that a traceback in a worker shows the source line; cloudpickle 3.1.3 would
 replace the name by "<dynamic-code>". Annotations that cannot be evaluated become strings. Modules of `lazy import`
@@ -30,8 +30,8 @@ import cloudpickle
 from torchdata._bounded_pickles import pickle_file
 from torchdata._signatures import names_in
 
-#: For each class whose pickles may lose attributes: the sets of attribute names that were pickled without a loss. If
-#: no object of the class can lose attributes, the value is None.
+#: Maps a class to the sets of attribute names that were pickled without a loss. The value is None if pickles of the
+#: class cannot lose attributes.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 
@@ -80,8 +80,8 @@ def dumps(obj: Any) -> bytes:
 
 #: The type of an object that `lazy import` binds to a name until the name is used (Python 3.15).
 _LAZY_IMPORT = getattr(types, "LazyImportType", None)
-#: In Python 3.14, a `ForwardRef` replaces an annotation that cannot be evaluated. It may refer to variables that cannot
-#: be pickled.
+#: In Python 3.14, a `ForwardRef` replaces an annotation that cannot be evaluated. A `ForwardRef` may refer to variables
+#: that cannot be pickled.
 _FORWARD_REFERENCE = typing.ForwardRef if sys.version_info >= (3, 14) else None
 
 
@@ -111,7 +111,8 @@ def _can_evaluate_annotations(function: FunctionType) -> bool:
 
 
 def _with_annotations_as_text(function: FunctionType) -> FunctionType:
-    """Returns a copy of the function with annotations as under `from __future__ import annotations`."""
+    """Returns a copy of the function in which annotations are strings, as `from __future__ import annotations`
+    creates."""
     copy = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
@@ -166,7 +167,7 @@ def _check(obj: Any, faithful: set[frozenset[str]]) -> None:
 
 
 def _way_of(cls: type) -> type:
-    """Returns the class whose methods pickle objects of type `cls`, by default `object`."""
+    """Returns the base class of `cls` that defines how to pickle its objects; `object` by default."""
     ways = ("__reduce_ex__", "__reduce__", "__getstate__")
     return next(base for base in cls.__mro__ if not vars(base).keys().isdisjoint(ways))
 
@@ -174,8 +175,9 @@ def _way_of(cls: type) -> type:
 def _values_at_risk(obj: Any) -> list[str]:
     """Returns the attributes that a pickle may omit.
 
-    A pickling method of a base class may omit the `__slots__` of derived classes. In C, it may omit attributes in
-    `__dict__`, too. A pickling method in Python that omits attributes in `__dict__` is assumed to do so intentionally.
+    A pickling method of a base class may omit the `__slots__` of derived classes. A method that is written in C may
+    also omit attributes in `__dict__`. If a method that is written in Python omits them, this is assumed to be
+    intended.
     """
     cls = type(obj)
     way = _way_of(cls)

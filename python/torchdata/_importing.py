@@ -74,11 +74,11 @@ class _WaitingLoader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # The module's code must see the module's own loader.
+        # While the module's code runs, `__loader__` must be the real loader of the module, and not this object.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
-        # Garbage collection takes a tenth of torch's import time, but frees almost nothing.
+        # Garbage collection is disabled, because it takes a tenth of torch's import time, but frees almost nothing.
         collecting = gc.isenabled()
         gc.disable()
         try:
@@ -93,8 +93,8 @@ _finder = _WaitingFinder()
 
 
 def call_when_imported(who: str, calls: Calls) -> None:
-    """Calls each function once with its module, right after the module was imported. The modules must not be loaded
-    yet. `calls` replaces the functions that the caller `who` has registered earlier."""
+    """Registers functions. Each function is called once with its module, right after the import of this module. The
+    modules must not be loaded yet. `calls` replaces the functions that the caller `who` has registered earlier."""
     _finder.calls[who] = dict(calls)
     _finder.install_or_leave()
 

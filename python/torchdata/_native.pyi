@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Final, Literal, Self, TypeVar, final
 _T = TypeVar("_T")
 
 class Finalized:
-    """A base class that runs `_finalize(interrupted)` on deletion, regardless of signals, unless `_ended` is set."""
+    """A base class that calls `_finalize(interrupted)` on deletion, even if a signal arrives, unless `_ended` is
+    set."""
     def __del__(self) -> None: ...
 
 @final
@@ -93,7 +94,7 @@ class SharedIterator:
     def __next__(self) -> Any: ...
 
 class HandingIterator(SharedIterator):
-    """The base class of iterators that do not lose the item that they return if Ctrl-C is pressed."""
+    """The base class of iterators that lose no item if Ctrl-C is pressed while an item is returned."""
 
 @final
 class TimedCall:
@@ -136,7 +137,7 @@ class ShareIterator(Iterator[Any]):
 
 @final
 class Link:
-    """The shared memory of one link. A `Sender` and a `Collector` use its two ends."""
+    """The shared memory of one link. A `Sender` and a `Collector` use the two ends of the link."""
     def __new__(cls, memory_budget: int, ring_capacity: int = 262144) -> Self: ...
     @staticmethod
     def attach(fd: int) -> Link: ...
@@ -156,8 +157,8 @@ class BellBoard:
 
 @final
 class Carrier:
-    """Reads one link and writes the other link (one per direction), so that their contents can be sent to another
-    machine."""
+    """Reads the messages of one `Link` and writes messages to another `Link`, so that they can be forwarded from and to
+    another machine."""
     def __new__(cls, inbound: Link, outbound: Link, board: BellBoard, own: int, peer: int) -> Self: ...
     def take(self, most: int) -> tuple[list[int] | None, list[bytes | LeasedBuffer]]:
         """Returns the integers that the peer has written into the link's shared memory (None if unchanged), and the new
@@ -180,7 +181,7 @@ class StatsBoard:
     def here(self) -> StatsBoard: ...
     full: Final[bool]
     def count_items(self, iterator: SharedIterator, page: int, pipe: int) -> None:
-        """Counts and times the items that a pipe yields from now on, on the main process's page of counters."""
+        """Counts and times the items that a pipe yields from now on, in the counters of the main process."""
     def made(self) -> tuple[int, int]: ...
     def adopt(self, page: int, role: int, number: int) -> None: ...
     def bind(
@@ -215,8 +216,8 @@ class ArenaBuffer:
 
 def drop_inherited(links: Sequence[Link], bells: BellBoard, stats: StatsBoard | None = None) -> None: ...
 def order_of(kind: str, number: int) -> int | None:
-    """Returns the number that announces a command in shared memory before it arrives; None if the command ends no
-    epoch."""
+    """Returns the number by which shared memory announces a command before the command itself arrives. Returns None for
+    a command that does not end the epoch."""
 
 @final
 class Obedience:
@@ -236,8 +237,8 @@ class Replacing:
     def judge(
         self, child: int, process: int, epoch: int, received: Sequence[int], halted: bool
     ) -> tuple[int, bool, bool]:
-        """Counts an exit. Returns the number of exits at the same item, whether this exit is new, and whether the
-        loader must give up."""
+        """Counts the exit of a child. Returns how many times the child has exited at the same item, whether this exit
+        was not counted before, and whether the loader must give up."""
     def item_of(self, child: int, received: Sequence[int]) -> int: ...
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
 
@@ -377,7 +378,8 @@ class Collector:
 
 @final
 class ItemStream(Iterator[Any]):
-    """An iterator over the items that a `Collector` receives in one epoch, or in one pass of dispatched items."""
+    """An iterator over the items that a `Collector` receives in one epoch, or in one iteration of the dispatching
+    process."""
     def __next__(self) -> Any: ...
     def next_into(self, hand: list[Any]) -> None: ...
 
@@ -455,14 +457,14 @@ class ReadAheadQueue:
 
 @final
 class ReadAheadHold:
-    """A hold on a queue. As long as a hold exists, no thread begins another item."""
+    """Pauses a `ReadAheadQueue`. Until the hold is released, no thread begins to read or compute another item."""
     def wait(self, seconds: float) -> bool: ...
     def release(self) -> None: ...
 
 @final
 class SourceReader:
-    """Reads the source of a `ReadAheadQueue`. Any thread may use `index` and `ended`; only the thread that has reserved
-    the source may use the other attributes and methods."""
+    """Reads the source of a `ReadAheadQueue`. Any thread may use `index` and `ended`. All other attributes and methods
+    are reserved for the thread that is reading the source."""
     def __new__(
         cls,
         advance: Callable[[], Any],

@@ -1,7 +1,8 @@
 """Supports import paths of torchdata 0.9 that no longer exist, such as `torchdata.datapipes.iter.util.cacheholder`.
 
 Role: a finder at the end of `sys.meta_path` creates an old module when it is imported. Python asks this finder only if
-the package lacks a module of this name. `OLD_MODULES` also contains private names that public programs import or patch.
+the package lacks a module of this name. `OLD_MODULES` also contains private names, if published programs import or
+patch them.
 """
 
 from __future__ import annotations
@@ -85,7 +86,8 @@ datapipes.utils.janitor datapipes.utils._streams janitor
 datapipes.utils.pin_memory datapipes.utils pin_memory_fn
 """
 
-#: For each old module: the module that now defines its names, and each name's defining module and present name.
+#: For each old module: the present module, and a dict from each name to the module that now defines it and its present
+#: name.
 OLD_MODULES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
 #: Pairs of an old module and a name in it. An assignment to one of these names also sets the name in the module that
 #: now defines it.

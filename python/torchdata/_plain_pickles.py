@@ -7,8 +7,8 @@ beyond the pickle, which could allocate gigabytes.
 `to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `None`, `bool`,
 `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these types remain unchanged.
 Values that are not plain, such as arrays, are pickled together, so that an item in two queues remains a single object.
-A pickle of plain data has the key `NESTED`. Any other pickle has the key `PICKLED`, and is loaded only from trusted
-states.
+In a state, a pickle of plain data is stored under the key `NESTED`. Any other pickle is stored under the key `PICKLED`,
+and is loaded only from trusted states.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
     """
     _known[kind] = parts
     for maker in makers:
-        # Python functions get this module's name, so that pickles remain valid when source files move.
+        # Pickles find Python functions in this module, so that pickles remain valid when source files move.
         if isinstance(maker, FunctionType):
             assert globals().setdefault(maker.__name__, maker) is maker, "names of makers differ"
             maker.__module__ = __name__

@@ -45,7 +45,7 @@ def publish_late(
 
     Args:
         modules: the names for each module; a module inside the package is given without the package's name.
-        then: called after each import with a dict of the module's classes and functions.
+        then: a function that is called after each import, with a dict of the module's classes and functions.
     """
     package: str = namespace["__name__"]
     homes = import_late(namespace, modules)
@@ -64,7 +64,8 @@ def publish_late(
 def import_late(namespace: dict[str, Any], modules: Mapping[str, Iterable[str]]) -> dict[str, str]:
     """Makes a package import modules late: when one of their names, or a public module inside the package, is used.
 
-    Returns a dict from each name to the module that defines it. Names of modules inside the package omit the package.
+    Returns a dict from each name to the module that defines it. In `modules`, a module inside the package is given
+    without the package's name.
     """
     package: str = namespace["__name__"]
     homes = {

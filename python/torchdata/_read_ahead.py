@@ -17,7 +17,8 @@ from torchdata._threads import end_at_exit, start
 
 
 class ReadAhead:
-    """Reads up to `capacity` items ahead of the consumer in threads. The `options` are arguments of the queue."""
+    """Reads up to `capacity` items ahead of the consumer in threads. `options` are further arguments of the
+    `ReadAheadQueue`."""
 
     def __init__(self, name: str, capacity: int, threads: str, *, several: bool = False, **options: Any) -> None:
         self.queue = ReadAheadQueue(name, capacity, **options)
@@ -26,8 +27,8 @@ class ReadAhead:
         end_at_exit(self)
 
     def start(self, serve: Callable[..., object], *args: Any) -> bool:
-        """Returns False if the system cannot start this thread, but earlier threads are running. Raises RuntimeError if
-        no thread was started.
+        """Starts one more thread. Returns False if the system cannot start the thread, but other threads of this object
+        are running. Raises RuntimeError if no thread is running.
         """
         name = f"{self._called}_{len(self.threads)}" if self._several else self._called
         thread = threading.Thread(target=_run, args=(self.queue, serve, args), name=name, daemon=True)

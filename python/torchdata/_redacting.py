@@ -35,7 +35,8 @@ _KEYS = frozenset(
 )
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
-#: Longer query values are hidden, because values that select a part of a file are shorter.
+#: Values in a URL's query with more characters than this are hidden, because values that select a part of a file are
+#: shorter.
 _LONGEST = 20
 
 _USER = re.compile(r"(?<=://)[^/\s?#]*@")
@@ -49,10 +50,11 @@ _KNOWN = re.compile(
 _RUN = re.compile(r"[A-Za-z0-9+/=_-]{20,}")
 _KINDS = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
 
-#: Control characters can change the direction of text or end a line.
+#: The control characters that are escaped, because they can end a line or change the direction of text.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
-#: Error messages of these libraries contain URLs; errors of the user's code are not redacted.
+#: Errors of these libraries are redacted, because their messages contain URLs. Errors of the user's code are not
+#: redacted.
 _LIBRARIES = frozenset(
     ["adlfs", "aiobotocore", "aiohttp", "aistore", "boto3", "botocore", "datasets", "fsspec", "gcsfs", "google"]
     + ["httpx", "huggingface_hub", "iopath", "obstore", "requests", "s3fs", "urllib", "urllib3"]

@@ -18,7 +18,7 @@ _Error = TypeVar("_Error", bound=BaseException)
 RAISED_IN = "_torchdata_raised_in"
 _KEY = "_torchdata_key"
 PACKAGE = os.path.dirname(__file__) + os.sep
-#: Frames of these modules do not help users.
+#: Frames of these modules are removed from tracebacks, because they do not help users.
 _BELOW = ("torchdata.", "multiprocessing.")
 
 
@@ -110,7 +110,7 @@ _COLUMNS, _WIDTH = 8, 80
 
 
 def _scalars(row: dict[Any, Any]) -> str | None:
-    """Returns the first scalar columns of a row, without columns that have private names."""
+    """Describes a row by its first columns with strings or numbers, without columns whose names announce a secret."""
     found = (
         f"{name}={value!r:.{_WIDTH}}"
         for name, value in row.items()
@@ -183,7 +183,7 @@ def represented(datapipe: Any) -> str:
         words = repr(datapipe)
     except Exception:
         return name
-    # the call is outside of the `try` block, because `except` would swallow an exception of a signal handler
+    # `redacted` is called outside of the `try` block, because `except` would swallow an exception of a signal handler
     return name if words == name else redacted(words)
 
 

@@ -1,19 +1,20 @@
 """Defines the protocol of iterables that save their own positions, and reads successive epochs of such an iterable.
 
-An iterable may report its position at any time, but the position is only correct while an epoch is being read. Until an
-item is requested, `StatefulStream` itself reports the loaded position, or the last position of the last epoch. An
-`__iter__` that is a generator function runs only at the first request. Until then, the iterable reports an outdated
-position.
+An iterable may report its position at any time, but the position is only correct while an epoch is being read. For
+example, if `__iter__` is a generator function, it does not run before the first item is requested, and the iterable
+still reports an old position. Therefore, `StatefulStream` itself reports the loaded position, or the last position of
+the previous epoch, until an item is requested.
 
-`load_state_dict` restores a position within an epoch. To reach a position between two epochs, `StatefulStream` loads
-the position where the last epoch was left, and requests one item. A request for an item ends the last epoch, or returns
-an item that is dropped. A new iteration then lets the iterable count epochs and draw random numbers as in the saved
-run. If a new iteration would continue after the dropped item, no item is requested.
+The iterable's `load_state_dict` restores a position within an epoch. To reach a position between two epochs,
+`StatefulStream` loads the last position of the first epoch, and requests one item. This request ends the epoch, or
+returns an item, which is dropped. Then a new iteration begins, in which the iterable counts epochs and draws random
+numbers as in the saved run. If a new iteration of this iterable would continue after the dropped item, instead of
+beginning an epoch, no item is requested.
 
-Some iterables, for example Hugging Face's, apply a loaded state in each later iteration, so the next epoch would also
-begin there. If the states after the first items of both epochs are equal, `StatefulStream` loads the iterable's initial
-state and restarts the epoch. Other iterables yield an item of the next epoch after a state from the end of an epoch was
-loaded. `StatefulStream` drops this item and loads the state a second time.
+Some iterables, for example Hugging Face's, apply a loaded state in each later iteration, so the next epoch would begin
+at the loaded position, too. `StatefulStream` detects this fault if the states after the first items of both epochs are
+equal, and restarts the epoch from the iterable's initial state. Other iterables yield an item of the next epoch after a
+state from the end of an epoch was loaded. `StatefulStream` drops this item and loads the state a second time.
 """
 
 from __future__ import annotations
@@ -179,8 +180,8 @@ class StatefulStream:
         self._base: Any = _UNKNOWN
         self._follows_end = False
         self._is_untouched = True
-        #: The states of the iterable and its iterator before the first iteration. `_after_load` contains the states
-        #: after the first item since a load, until the next epoch yields an item.
+        #: The states of the iterable and its iterator before the first iteration. `_after_load` contains their states
+        #: after the first item that follows a loaded position; it is dropped when the next epoch yields an item.
         self._pristine: Any = None
         self._after_load: Any = _UNKNOWN
 
@@ -293,7 +294,7 @@ class StatefulStream:
             self.iterator = self._iterate()
 
     def _leave(self) -> bool:
-        """Makes the iterable leave its epoch at the loaded position. Returns whether the epoch has ended.
+        """Makes the iterable end its epoch at the loaded position. Returns whether the epoch has ended.
 
         A new iteration of an iterable may continue after the last item, or begin at the start. To find out, this method
         compares the states after reading two items with and without a new iteration in between.
@@ -338,7 +339,8 @@ class StatefulStream:
             except BaseException as error:  # the yielded iterator raises the error, and the next call continues
                 if not isinstance(error, Exception):  # after Ctrl-C, the item is not yielded, so the position stays
                     self.started, self._unread = started, True
-                # The frame of this generator is removed from the traceback, because no user's generator has ended.
+                # The frame of this generator is removed from the traceback. Otherwise, the exception would look like an
+                # exception of a user's generator, which cannot continue.
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
                 yield map(_raise, (error,))
                 continue
@@ -375,8 +377,8 @@ class StatefulStream:
 
 
 def steps_of(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Returns an iterator for loops. A loop calls `iter`, which returns a built-in iterator unchanged, but may reset
-    other iterators."""
+    """Returns an iterator that a `for` loop can read without a reset. The loop calls `iter` on its iterator, which may
+    reset an iterator that is not built in."""
     is_built_in = type(iterator).__module__ in ("builtins", "itertools")
     return iterator if is_built_in else map(next, itertools.repeat(iterator))
 

@@ -65,7 +65,7 @@ class PrometheusCollector:
 
 
 class MetricsServer:
-    """The HTTP server that `prometheus` starts. Use it as a context manager, or call `close()`.
+    """The HTTP server that `prometheus` starts. Use the server as a context manager, or call `close()`.
 
     Args:
         loader: the loader.

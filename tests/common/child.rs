@@ -68,7 +68,7 @@ pub fn inherited() -> (Link, Arc<BellBoard>) {
     (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }
 
-/// Runs this test binary again with the portable fallback. Fails if the second run does not include the test `caller`.
+/// Runs this test binary again, with the portable fallback for shared memory. Fails if the test `caller` is not run.
 pub fn run_again_portably(caller: &str) {
     if portable() {
         return;

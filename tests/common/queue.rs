@@ -1,4 +1,4 @@
-//! Extends the ordered queue for tests: `reserve` and `pop` wait up to a timeout, and dropping `Held` ends a hold.
+//! Adds functions to the ordered queue for tests. `reserve` and `pop` wait up to a timeout.
 
 use std::time::Duration;
 

@@ -49,7 +49,7 @@ impl Random {
     }
 }
 
-/// Returns the item number `index` of a random sequence. Some items are larger than the ring or the arena.
+/// Returns the item number `index` of a random sequence.
 pub fn item(seed: u64, index: u64, config: LinkConfig) -> Item {
     let mut random = Random(seed ^ index.wrapping_mul(0x2545_f491_4f6c_dd1d));
     let inline = match random.below(4) {

@@ -1,5 +1,5 @@
-//! Models workers on other machines. Each link of a remote worker has a copy on both machines. Two carriers transfer
-//! messages and header fields between the copies.
+//! Models workers on other machines. A link to such a worker has one copy on each of the two machines. Two carriers
+//! transfer messages and header fields between the copies.
 //!
 //! A frame contains the header fields, and all messages that are in the link when the frame is created. A carrier
 //! writes received header fields to its link immediately, even if the link is full. The main process may detect the
@@ -23,7 +23,7 @@ pub struct Up {
     words: Said,
 }
 
-/// The worker's values of `acknowledged` and `starving`.
+/// The header fields `acknowledged` and `starving`, which the worker writes.
 type Said = (bool, u32);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -42,7 +42,7 @@ pub struct Carrier {
     arrived: VecDeque<Unit>,
     /// Commands that wait for space in the worker's link.
     to_tell: VecDeque<Ordered>,
-    /// The values of `order`, `grant` and `count` that were last sent to the worker.
+    /// The header fields `order`, `grant` and `count` that were last sent to the worker.
     told: (u64, u64, u32),
     said: Said,
     acknowledged: bool,

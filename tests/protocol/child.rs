@@ -1,4 +1,5 @@
-//! Models the steps of child processes: they run graphs, send items, read dispatched items, and execute commands.
+//! Models the steps of child processes: running graphs, sending items, reading items from the dispatching process, and
+//! executing commands.
 
 use torchdata_core::protocol::{Command, Deal, Grant, Obedience, Reader, Sending, Step, Stream, Wish};
 
@@ -50,7 +51,7 @@ impl Setting {
         push(name, after);
     }
 
-    /// Returns whether the child postpones a call. A worker postpones calls while it recomputes items.
+    /// Returns whether a worker must not execute a requested function call yet, because it still recomputes items.
     fn holds_call(&self, index: usize, child: &Child) -> bool {
         let owes = child.obedience.runs() && child.pump.sending[0].owed() > 0;
         let epoch = child.pump.stream().epoch();
@@ -120,7 +121,7 @@ impl World {
         }
     }
 
-    /// Returns whether a worker waits for a dispatched item and has informed the main process.
+    /// Returns whether a worker waits for a dispatched item, after setting the header field `starving` of its link.
     fn awaits_share(&self, setting: &Setting, index: usize) -> bool {
         let (child, link) = (&self.children[index], &self.dealt[index]);
         let own = &self.outgoing(setting, index).0[index];

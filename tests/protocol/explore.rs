@@ -58,7 +58,7 @@ impl Hash for Fingerprint {
 /// the beginning of each word makes words of different lengths distinct.
 struct Words {
     halves: Fingerprint,
-    /// The bytes since the last full word, after a 1 bit.
+    /// A 1 bit, followed by the bytes since the last full word.
     word: u64,
 }
 
@@ -244,7 +244,7 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let states = first.len() - 1;
     let mut reaches = vec![false; states];
     ends.iter().for_each(|&end| reaches[end as usize] = true);
-    // The descending order is fast, because most steps lead to states with higher numbers.
+    // Most steps lead to states with higher numbers, so a loop in descending order needs few repetitions.
     let mut goes_on = true;
     while std::mem::take(&mut goes_on) {
         for state in (0..states).rev() {
@@ -283,7 +283,7 @@ fn told<M: Model>(model: &M, known: &Known, before: &[u32], number: u32, what: &
     format!("{what}, after these steps:\n  {}\nin {state:#?}", steps.join("\n  "))
 }
 
-/// A model for tests of the explorer. Each state is a number, and 9 violates a rule.
+/// A model for tests of `explore`. Each state is a number, and the number 9 violates a rule.
 struct Numbers {
     steps: &'static [(u8, u8)],
     ends: &'static [u8],

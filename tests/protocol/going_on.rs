@@ -74,7 +74,7 @@ impl Place {
 }
 
 impl Setting {
-    /// Returns how many of `total` items the user has not received yet, if known.
+    /// Returns how many of `total` items the user has not received yet, or None if this is unknown.
     pub fn lag(&self, total: u64, given: u8) -> Option<u64> {
         match self.reads_ahead {
             false => Some(0),
@@ -101,7 +101,7 @@ impl Setting {
         for ago in 0..=u64::from(world.given) {
             let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
-                // If `follows` is false, the log of deliveries also contains items that the user has not received.
+                // Without `follows`, `books` also counts items that the user has not received.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
                 }

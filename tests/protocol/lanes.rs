@@ -1,5 +1,5 @@
 //! Models how items are dispatched to workers on other machines. A `Lane` is a connection to one worker. The lane
-//! transfers items, and returns the worker's permissions to send (`Grant`).
+//! transfers items to the worker, and each `Grant` of the worker to the dispatching process.
 //!
 //! A lane sends no items while earlier items wait for space in the worker's link. After a worker has exited, its lane
 //! transfers nothing.
@@ -17,10 +17,10 @@ use super::world::{Act, Doing, Main, Setting, Take, World};
 #[derive(Debug, Clone, Hash)]
 pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
-    /// Messages to the dispatching process, each with a `Grant` and a number of items.
+    /// Messages to the dispatching process: the worker's `Grant`, and the number of items that the grant permits.
     up: VecDeque<(u64, u32)>,
     arrived: VecDeque<Unit>,
-    /// The last element that was added to `up`.
+    /// The last message that was added to `up`.
     said: (u64, u32),
 }
 

@@ -1,8 +1,9 @@
 //! Explores all interleavings of the protocol between the main process, workers and the dispatching process in small
 //! loaders.
 //!
-//! Every state must lead to an end, without a deadlock. No item may be lost, duplicated, out of order, or delivered to
-//! another epoch. An epoch without an error must be complete, and the exit of a process must cause an error.
+//! There must be no deadlock: from every state, the loader must be able to end. No item may be lost, duplicated, out of
+//! order, or delivered to another epoch. An epoch without an error must be complete, and the exit of a process must
+//! cause an error.
 
 mod carrying;
 mod child;
@@ -64,7 +65,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ];
-    // The byte limit only matters if a window allows several items.
+    // `heavy` makes no difference if no window allows more than one item.
     all.retain(|(_, setting)| !setting.heavy || setting.window > 1 || setting.dispatch_window > 1);
     all
 }
@@ -118,7 +119,7 @@ fn two_workers_and_the_dispatching_process() {
 #[test]
 fn three_workers_and_the_dispatching_process() {
     for (what, setting) in happenings(&setting(3, true, &[0, 2])) {
-        // Settings with exits or with `in_order: false` take too long for three workers.
+        // With three workers, settings in which processes exit or `in_order` is false take too long to explore.
         if setting.deaths == 0 && setting.in_order {
             holds(&format!("3 workers, dispatching: {what}"), &setting);
         }

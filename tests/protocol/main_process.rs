@@ -21,7 +21,7 @@ impl Setting {
         }
         let mut push = |name, after: After| take(Act::Main(name), after);
         if !matches!(world.main, Main::Stopping(_) | Main::Reading(_)) {
-            // The main process checks for exits even while it waits for answers.
+            // The main process detects exits even while it waits for its children.
             if world.is_dead() && !(self.restarts && world.main == Main::Between) {
                 let mut learnt = world.clone();
                 if !self.restarts || !learnt.replace_dead(self) {
@@ -59,7 +59,7 @@ impl Setting {
             }
             Main::Telling(epoch, left) => {
                 let ordered = after.ordered(left - 1);
-                // The dispatching process is the last child, but must receive the command first.
+                // The dispatching process is the last child. It receives the command first, so this loop counts down.
                 if world.kept.told >> (left - 1) & 1 == 1 || after.tell(left - 1, ordered) {
                     after.main = Main::Telling(epoch, left - 1);
                     push("tells a child of the epoch", Ok(after));
@@ -328,8 +328,7 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// Tries to take a message, or to permit another item, while the main process waits for answers. Returns whether
-    /// this attempt succeeded.
+    /// Takes a message from a worker, or permits workers to send one more item. Returns whether it has done so.
     fn relieve(&mut self, setting: &Setting) -> bool {
         let arrived = self.arrived().unwrap_or_else(|| {
             self.drop_old();

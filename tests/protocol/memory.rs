@@ -1,4 +1,4 @@
-//! Models shared memory: the rings and words of links, and the state of the two ends of a link.
+//! Models shared memory: the messages and header fields of links, and the state of the two ends of a link.
 
 use std::collections::VecDeque;
 
@@ -33,7 +33,7 @@ impl Unit {
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The reader's permission (`Grant`) to send `count` items.
+    /// The reader's `Grant`, which permits the writer to send `count` items.
     pub grant: u64,
     pub count: u32,
     /// The epoch in which the worker waits for dispatched items, or 0.
@@ -107,9 +107,9 @@ pub struct Pump {
     pub sending: Vec<Sending>,
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
-    /// For each link: the number and checksum of the epoch's items.
+    /// The number and checksum of the epoch's items, for each link.
     pub accounts: Part<Vec<Account>>,
-    /// For each link: the expected checksum of recomputed items.
+    /// The expected checksum of the recomputed items, for each link.
     pub expected: Part<Vec<Option<u64>>>,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Without a dispatching process, only the exited worker is replaced, and its replacement gets a new link. With a
 //! dispatching process, all children are replaced, because the remaining children do not know which items were lost.
-//! The main process first reads all messages of the old children. The new children recompute the items since the last
-//! snapshot.
+//! Before the main process starts the new children, it reads all messages of the old children. The new children
+//! recompute the items since the last snapshot.
 
 use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
 

@@ -22,7 +22,7 @@ pub fn digest((epoch, item): (u32, u8)) -> u64 {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resumption {
     pub graph: Option<Graph>,
-    /// For each link: the items before the snapshot, the number of items to recompute, and the expected checksum.
+    /// The items before the snapshot, the number of items to recompute, and their expected checksum, for each link.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
     pub share: Account,
@@ -31,7 +31,7 @@ pub struct Resumption {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ordered {
     pub command: Command,
-    /// The number of the epoch in the user's program, which determines the items. A resumed epoch keeps this number.
+    /// The epoch's number in the user's program. The items depend on this number, and a resumed epoch keeps it.
     pub epoch: u32,
     pub start: Option<Part<Resumption>>,
 }
@@ -97,7 +97,7 @@ impl Setting {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
 
-    /// Models a step in which the first worker checks for a dispatched snapshot.
+    /// Models a step in which the first worker looks for a snapshot from the dispatching process.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
         let first = Stream::first(child.pump.stream().epoch());

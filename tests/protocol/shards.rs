@@ -28,7 +28,7 @@ struct Shards {
     snapshots: u8,
     /// How often an epoch is left and resumed in new processes.
     resumes: u8,
-    /// Whether the main process stores messages that arrive before their turn.
+    /// Whether the main process stores a message of a shard that is not the next shard to read.
     keeps: bool,
     counts: bool,
 }
@@ -57,7 +57,7 @@ struct Link {
 #[derive(Debug, Clone, Hash, Default)]
 struct Strand {
     account: Account,
-    /// The number of items to recompute, and their expected checksum.
+    /// The number of items to recompute. Their checksum must equal `expected`.
     owed: u64,
     expected: u64,
     made: u8,
@@ -255,7 +255,7 @@ impl Shards {
             }
         }
         let expected = self.expected(world.given.iter().map(|&given| usize::from(given)).sum());
-        // The shard at `turn` may have ended, so a later shard may be next.
+        // The shard at `turn` may have ended, so the next item may come from a later shard.
         let passes = |from: usize, to: usize| {
             let peers = (0..self.peers()).map(|step| (from + step) % self.peers()).take_while(|&peer| peer != to);
             peers.into_iter().all(|peer| world.given[peer] == self.items[peer])

@@ -107,7 +107,7 @@ impl<T: Hash> Pool<T> {
     }
 }
 
-/// Several parts of a state. The parts are stored inline, because each step clones a state.
+/// Several parts of a state.
 #[derive(Clone)]
 pub struct Shared<T, const MOST: usize>([Option<Part<T>>; MOST]);
 

@@ -21,21 +21,20 @@ pub struct Setting {
     pub workers: usize,
     pub dispatches: bool,
     pub carried: bool,
-    /// For each source item: the number of computed items.
+    /// The number of items that the graph computes from each source item.
     pub outputs: &'static [u8],
     pub window: u64,
     pub dispatch_window: u64,
-    /// Whether a single item reaches the memory limit for read-ahead.
+    /// Whether each item is so large that it reaches the memory limit for read-ahead.
     pub heavy: bool,
     pub ring: usize,
     pub epochs: u32,
     pub passes: u32,
-    /// The number of source items after which some workers end each iteration early.
+    /// After this number of source items, the first `leavers` workers end an iteration early.
     pub header: Option<u8>,
-    /// The number of workers that end iterations early.
     pub leavers: usize,
     pub in_order: bool,
-    /// Whether the first worker may check for a dispatched snapshot.
+    /// Whether the first worker may look for a snapshot from the dispatching process.
     pub looks: bool,
     /// Whether the main process may leave an epoch after any item.
     pub breaks: bool,
@@ -50,7 +49,7 @@ pub struct Setting {
     pub snapshots: u8,
     /// How often the main process may leave an epoch and resume it from a saved position.
     pub resumes: u8,
-    /// How many old deliveries `Books` keeps.
+    /// The number of deliveries that `Books` keeps.
     pub look_back: usize,
     /// Whether the main process knows the number of items that the user has received.
     pub follows: bool,
@@ -67,7 +66,7 @@ pub enum Doing {
     Pumping,
     /// The child runs its graph.
     InGraph,
-    /// The dispatching process waits for another iteration.
+    /// The dispatching process has completed an iteration, and waits for the next one.
     Between,
     Gone,
 }
@@ -81,18 +80,18 @@ pub struct Child {
     pub acknowledged: bool,
     pub applied: u8,
     pub pump: Pump,
-    /// The link of the graph's next item.
+    /// The link to which the graph's next item will be sent.
     pub target: usize,
     /// Whether the graph's next item is dropped.
     pub skips: bool,
     pub share: ReadEnd,
-    /// Whether the worker has checked for a dispatched snapshot since its graph last requested an item.
+    /// Whether the worker has looked for a dispatched snapshot since its graph last requested an item.
     pub looked: bool,
     /// The number of source items that were read in this iteration.
     pub read: u8,
     /// The number of completed iterations.
     pub pass: u32,
-    /// The last source item, and the number of its remaining outputs.
+    /// The source item that was last read, and the number of outputs that still must be computed from it.
     pub made: (u8, u8),
     pub exhausted: bool,
     pub failed: bool,
@@ -100,9 +99,9 @@ pub struct Child {
     /// Whether the child has changed since its last snapshot.
     pub may_save: bool,
     pub next_link: usize,
-    /// The dispatched items that the worker has read in this iteration.
+    /// The number and checksum of the dispatched items that the worker has read in this iteration.
     pub share_account: Account,
-    /// The dispatched items before the resumed position.
+    /// The number and checksum of the dispatched items before the position at which the epoch resumes.
     pub share_start: Account,
     pub relay: Option<Part<Dealt<Graph>>>,
 }
@@ -151,17 +150,17 @@ impl Child {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
-    /// The main process begins an epoch. The values are the epoch's number, and the number of uninformed children.
+    /// The main process begins an epoch: the epoch's number, and the number of children without a command.
     Telling(u32, usize),
-    /// The main process replaces the thread that read ahead in the previous epoch.
+    /// The main process replaces the thread that read ahead in the previous epoch by a new thread.
     Replacing(u32),
     /// The main process requests the next item.
     Reading(bool),
     Paused,
-    /// The main process must still call a function in this number of children. The flag is set if the loader is paused.
+    /// The main process calls a function: the number of remaining children, and whether the loader is paused.
     Calling(usize, bool),
     Between,
-    /// The main process stops the children. The value is the number of children that were told to stop.
+    /// The main process stops the children. The value is the number of children that have received the command.
     Stopping(usize),
     Gone,
 }
@@ -188,7 +187,7 @@ pub struct Kept {
     pub all: Part<Books<Graph>>,
     pub going_on: Option<Part<GoingOn>>,
     pub replacing: Part<Replacing>,
-    /// A bit mask of the children that were started with the epoch's command.
+    /// A bit mask of the children that need no command for the epoch, because they were started with it.
     pub told: u8,
 }
 

@@ -18,8 +18,8 @@ from fresh_processes import LEAN, run_python
 from http_server import Server, running
 from loopback import Loopback
 
-# pytest-timeout limits each test, because Hypothesis's deadline would fail tests on a slow machine. Each run tries the
-# same examples, whereas `pytest --hypothesis-profile=random` searches for new examples.
+# Hypothesis's deadline would fail tests on a slow machine, and pytest-timeout already limits each test. Each run tries
+# the same examples, whereas `pytest --hypothesis-profile=random` searches for new examples.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("project", settings.get_profile("random"), derandomize=True)
 settings.load_profile("project")
@@ -137,7 +137,7 @@ def _small_heap() -> None:
 
 @pytest.fixture(autouse=True)
 def _every_interrupt_is_raised() -> Iterator[None]:
-    """Removes the callbacks of garbage collection, in which a KeyboardInterrupt would only be printed."""
+    """Removes the callbacks of garbage collection, because Python only prints exceptions that callbacks raise."""
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
     yield
@@ -158,7 +158,7 @@ def _this_process_is_no_worker() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Builds the documentation, and fails at warnings of Sphinx."""
+    """Builds the documentation, and fails if Sphinx emits a warning."""
     for module in ("furo", "myst_parser", "sphinx"):
         pytest.importorskip(module, reason="it is a tool of development")
     root = tmp_path_factory.getbasetemp()

@@ -8,7 +8,7 @@ use torchdata_core::ranks::member::Member;
 use torchdata_core::ranks::message::Message;
 use torchdata_core::ranks::{Answer, Fault, WATCH};
 
-/// The number of operations of each rank after operation 0.
+/// The number of operations that each rank runs after operation 0.
 const OPERATIONS: u64 = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,10 +37,10 @@ struct Job {
     hub: Hub,
     members: Vec<Member>,
     ranks: Vec<Rank>,
-    /// For each member: the messages on their way to the hub (`up`) and from the hub (`down`).
+    /// Messages under way, for each rank except 0: to the hub on rank 0 (`up`), and from the hub (`down`).
     up: Vec<VecDeque<Message>>,
     down: Vec<VecDeque<Message>>,
-    /// For each member: whether `up` or `down` ends after its last message.
+    /// Whether the connection ends after its last message, for each rank except 0 and each direction.
     up_ends: Vec<bool>,
     down_ends: Vec<bool>,
     gone: Vec<bool>,
@@ -161,7 +161,7 @@ impl Explorer {
         if !job.harmed {
             steps.push(Step::Harm);
         }
-        // The timeout is long, so time passes only if no other step is possible.
+        // The timeout is long compared with all steps, so time passes only if no other step is possible.
         let wait = job
             .ranks
             .iter()

@@ -1,4 +1,4 @@
-//! Tests the agreement of ranks: all orders of events with one fault, the hub's decisions, and the messages.
+//! Tests how ranks agree: all orders of events with one fault, decisions of the hub on rank 0, and messages.
 
 mod explored;
 mod over_sockets;

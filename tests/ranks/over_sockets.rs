@@ -68,7 +68,7 @@ fn the_last_messages_of_a_hub_that_leaves_arrive() {
     assert_eq!(end_of(&member, operation), Answer::Failed(left));
 }
 
-/// Returns how many bytes the hub accepts from an unrelated connection until the hub closes the connection.
+/// Returns how many bytes rank 0 accepts from an unrelated connection before it closes the connection.
 fn swallowed(stranger: &TcpStream, until: Instant) -> usize {
     stranger.set_nonblocking(true).unwrap();
     let (flood, mut taken) = ([5, 0, 0].repeat(10_000), 0);
@@ -94,11 +94,11 @@ fn many_unrelated_connections_use_few_descriptors_and_do_not_block_ranks() {
     let flooding = std::thread::spawn(move || swallowed(&noisy, Instant::now() + Duration::from_secs(20)));
     assert_eq!(hub.wait(0, SLICE), None);
     let member = Meeting::join(TcpStream::connect(address).unwrap(), 1, TOKENS, Duration::from_secs(10)).unwrap();
-    // The hub polls the listener, the wake-up socket, and connections: up to 16 unidentified, plus one per rank.
+    // Rank 0 waits for the listener, the wake-up socket, each rank, and at most 16 unidentified connections.
     assert!(hub.descriptors().len() <= 2 + 16 + 3, "{}", hub.descriptors().len());
     assert_eq!(end_of(&member, 0), Answer::Least(0));
     assert_eq!(end_of(&hub, 0), Answer::Least(0));
-    // The hub stops reading after the first message, so only socket buffers accept more bytes.
+    // Rank 0 reads only one message of the unrelated connection, so all further bytes stay in socket buffers.
     assert!(flooding.join().unwrap() < 16 << 20);
     drop(crowd);
 }

@@ -1,8 +1,8 @@
 """One run of one contender: `python -m comparison.child '{"contender": …}'` prints one line of JSON.
 
-Role: the JSON object is called the *order*. It contains: contender (ours, upstream, torch, bare, …), kind (of
-measurement), item (a key of `items.MAKERS`), start_method, workers, seconds and options. Spawned worker processes also
-import this file, so it imports only the standard library at module level.
+Role: the program's argument is a JSON object, called the *order*. It contains: contender (ours, upstream, torch, bare,
+…), kind (of measurement), item (a key of `items.MAKERS`), start_method, workers, seconds and options. Spawned worker
+processes also import this file, so it imports only the standard library at module level.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Run:
         return measure.CONSUMERS["lists" if self.options.get("together", 1) > 1 else self.order["item"]]
 
     def _pipes(self) -> Callable[..., Any]:
-        # A pipe is imported when it is first used, but no measurement includes imports.
+        # The imports below, and a first graph that is not used, keep the imports of pipes out of the measurement.
         from comparison import pipes
         from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: F401
 

@@ -37,8 +37,8 @@ def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) 
 
 
 def jpeg_folder(bench: Path) -> Path | None:
-    """Returns a folder with the same JPEG files in every run; another folder contains larger files. Returns None
-    without Pillow."""
+    """Returns a folder with JPEG files, which are the same in every run. Also writes a folder with larger files.
+    Returns None without Pillow."""
     from importlib.util import find_spec
 
     if find_spec("numpy") is None or find_spec("PIL") is None:

@@ -1,4 +1,4 @@
-"""The items of the workloads. Except for crops, the workers of all contenders create an item by the same function.
+"""The items of the workloads. Except for crops, all contenders create them by the same functions.
 
 Role: NumPy and Pillow are imported for the first item that needs them. Workers that send ints do not import these
 libraries.

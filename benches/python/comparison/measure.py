@@ -1,4 +1,4 @@
-"""The measurements in the child processes: the rate within a time window, the first item, and the change of epochs."""
+"""The measurements in the child processes: the rate, the time to the first item, and the time between two epochs."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def rate(
     while time.perf_counter() - begin < warm_up:
         consume(islice(iterator, chunk))
         taken += chunk
-        # The first estimate is too high, because it includes items that were ready before. Therefore, a chunk is at
-        # most twice as large as the last chunk.
+        # The first estimates are too high, because some items were ready before the measurement began. Therefore, a
+        # chunk is at most twice as large as the previous chunk.
         chunk = max(1, min(2 * chunk, int(0.02 * taken / (time.perf_counter() - begin))))
     begin, taken = time.perf_counter(), 0
     while True:

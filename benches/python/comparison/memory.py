@@ -51,8 +51,8 @@ class Course:
 
 
 def watch(pid: int, seconds: float, running: Callable[[], bool]) -> Course:
-    """Samples the memory until the time is over or the process exits. The growth is the difference between the third
-    and the last quarter of the time."""
+    """Samples the memory until `seconds` have passed or the process exits. The growth is the difference between the
+    medians of the third and the last quarter of the samples."""
     samples: list[tuple[int, int]] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until and running():

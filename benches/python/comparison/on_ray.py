@@ -60,8 +60,8 @@ def loader(order: dict[str, Any]) -> Any:
 
 
 def raw(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
-    """Yields chunks that exist in actors. A chunk is as large as a frame of this project, or as large as one item if
-    the item is larger."""
+    """Yields objects that actors have already created. An object is as large as a frame of this project, or as large as
+    one item if the item is larger."""
     import numpy
 
     size = max(CHUNK_BYTES, BYTES[order["item"]])

@@ -1,7 +1,7 @@
-"""The gap that a killed worker causes in a loader with `on_worker_exit="restart"`.
+"""Measures the gap in the items of a loader with `on_worker_exit="restart"` after a worker was killed.
 
-Role: the gap ends with the first item of the replacement process. It is compared with the time to start a whole loader,
-which a program without restarts loses at least.
+Role: the gap ends with the first item of the replacement process. The time to start a whole loader is measured for
+comparison, because a program without restarts loses at least this time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BEFORE = 200
 
 
 def gap(iterator: Any, pid: int, workers: int) -> float:
-    """Returns the seconds from the exit of a worker to the end of the longest wait for an item after the exit.
+    """Kills a worker, and returns the longest wait for one of the next items, in seconds.
 
     The loader first yields items that the worker had sent, so the function reads all items that may have been in
     transit.

@@ -1,5 +1,4 @@
-"""The contender spdl: a pipeline of threads in one process. It creates items by the same functions as all other
-contenders."""
+"""The contender spdl: a pipeline of threads in one process. All contenders create items by the same functions."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def text(number: int) -> bytes:
 
 
 def same(item: Any) -> Any:
-    """Takes the place of a user's function."""
+    """Returns the item. Pipelines call this function like a user's function."""
     return item
 
 
@@ -44,7 +44,7 @@ def pipe_of(case: str) -> Any:
 
 
 def _loader(order: dict[str, Any]) -> Any:
-    """Returns the loader. The options say how many times more snapshots than usual it takes."""
+    """Returns the loader. The option `snapshots` multiplies the usual number of snapshots. With 0, none are sent."""
     from torchdata._engine import snapshots
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
@@ -124,7 +124,7 @@ def state_size(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def resume_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the seconds from loading a state to the first item, minus the seconds of a start at the beginning."""
+    """Returns by how many seconds loading a state delays the first item, compared with a start at the beginning."""
     count = order["options"]["items"] // (1 if order["contender"] == "ours" else 16)
     loader = _built(order)
     next(islice(iter(loader), count - 1, None))

@@ -11,7 +11,7 @@ from comparison import items
 
 
 class Shared(IterableDataset[Any]):
-    """Yields a worker's share of the items; if `together` is above 1, lists of this many items."""
+    """Yields a worker's share of the items. If `together` is above 1, yields lists of `together` items."""
 
     def __init__(self, source: range, make: Callable[[int], Any], together: int = 1) -> None:
         self.source = source

@@ -17,7 +17,7 @@ start."""
 
 @dataclass(frozen=True)
 class Contender:
-    """A contender of `child` with its options. `kind` and `item` are set only if they differ from those of the
+    """A contender that `child` runs, with options. `kind` and `item` are set only if they differ from those of the
     workload.
 
     The option `main` names the module that is run instead of `child`.
@@ -130,7 +130,7 @@ def laid_out(item: str, title: str) -> Workload:
 
 
 def small_ones(item: str, title: str, arrays: str, share: float) -> Workload:
-    """Compares many small tensors with arrays. Most of the time is needed to create and describe the tensors."""
+    """Compares many small tensors with arrays. Most of the time is spent on creating and describing the tensors."""
     rival = Contender("arrays, moved by us", "ours", item=arrays)
     goals = (
         Goal("at least 5 times torch", torch.name, at_least=5),
@@ -151,7 +151,7 @@ def of_objects(item: str, title: str) -> Workload:
 
 
 def crowd(workers: int) -> Workload:
-    """Measures more workers than cores. They only send items, and the last worker starts some seconds after the
+    """Measures more workers than cores. The workers only send items, and the last worker starts some seconds after the
     first."""
     options = {"workers": workers, "warm_up": SETTLING_S}
     both = (Contender(OURS, "ours", options), Contender(TWO, "ours"))
@@ -280,8 +280,8 @@ _CASES = {"plain": "a small pipeline", "large buffer": "a shuffle buffer of 18 M
 
 
 def _keeping(case: str) -> Workload:
-    """Measures a job that takes ten times the usual number of snapshots. The cost of the usual number would be smaller
-    than the differences between runs."""
+    """Measures a job that takes ten times the usual number of snapshots, because the usual number costs less than the
+    differences between runs."""
     dense, off = Contender(OURS, "ours", {"snapshots": 10}), Contender("no snapshots", "ours", {"snapshots": 0})
     goal = Goal("ten times as many snapshots cost at most 10 %, so they cost 1 %", off.name, at_least=1 / 1.1)
     title = f"states: {_CASES[case]} runs, ten times as many snapshots"
@@ -289,7 +289,7 @@ def _keeping(case: str) -> Workload:
 
 
 def _taking(case: str, kind: str, unit: str, scale: float, what: str) -> Workload:
-    """Compares torch-style loaders with a pipeline. In batches of 16 items, the data has the same size."""
+    """Compares torch-style loaders with a pipeline that holds the same amount of data."""
     three = (ours, Contender("our StatefulDataLoader", "stateful"), upstream_stateful)
     name = f"{kind.replace('_', '-')}-{case.split()[0]}"
     return Workload(name, f"states: {what}, {_CASES[case]}", case, three, (), kind, unit, scale)

@@ -1,4 +1,4 @@
-"""Converts graphs for the package graphviz, which `to_graph` returns."""
+"""Converts a graph to an object of the package graphviz, for `to_graph`."""
 
 from __future__ import annotations
 

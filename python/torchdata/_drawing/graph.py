@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Node:
-    """A pipe in a picture. `heat` is the fraction of the process's time that the pipe itself takes, from 0 to 1. `kind`
-    is "source", "end", "waits", or empty."""
+    """A pipe in a picture. `heat` is the pipe's share of its process's time, from 0 to 1, without the time of the
+    pipe's sources. `kind` is "source", "end", "waits", or empty."""
 
     title: str
     lines: list[str]

@@ -1,5 +1,5 @@
 """Computes the layout of a graph's picture, and draws the picture as SVG without external programs. The picture of a
-graph without branches fits on a phone."""
+graph without branches fits on a phone's screen."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ class _Curve:
 
 
 def _rightmost(curve: _Curve) -> float:
-    """Returns an upper bound for the x-coordinate of a curve's right edge. A cubic Bézier curve covers at most three
-    quarters of the distance from its ends to its control points."""
+    """Returns an x-coordinate that no point of a curve exceeds. A cubic Bézier curve extends from its ends at most
+    three quarters of the way to its control points."""
     ends, middles = (max(point[0] for point in curve.points[place::step]) for place, step in ((0, 3), (1, 1)))
     return ends + 0.75 * max(0.0, middles - ends)
 
@@ -216,7 +216,7 @@ def _svg_box(box: _Box, line: float) -> str:
 
 
 def _as_wide_as_reckoned(text: str) -> str:
-    """Returns the SVG attributes that give a text the width that the layout has reserved, in any font."""
+    """Returns SVG attributes that stretch a text to the width that the layout has reserved, whatever its font."""
     return f' textLength="{_cells(text) * _CHAR:.1f}" lengthAdjust="spacingAndGlyphs"' if text else ""
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchdata._native import Sender
 
-#: In a worker process, `torchdata.empty` allocates memory through this sender.
+#: The object with which a worker process sends items; `torchdata.empty` allocates shared memory through this object.
 current_sender: Sender | None = None
 
 

@@ -11,7 +11,7 @@ class WorkerExitedError(RuntimeError):
         worker: the number of the worker process, or None for the dispatching process.
         exitcode: the exit code; a negative one is the number of the signal that killed the process. The exit code is
             None if it is not known.
-        stage: what the process was doing when it exited.
+        stage: a description of what the process was doing when it exited.
         item: the number of the item at which the process exited, from 0 in its epoch. If a worker exited, `item` is the
             next item that the worker would have sent. If the dispatching process exited, `item` is the next item that
             the workers would have received. `item` is None if processes are not restarted.
@@ -23,7 +23,7 @@ class WorkerExitedError(RuntimeError):
         (1, -9)
     """
 
-    #: `on_error` never skips an item because a worker process has exited.
+    #: The pipe `on_error` does not skip this exception.
     never_skipped = True
 
     def __init__(

@@ -2,8 +2,8 @@
 
 The main process stores a snapshot without decoding it, and returns it to the child that resumes an epoch.
 
-A sealed snapshot consists of a header (magic, version, length, CRC-32) and a pickle of plain data. The checksum is
-verified before unpickling, and the pickle may not refer to classes.
+A sealed snapshot consists of a header (magic number, version, length, CRC-32 checksum) and a pickle of plain data. The
+checksum is verified before unpickling. A pickle that refers to classes is rejected.
 """
 
 from __future__ import annotations
@@ -18,14 +18,13 @@ from torchdata._bounded_pickles import pickle_file
 from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
-#: After a snapshot that took c seconds, a process waits max(SECONDS, FACTOR * n * c) seconds until its next snapshot
-#: (for n, see `FEWEST`). If c exceeds a millisecond, the excess counts five times (`Cadence`). Because FACTOR is 50 and
-#: n at least 2, snapshots take at most 1 % of the time. If snapshots are small, recomputing items after an exit takes
-#: about as long as starting a worker.
+#: The pause after a snapshot is max(SECONDS, FACTOR * n * c) seconds, where c is the snapshot's duration in seconds
+#: (for n, see `FEWEST`). If c exceeds a millisecond, the excess counts five times (`Cadence`). FACTOR * n is at least
+#: 100, so snapshots take at most 1 % of the time.
 SECONDS, FACTOR = 0.005, 50.0
-#: n is the number of processes, but at least FEWEST and at most MOST. The pause grows with the number of processes n,
-#: because a consumer in strict order may wait for all their snapshots. A snapshot also slows down other processes,
-#: because it evicts their data from the processor's caches.
+#: n is the number of processes, but at least FEWEST and at most MOST. The pause grows with n, because a main process
+#: that takes items in strict order may wait for the snapshots of all processes. A snapshot also slows down other
+#: processes, because it evicts their data from the processor's caches.
 FEWEST, MOST = 2, 4
 
 #: `BUDGET` is the default for the total size in bytes of all snapshots in the main process. `COPIES` is the approximate
@@ -34,8 +33,8 @@ BUDGET, COPIES = 64 << 20, 2
 
 #: A number of items, and the rolling checksum of these items.
 Account = tuple[int, int]
-#: A worker's snapshot: the sent items, the current iteration over the dispatched items, this iteration's items so far,
-#: and the bytes.
+#: A worker's snapshot: the `Account` of the sent items, the number of the current iteration over the dispatched items,
+#: the `Account` of this iteration's items, and the snapshot's bytes.
 Kept = tuple[Account, int, Account, bytes]
 #: A snapshot of the dispatching process: its iteration, the `Account` of each worker's items, and the snapshot's bytes.
 KeptDealt = tuple[int, list[Account], bytes]
@@ -50,8 +49,7 @@ class Announced:
 
     NONE = 0
     OWN = 1
-    #: The child waits for the dispatching process's snapshot, forwards this snapshot to the main process, and then
-    #: sends its own snapshot.
+    #: The child first forwards the dispatching process's snapshot to the main process, and then sends its own snapshot.
     DEALT = 2
 
 
@@ -73,10 +71,11 @@ class Resumption:
             `Account` of the items that were sent before the snapshot. The second entry is the number of items after the
             snapshot that the child recomputes but does not send again. The third entry is the checksum after the
             recomputed items; None if checksums are not compared.
-        turn: for the dispatching process, the index of the link for the next item; for a worker, the index of the shard
-            that sends the next item.
+        turn: for a worker, the index of the shard that sends the next item; for the dispatching process, the index of
+            the link over which it sends the next item.
         passed: for a worker, the number of completed iterations over the dispatched items.
-        share: for a worker, the number and checksum of the dispatched items that it had read in its current iteration.
+        share: for a worker, the number and the checksum of the dispatched items that it had read in its current
+            iteration over these items.
         strict: whether sources compare the items that they reread with the items that they read before the snapshot.
     """
 

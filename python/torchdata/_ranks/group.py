@@ -48,7 +48,8 @@ class GivenUp(Exception):
 
 
 class RankGroup(Protocol):
-    """The attributes `broken`, `show_life`, `give_up` and `close` are optional for objects of the user."""
+    """A group of ranks that communicate. An object that a user provides as a group may lack `broken`, `show_life`,
+    `give_up` and `close`."""
 
     rank: int
     world_size: int

@@ -1,6 +1,6 @@
 """Connects ranks: rank 0 publishes its addresses in the job's store, and all other ranks connect to rank 0.
 
-Role: the store is asked in a separate thread, because a request never returns if the store's process is stopped.
+Role: requests to the store run in a separate thread, because a request never returns if the store's process is stopped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Opening:
         return meeting, self._left
 
     def give_up(self, blame: Blame) -> None:
-        """Writes the reason `blame` to the store, for ranks that begin later."""
+        """Writes the reason `blame` to the store, so that ranks that try to connect later give up, too."""
         with suppress(RanksLostError):
             self._ask_store(lambda store: store.set("blame", json.dumps(blame)))
 
@@ -131,7 +131,8 @@ class Opening:
         return offer
 
     def _ask_store(self, ask: Callable[[Any], Any]) -> Any:
-        """Waits for the store until `Meeting.WATCH` seconds after the time limit."""
+        """Calls `ask` with the job's store, and returns the result. Waits at most until `Meeting.WATCH` seconds after
+        the timeout."""
         answers: list[Any] = []
 
         def run() -> None:
@@ -194,7 +195,7 @@ def _listen_at(store_host: str | None) -> socket.socket | None:
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return socket.create_server((_address_of_interface(interface), 0))
-    # A loopback server requires a loopback name, because other names may have other addresses on other machines.
+    # A loopback address suffices if the store's host has a loopback name, because all ranks then run on this machine.
     if _is_loopback(store_host):
         return _server_at(_LOOPBACK[1] if store_host == _LOOPBACK[1] else _LOOPBACK[0])
     towards = next(iter(_addresses_towards(store_host)), None) if store_host is not None else None

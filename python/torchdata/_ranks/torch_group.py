@@ -1,7 +1,7 @@
 """A group of ranks of a `torch.distributed` job, with its own connections.
 
-Each rank has its own connection to rank 0 (`Meeting`), which a native thread serves, so that all ranks notice a rank's
-failure. `torchdata_core::ranks` describes the protocol.
+Each rank has its own connection to rank 0 (`Meeting`). A native thread serves the connection, so that all ranks notice
+the failure of a rank. `torchdata_core::ranks` describes the protocol.
 
 Operations use neither torch's process groups nor the store, because these wait for exited ranks until the job's
 timeouts expire.
@@ -20,7 +20,8 @@ from torchdata._native import Meeting
 from torchdata._ranks.group import GivenUp, PrefetchTimeoutError, RanksLostError, UncopyableGroup, describe_ranks
 from torchdata._ranks.opening import Opening
 
-#: How many groups this process has opened, by their ranks; all ranks open groups in the same order.
+#: For each tuple of ranks, the number of groups that this process has opened. The numbers are equal on all ranks, which
+#: open groups in the same order.
 _numbers: defaultdict[tuple[int, ...], itertools.count[int]] = defaultdict(itertools.count)
 
 #: A rank that passes this value to a minimum over all ranks does not affect the result.
@@ -39,7 +40,8 @@ _EXCUSES = {
     "late": "it runs, but waits for data, is busy between two items, or has left the loop",
 }
 
-#: The open groups. A forked child must replace the file descriptors of the groups' connections, which it has inherited.
+#: The open groups. A forked child inherits the file descriptors of their connections, and must replace these
+#: descriptors.
 _open_groups: weakref.WeakSet[TorchGroup] = weakref.WeakSet()
 
 
@@ -107,8 +109,8 @@ class TorchGroup(UncopyableGroup):
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Makes all groups of the same size use one value. Rank 0 of each group gets the value of the first group that
-        calls this method. All further ranks get their own value.
+        """Makes all groups of the same size use one value. On rank 0 of each group, returns the value of the first
+        group that calls this method. On all other ranks, returns `value`.
 
         With tensor parallelism, ranks of different data-parallel groups must read the same data, so these groups need
         equal seeds.

@@ -137,8 +137,8 @@ class StateKeeper:
 
     def note_left(self, works: bool) -> None:
         """Records the position of a loader that is being shut down, for states that are requested later. `works`:
-        whether pipes in the main process run threads. If so, an earlier recorded position is used, because the threads
-        are not awaited."""
+        whether pipes in the main process run threads. If so, the last recorded state of the pipes is used instead of
+        their current state, because the shutdown does not wait for these threads."""
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
                 self.left = self._whereabouts(0, looks=not works)
@@ -298,7 +298,7 @@ def _moment(state: LoaderState) -> tuple[str, Any]:
     if position is None:
         return "between two epochs", None
     words = f"after {position.given} items of an epoch" + (" that has ended" if position.ended else "")
-    # All ranks use the same seed for the next epoch, so all states must contain the same generator.
+    # All ranks draw the same seed for the next epoch, so this seed must be equal in the states of all ranks.
     return words, None if randomness is None else copy.copy(randomness.generator).generate_shared_seed()
 
 

@@ -67,7 +67,8 @@ def pipeline_over(
     else:
         pipe = source.shuffle() if shuffle else source
     if not any(is_sharding(member) or isinstance(member, ShardingRoundRobinDispatcher) for member in Graph(pipe)):
-        # A map-style dataset is always divided by its indices, even if its code uses `get_worker_info`.
+        # The indices of a map-style dataset are always divided among the workers, even if the dataset's code uses
+        # `get_worker_info`.
         own = not isinstance(source, MapDataPipe) and (splits_itself(dataset) if itself is None else itself)
         if not own or not splits_among_ranks(dataset):
             pipe = pipe.sharding_filter(SHARDING_PRIORITIES.DISTRIBUTED if own else None)

@@ -20,7 +20,7 @@ _open_loaders: dict[int, weakref.ref[Any]] = {}
 
 
 class Ending:
-    """A loader counts as open once its `Ending` exists.
+    """Shuts a loader down, at interpreter exit at the latest.
 
     Args:
         loader: the `DataLoader2`; a subclass may extend its `shutdown`.

@@ -4,8 +4,8 @@ Role: owned by the loader. `EpochRun` owns the `Delivery`, which counts the item
 `EpochRun` runs in the thread that uses its loader. If another thread is computing an item of the loader, the thread
 that begins or ends an epoch waits.
 
-The service is notified exactly once of each epoch's end: at the last item, an error, the next epoch's beginning, or
-shutdown.
+The reading service is notified exactly once that an epoch has ended: after its last item, after an error, when the next
+epoch begins, or at the shutdown.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
 #: The error message for a thread that still reads an epoch after another epoch has begun.
 LEFT = "this epoch was left: another thread or a signal handler has called iter(loader) or loader.load_state_dict()"
-#: The minimum number of items per worker for a warning about idle workers. An epoch with fewer items per worker comes
-#: from a small dataset or a trial run, and causes no warning.
+#: The minimum number of items per worker for a warning about idle workers. In an epoch with fewer items, idle workers
+#: are no problem: the dataset is small, or the epoch is a trial run.
 _LEAST = 10
 
 
@@ -50,8 +50,8 @@ class FinishedIterator(Iterator[Any]):
     Args:
         iterator: the pipeline's iterator, for access to its attributes; None if it is no longer available.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        told: the identifier of the thread that has already received the error, so that its further calls of `next`
-            raise StopIteration; 0 if no thread has received the error.
+        told: the identifier of the thread that has already received the error; 0 if there is none. Further calls of
+            `next` in this thread raise StopIteration.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:
@@ -80,8 +80,8 @@ class EpochRun:
         position: tracks the position in the epoch.
         resume_at: the position at which to resume, and whether recomputed items must equal delivered items; None for an
             epoch's start.
-        saved_positions: the positions in the loaded states. The numbers of workers and ranks may have changed since the
-            save.
+        saved_positions: the positions in the loaded states. The numbers of workers and ranks in the saved run may
+            differ from the present numbers.
         epochs: the number of epochs that have begun.
         is_paused: whether no items are delivered until `resume` is called.
         is_limited: whether the iterator pauses after a number of items; see `DataLoader2Iterator.limit`.
@@ -101,8 +101,8 @@ class EpochRun:
         self.patience: float | None = None
         self.position = Tracker(self)
         self._knows_idle = False
-        #: For the message about skipped items: the counters at the epoch's beginning, and a phrase such as "items of
-        #: this epoch". None if no pipe skips items.
+        #: Data for the message about skipped items: the counters at the beginning of the epoch, and a phrase such as
+        #: "items of this epoch". None if no pipe skips items.
         self._counted: tuple[Reading | None, str] | None = None
         self.is_paused = self.is_limited = False
 
@@ -256,8 +256,8 @@ class EpochRun:
         self.delivery.begun = False
 
     def _leave_shards(self) -> None:
-        """Restores the user's reading service and graph if the main process has run shards, but the next epoch has
-        different shards."""
+        """If the main process has run the saved shards of an epoch, and the next epoch has other shards, restores the
+        user's reading service and graph."""
         output, pipeline = self.position.output, self.pipeline
         if output is None or not output.is_local or output.lasts or lasts(pipeline.datapipe):
             return
@@ -267,8 +267,8 @@ class EpochRun:
             self.forget()
 
     def close(self, because: BaseException | None = None, *, at_end: bool = False) -> None:
-        """Notifies the service, once, that the epoch has ended. In other threads that still read this epoch, `next`
-        raises an error, unless all items have been delivered.
+        """Notifies the reading service, once, that the epoch has ended. If items remain, `next` raises an error in
+        other threads that still read this epoch.
 
         Args:
             at_end: whether all items of the epoch have been delivered.

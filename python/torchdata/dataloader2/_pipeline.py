@@ -48,7 +48,7 @@ class Pipeline:
         self.skips = False
         self._length: int | str | None = None  # if the length is unknown, the text of the error
         self.datapipe: Any = None
-        #: The graph after the adapters, and before the service changes it.
+        #: The graph that the adapters have returned, before the reading service changes it.
         self.snapshot = graph
         self.take(graph, is_adapted=is_adapted)
 
@@ -83,8 +83,8 @@ class Pipeline:
         return contract_of(self.service)
 
     def require_pipe(self) -> None:
-        """Raises TypeError if the loader has no valid pipe. A service that has taken over the graph may replace the
-        pipe by another object.
+        """Raises TypeError if the loader has no valid pipe. The result of a reading service is not checked, because a
+        service may return an object that is not a pipe.
         """
         if not self.is_taken_over:
             require_pipe(self.datapipe)

@@ -1,14 +1,13 @@
 """Saves the position of a loader inside an epoch at any moment, and resumes from a saved position.
 
 Role: runs in the main process, in any thread that requests a state, including in a signal handler. The `Delivery` of
-the loader counts the items that the user has received. The engine records the positions of the workers, and a thread
-that waits for an item does not lock these records. Saving a state does not wait for other threads, because the state
-only refers to recorded positions.
+the loader counts the items that the user has received. The engine records the positions of the workers. A thread that
+waits for an item does not lock these records, so another thread can save a state meanwhile.
 
 Pipes that run in the main process can be inspected only between two items. A *mark* is a state of the main process's
-pipes that the loader has recorded between two items. User code may request a state while an item is being computed,
-after Ctrl-C, or for an earlier position. A state contains the newest mark before the requested position, and the number
-of items that were delivered between the mark and the position.
+pipes that the loader has recorded between two items. However, user code may request a state while an item is being
+computed, after Ctrl-C, or for an earlier position. A state therefore contains the newest mark before the requested
+position, and the number of items that were delivered between the mark and the position.
 """
 
 from __future__ import annotations
@@ -75,7 +74,8 @@ class Tracker:
         #: In a resumed epoch, the number of workers' items that the main process had read at the loaded state;
         #: otherwise 0.
         self._yielded_before = 0
-        #: Marks, oldest first. The first mark is the beginning of the epoch, or the position where the epoch resumed.
+        #: The marks of the running epoch, oldest first. The first mark is the beginning of the epoch, or the position
+        #: where the epoch resumed.
         self._marks: list[Position] = []
         #: Whether the loader has loaded a state from the end of an epoch, and has not begun an epoch since.
         self._is_behind_loaded = False
@@ -84,12 +84,12 @@ class Tracker:
         #: If pipes in the workers keep state beyond an epoch: the last epoch's final position, or the reason why it is
         #: unknown.
         self.end: Position | str | None = None
-        # If an epoch failed to begin, the number of earlier epochs; otherwise None.
+        # If the last attempt to begin an epoch failed, the number of epochs that had begun before it; otherwise None.
         self._epochs_before: int | None = None
-        #: `_since`: the time when the epoch began or resumed. `_seconds_before`: the duration of the resumed epoch
-        #: before the save.
+        #: `_since`: the time when the epoch began or resumed. `_seconds_before`: in a resumed epoch, the duration of
+        #: the epoch up to the saved position.
         self._since, self._seconds_before = time.monotonic(), 0.0
-        #: The reason why the state of the main process's pipes could not be saved; None if it could be saved.
+        #: The reason why the last attempt to save the state of the main process's pipes failed; None if it succeeded.
         self.unsaved: str | None = None
         # Whether the pipes draw the seeds of the epoch themselves.
         self.own_seeds = False
@@ -129,8 +129,8 @@ class Tracker:
 
     @staticmethod
     def _untold(mark: Position, output: WorkerOutput) -> str | None:
-        """Returns why `mark` lacks state that workers' pipes keep from earlier iterations; None if nothing is
-        missing."""
+        """If workers' pipes keep state from earlier iterations, and `mark` does not contain this state, returns the
+        reason. Otherwise, returns None."""
         return output.untold(None) if mark.workers is None else mark.untold
 
     def _beginning(self, output: WorkerOutput) -> Position:
@@ -141,8 +141,8 @@ class Tracker:
         return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest recorded state without the last `items_ago` items, and the number of items that were
-        delivered before these.
+        """Returns the newest mark before the last `items_ago` items, and the number of delivered items without the last
+        `items_ago` items.
         """
         given = self._delivery.given - items_ago
         if given < 0:
@@ -221,12 +221,12 @@ class Tracker:
         """Returns the number of the workers' items that the main process had read at the position `entry`.
 
         Returns:
-            The number of items; None if the main process has read all items of the workers, or if one of its pipes must
-            reread the epoch.
+            The number of items. None if the main process has read all items of the workers, or if a pipe in the main
+            process must reread the epoch.
         """
         if entry.restores:
-            # In a resumed epoch, `entry.yielded` includes items that were read before the loaded state was saved, which
-            # are subtracted.
+            # In a resumed epoch, `entry.yielded` also counts the items that were read before the loaded state was
+            # saved, so their number is subtracted.
             return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
@@ -276,8 +276,8 @@ class Tracker:
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _below_counting(graph, WorkerOutput) is not None
-        # If a thread reads shards of the main process ahead, the number of delivered items does not determine their
-        # positions.
+        # If a thread in the main process reads shards ahead, the positions of these shards do not follow from the
+        # number of delivered items.
         is_local = self.output is not None and self.output.is_local
         reads_ahead = is_local and any(isinstance(pipe, HOLDING) for pipe in graph.pipes)
         self._may_count = self.hands_on and not reads_ahead
@@ -300,8 +300,8 @@ class Tracker:
         unseeded = self._pipeline.service is None and self._run.seeds.seed is None
         self.own_seeds = unseeded and (resumed is None or resumed.own_seeds is not False)
         output = self.output
-        # Pipes that were restored from a state may contain items that have not been delivered, so the number of
-        # delivered items does not determine their state.
+        # Pipes that were restored from a state may contain undelivered items. The state of such pipes does not follow
+        # from the number of delivered items.
         self._only_counts = self._may_count and (resumed is None or resumed.graph is None)
         if output is not None:
             output.resumes = resumed is not None
@@ -396,15 +396,16 @@ class Tracker:
         except Exception as error:
             self.end = str(error)  # a stored exception would keep the processes alive
             return
-        # If the pipes' final state could not be saved, resuming restores an earlier state and rereads the later items.
+        # If the final state of the pipes could not be saved, a resumed loader restores an earlier state, and rereads
+        # the items after this state.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))
         self.end = None if position is None else position._replace(ended=True)
 
     def _with_output_read_out(self, graph: Sequence[PipeEntry], output: WorkerOutput) -> Sequence[PipeEntry]:
-        """Returns `graph`, the states of all pipes. The state of `output` is marked as finished if all its items were
-        read.
+        """Returns the pipes' states `graph`. If all items of the workers were read, the state of the pipe `output` is
+        marked as finished.
         """
         token = token_of(output)
         if not token.finished or output.is_unread:  # a pipe with a cache may not have read the workers' items
@@ -463,7 +464,8 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 def _spare_ranks(graph: Graph, drop: int) -> None:
     """Prevents `fullsync` at the end of a graph from synchronizing with other ranks for items that are recomputed.
 
-    Ranks may recompute different numbers of items, so they would wait for each other at different items.
+    Ranks may recompute different numbers of items. If they were synchronized meanwhile, each rank would wait for the
+    others at a different item.
 
     Args:
         drop: the number of recomputed items to drop after loading the state.

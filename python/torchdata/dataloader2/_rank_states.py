@@ -33,8 +33,8 @@ class SavedPositions:
         return any(position.given for position in self.positions.values())
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
-        """Returns whether the saved epoch began in workers, or with another number of ranks. If so, a loader without
-        workers runs the saved shards in its main process.
+        """Returns whether the saved epoch began in workers, or with another number of ranks than now. In both cases, a
+        loader without workers runs the saved shards in its main process.
         """
         if not all(position.in_main for position in self.positions.values()):
             return True
@@ -45,7 +45,8 @@ class SavedPositions:
         return ranks != (self.ranks or ALONE)[1]
 
     def shards(self, pipeline: Pipeline) -> Sequence[Shard] | None:
-        """Returns the saved shards; None if the epoch began in the main process and resumes there."""
+        """Returns the shards of the saved epoch. Returns None if the epoch began in the main process and also resumes
+        there."""
         contract = pipeline.contract
         if not (contract.has_workers() or self.has_shards(contract)):
             return None
@@ -56,7 +57,8 @@ class SavedPositions:
         return (self.ranks or ALONE)[1] == world and rank in self.positions
 
     def _of_rank(self, contract: ReadingServiceInterface, pipes: int | None = None) -> Position:
-        """Returns the position of this rank, which may take shards of other saved ranks."""
+        """Returns the position at which this rank resumes. If the number of ranks has changed, this rank may run shards
+        that began on other ranks."""
         rank, world, _ = contract.rank_in_epoch() or ALONE
         old_rank, old_world, _ = self.ranks or ALONE
         if self._has_rank_of(contract):
@@ -97,7 +99,8 @@ class SavedPositions:
         return position
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
-        """Ranks agree on the resumed epoch's seed only if they had agreed on a seed for the saved epoch."""
+        """Makes the resumed epoch use the saved epoch's seeds, whether or not the ranks of the saved run had agreed on
+        a seed."""
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:
             service.keep_seeds()

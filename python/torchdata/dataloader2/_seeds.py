@@ -12,7 +12,7 @@ from torchdata.dataloader2.state.position import Randomness
 class Seeds:
     def __init__(self) -> None:
         self.seed: int | None = None
-        #: Whether the next epoch must start from the user's seed, if there is one.
+        #: Whether the next epoch must start from the seed that the user has set, if there is one.
         self.is_due = True
         #: Whether the user has set the seed after a state was loaded.
         self.is_since_load = False
@@ -38,7 +38,7 @@ class Seeds:
             self.generator.seed(self.seed)
             self.is_due = False
         elif not self.is_restored:
-            # The workers' generators depend only on the seed, so each epoch needs a new seed.
+            # The workers' generators depend only on this generator's seed, so each epoch sets a new seed.
             self.generator.seed(None if self.seed is None else self.generator.generate_shared_seed())
         self.is_restored = False
         self.initial = copy.copy(self.generator)
@@ -47,8 +47,8 @@ class Seeds:
         self.generator, self.is_restored = copy.copy(self.initial), is_restored
 
     def agree(self) -> None:
-        """Reseeds the generator with its next shared seed. Ranks reseed their generators with the seed that they have
-        agreed on, so a loader without ranks does the same to get the same seeds."""
+        """Reseeds the generator with its next shared seed. Ranks also do this, so that a loader without ranks gets the
+        same seeds as a loader with ranks."""
         self.generator.seed(self.generator.generate_shared_seed())
         self.initial = copy.copy(self.generator)
 

@@ -1,8 +1,8 @@
 """`DataLoader2`: a pipe graph, the adapters that change it and the reading service that runs it.
 
-Role: owns copies of the graph and the service, keeps the single valid iterator, and shuts the service down. Any thread
-of the main process may use a loader, but only one thread at a time can begin an epoch, load a state or shut the loader
-down.
+Role: a loader owns copies of the graph and of the reading service, and has one valid iterator. It shuts the service
+down. Any thread of the main process may use a loader, but only one thread at a time can begin an epoch, load a state or
+shut the loader down.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         num_workers: number of worker processes, 0 by default. `num_workers` is short for
             `reading_service=MultiProcessingReadingService(num_workers)`.
         splits: the number of shards of each epoch, for any number of workers and ranks; None for one shard for each
-            worker. `splits` is short for the adapter `ShardingPolicy(splits=splits)`.
+            worker. This argument has the same effect as the adapter `ShardingPolicy(splits=splits)`.
         stats: "counts", which costs nothing, or "full", which also measures the time of each pipe. With `stats=None`,
             the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set. See `stats()`.
         stall_warning: the number of seconds without an item after which a `RuntimeWarning` describes which processes
@@ -164,10 +164,11 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
-        # adapters may replace an object that is not a pipe by a pipe, and `Pipeline` then checks the result
+        # if there are adapters, `Pipeline` checks their result instead, because an adapter may turn an object into a
+        # pipe
         if datapipe is not None and datapipe_adapter_fn is None:
             require_pipe(datapipe)
-        # `GraphTemplate` raises an error if the service is in use
+        # `GraphTemplate` copies the service, and raises an error if the service is already in use
         adapters, service = adapter_list(datapipe_adapter_fn), GraphTemplate(reading_service)
         self._set_up(Pipeline(GraphTemplate(datapipe), adapters, service, _serialized), Seeds(), recorder)
 
@@ -196,7 +197,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
     @property
     def _datapipe_before_reading_service_adapt(self) -> Any:
-        """A copy of the graph, after the adapters and before the service."""
+        """A copy of the graph that the adapters have returned, before the reading service changes it."""
         return self._pipeline.snapshot.copy()
 
     def _restore_checkpoint_beginning_of_epoch(self) -> None:
@@ -231,13 +232,13 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     ) -> DataLoader2[Any]:
         """Creates a loader of a dataset, with the usual pipeline: shuffle, shard, batch, collate.
 
-        The items of a dataset with `__getitem__` are divided by their indices, so each item is loaded once. Each worker
-        reads an iterable, or the indices of a sampler, completely and keeps its share. An error is raised if workers
-        read the items in different orders. To read an iterable in one process only, use
-        `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among workers, for
-        example those of Hugging Face datasets, webdataset, litdata and mosaicml-streaming. The loader does not divide
-        an iterable that already divides its items among the workers. For datasets that the loader divides, items and
-        batches are the same for any number of workers.
+        The items of a dataset with `__getitem__` are divided by their indices, so each item is loaded once. If the
+        dataset is an iterable, or if a sampler provides the indices, each worker reads all of these and uses only its
+        share. An error is raised if workers read the items in different orders. To read an iterable in one process
+        only, use `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among
+        workers, for example those of Hugging Face datasets, webdataset, litdata and mosaicml-streaming. The loader does
+        not divide an iterable that already divides its items among the workers. For datasets that the loader divides,
+        items and batches are the same for any number of workers.
 
         If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, call `set_epoch` before each
         epoch, and the workers receive the value. Before you resume inside an epoch, set the epoch in which the state
@@ -260,9 +261,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             splits: the number of shards of each epoch, for any number of workers and ranks; see `ShardingPolicy`.
             reading_service: the service that runs the pipeline, as an alternative to `num_workers`.
             splits_itself: whether an iterable divides its items among workers; if not, the loader divides the items.
-                With None, the loader assumes that an iterable divides its items if its library does so, or if its code
-                uses `get_worker_info` and `num_workers`. If the code uses these names for another purpose, so that
-                workers read the same items, an error is raised.
+                With None, an iterable is assumed to divide its items if its library does so, or if its code uses
+                `get_worker_info` and `num_workers`. If this assumption is wrong, workers read the same items, and an
+                error is raised.
 
         Returns:
             The loader.
@@ -297,13 +298,14 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def __iter__(self) -> DataLoader2Iterator[T_co]:
         """Begins an epoch and returns its iterator, which invalidates earlier iterators.
 
-        If no item has been requested from the last iterator, the new iterator takes over the epoch. If another thread
-        waits for an item of the last epoch, this method waits, too. `next` then raises RuntimeError in that thread.
+        If no item has been requested from the last iterator, the new iterator continues the same epoch. If another
+        thread is waiting for an item of the last epoch, this method waits until the item is computed, and `next` raises
+        RuntimeError in the other thread.
 
         Raises:
             RuntimeError: the loader was shut down or has no pipe, or this process is a forked child.
-            TypeError: the loader lacks a valid pipe, or the loaded state contains the state of a service, which the
-                loader's service cannot load.
+            TypeError: the loader has no valid pipe; or the loaded state contains the state of a reading service, and
+                the loader's service cannot load this state.
         """
         self._ending.take_over_in_child()
         run = self._run
@@ -336,8 +338,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         smallest number of items of any rank, because all ranks end an epoch after the same number of items.
 
         Raises:
-            TypeError: the length is unknown, because a pipe has no known length, a function of the service may change
-                the graph, or the service does not describe how it divides the items.
+            TypeError: the number of items is unknown: a pipe has no length, a function of the service may change the
+                graph, or the service does not describe how it divides the items.
         """
         return self._pipeline.length()
 
@@ -377,8 +379,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 is included if its pickle has at most 1 MiB.
 
         Raises:
-            RuntimeError: the loader has no pipe; or, with `in_order=False` and pipes in the main process that combine
-                items, the state is requested while an item is being computed.
+            RuntimeError: the loader has no pipe; or the state is requested while an item is being computed, with
+                `in_order=False` and pipes in the main process that combine items.
             TypeError: `with_pipe` is True and the pipe cannot be pickled (the message names the attribute), or the
                 loader was created with an object that is not a pipe.
             ValueError: fewer than `items_ago` items were delivered in this epoch.
@@ -401,12 +403,12 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True, allow_pickle: bool = True) -> None:
         """Resumes from a state; no item of this loader may have been requested before.
 
-        If the loader has a pipe, its graph must have the same pipes, functions and parameters as the graph that saved
-        the state, and data of the same kind and length. A loader without a pipe uses the pipe in the state, and applies
-        its own adapters. An iterator of this loader that already exists also resumes from the state. Batch sizes and
-        the adapters `ShardingPolicy` and `Shuffle` may differ only if the state was saved between two epochs. A state
-        of torchdata 0.9 contains no position inside an epoch and no description of its pipe: the epoch starts again
-        with the seed of the state, and a UserWarning is issued.
+        If the loader has a pipe, its graph must have the same pipes, functions and parameters as the graph of the saved
+        loader. The data must have the same kind and length. A loader without a pipe uses the pipe in the state, and
+        applies its own adapters. An iterator of this loader that already exists also resumes from the state. Batch
+        sizes and the adapters `ShardingPolicy` and `Shuffle` may differ only if the state was saved between two epochs.
+        A state of torchdata 0.9 contains no position inside an epoch and no description of its pipe: the epoch starts
+        again with the seed of the state, and a UserWarning is issued.
 
         The number of workers may differ from the number in the saved run. The number of ranks may also differ, if the
         states of all ranks are given. The rest of the epoch has the original items, order and random numbers, because
@@ -464,8 +466,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def shutdown(self) -> None:
         """Ends the epoch and the reading service. The loader cannot be iterated afterwards.
 
-        This method waits up to 2 s for threads of pipes in the main process, which may draw random numbers until their
-        current item is done.
+        This method waits up to 2 s for the threads of pipes in the main process. A thread that takes longer may still
+        draw random numbers until its current item is done.
 
         You may call this method several times, and from several threads. A thread that is reading the loader gets a
         RuntimeError. If Ctrl-C interrupts the call, the next call continues. A forked child that has inherited the
@@ -478,7 +480,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 self._ended = self._ending.is_over
 
     def _finalize(self, interrupted: bool) -> None:
-        """Implements `__del__`; Ctrl-C is delivered after the shutdown."""
+        """Shuts the loader down when it is deleted. If Ctrl-C was pressed, KeyboardInterrupt is raised after the
+        shutdown."""
         if interrupted or not self.__dict__.get("_ended", True):
             with InterruptsDeferred(later=True, noted=interrupted):
                 if not self.__dict__.get("_ended", True):
@@ -570,7 +573,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
 
 def _serialized(snapshot: GraphTemplate) -> bytes:
-    """The function `serialize_datapipe` is looked up when it is called, because old tests replace it in this module."""
+    """Calls `serialize_datapipe` by its name in this module, because existing tests replace the function there."""
     return serialize_datapipe(snapshot)
 
 

@@ -84,8 +84,9 @@ def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> l
     """Finds likely mistakes in a graph that is to run in worker processes.
 
     `lint` finds items that several workers would yield, shares that would be lost or overlap, a `sharding_filter`
-    without a `shuffle` before it, and expensive functions before the filter. `lint` also finds a fixed mix such as
-    `mux` before `.sharding_filter().batch(n)`, which gives each worker's batches another ratio of inputs.
+    without a `shuffle` before it, and expensive functions before the filter. `lint` also finds a `mux` before
+    `.sharding_filter().batch(n)`: as `mux` mixes its inputs in a fixed pattern, the batches of each worker would have
+    another ratio of inputs.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -135,8 +136,8 @@ class _Linter:
         self.sources = {id(pipe): graph.sources(pipe) for pipe in self.pipes}
         self.cut = find_lca_round_robin_sharding_dp(graph)
         self.dispatched = set() if self.cut is None else set(map(id, graph.at(self.cut)))
-        #: The ids of the pipes that run in the main process: pipes that must not be replicated, and pipes that read
-        #: from these.
+        #: The ids of the pipes that run in the main process. Such a pipe, or a pipe that it reads, must not be
+        #: replicated.
         self.in_main: set[int] = set()
         for pipe in self.pipes:
             if id(pipe) not in self.dispatched and (
@@ -369,7 +370,8 @@ class _Linter:
         return [pipe for pipe in ends.values() if id(pipe) not in self.in_main | self.dispatched]
 
     def _known(self, pipes: list[Any]) -> bool:
-        """Returns whether it is certain that all pipes are finite and do not divide their items among workers."""
+        """Returns True only if all pipes are certainly finite, and certainly do not divide their items among
+        workers."""
         return all(
             _is_ours(pipe)
             and not _is_endless(pipe)
@@ -383,8 +385,8 @@ class _Linter:
         return f"{_name(pipe)} ({self.numbers[id(pipe)]} of {len(self.pipes)} pipes)"
 
 
-#: `_ONE_BY_ONE`: pipes that join inputs one after another. `_SIDE_BY_SIDE`: pipes that yield tuples with one item of
-#: each input.
+#: `_ONE_BY_ONE`: pipes that yield each item of their inputs separately. `_SIDE_BY_SIDE`: pipes that yield tuples with
+#: one item of each input.
 _ONE_BY_ONE = {"Concater", "Multiplexer", "MultiplexerLongest", "SampleMultiplexer"}
 _SIDE_BY_SIDE = {"Zipper", "ZipperLongest"}
 #: `_IN_TURN`: pipes that take an item of each input in turn. `_UNFOLDING`: pipes that yield the members of each item.
@@ -397,7 +399,7 @@ _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
 
 
 def _calls_users(pipe: Any) -> bool:
-    """Returns whether the pipe calls a user's function, other than a built-in function, which is cheap."""
+    """Returns whether the pipe calls a user's function. Built-in functions do not count, because they are fast."""
     function = vars(pipe).get("fn")
     module = str(getattr(function, "__module__", None) or "builtins").partition(".")[0]
     return type(pipe).__name__ in _MAPPING and module not in ("torchdata", "builtins", "_operator", "functools")
@@ -413,7 +415,8 @@ def _name(pipe: Any) -> str:
 
 
 def _inputs(sources: list[Any]) -> list[Any]:
-    """Omits map pipes if there are iterable pipes, because map pipes are then only used for look-ups by key."""
+    """Returns the pipes that are iterated. Map pipes next to iterable pipes are omitted, because items are only looked
+    up in them by key."""
     iterated = [source for source in sources if not isinstance(source, MapDataPipe)]
     return iterated or sources
 

@@ -1,6 +1,7 @@
 """Reading services: how a loader runs its pipe graph.
 
-Role: functions that users may replace in this module, such as `process_init_fn`, are looked up when they are called.
+Role: users may replace functions in this module, such as `process_init_fn`, so the engine looks them up here at each
+call.
 """
 
 from __future__ import annotations

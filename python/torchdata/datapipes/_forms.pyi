@@ -100,7 +100,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, num_instances: int, classifier_fn: Callable[[T_co], int | None], drop_none: bool = False,
         buffer_size: int = 1000,
     ) -> list[IterDataPipe[T_co]]:
-        """Splits a pipe by a function: returns a list of children that each yield the items of one class."""
+        """Splits a pipe by a function: returns a list of child pipes, each with the items of one class."""
 
     def drop(self, indices: Hashable | list[Hashable]) -> IterDataPipe[Any]:
         """Removes columns from every item."""
@@ -144,12 +144,12 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Applies a function to every item and yields the members of its results one after another."""
 
     def flatten(self, indices: Hashable | list[Hashable] | None = None) -> IterDataPipe[Any]:
-        """Replaces each column that contains several members with these members, one level deep."""
+        """Replaces each nested tuple, list or dict in an item with its members, one level deep."""
 
     def fork(
         self, num_instances: int, buffer_size: int = 1000, copy: Literal["shallow", "deep"] | None = None,
     ) -> list[IterDataPipe[T_co]]:
-        """Lets several pipes read one pipe: returns a list of children that each yield all items."""
+        """Lets several pipes read one pipe: returns a list of child pipes that each yield all items."""
 
     def fullsync(
         self, timeout: float = 1800, process_group: RankGroup | TorchRanks | None = None,
@@ -195,13 +195,13 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def list_files_by_iopath(
         self, masks: str | list[str] = "", *, pathmgr: Any = None, handler: Any = None,
     ) -> torchdata.datapipes.iter.IoPathFileLister:
-        """Yields the paths of the files and directories in one or several directories, by iopath."""
+        """Lists one or several directories with iopath: yields the paths of files and subdirectories."""
 
     def list_files_by_s3(
         self, length: int = -1, request_timeout_ms: int = -1, region: str = "", masks: str | list[str] = "", *,
         endpoint_url: str = "", config: Mapping[str, Any] | None = None, max_retries: int = 3,
     ) -> IterDataPipe[str]:
-        """Yields the URLs of objects in S3, Google Cloud Storage (`gs://`) or Azure (`az://`), by prefix."""
+        """Yields URLs in S3, Google Cloud Storage (`gs://`) or Azure (`az://`) that begin with a prefix."""
 
     def load_files_by_ais(
         self, url: str, length: int = -1, *, timeout: float = 20.0,
@@ -351,14 +351,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def random_split(
         self, weights: dict[Any, float], seed: Any, total_length: int | None = None, target: Hashable | None = None,
     ) -> Any:
-        """Divides the items at random into groups of given sizes: returns one child for each group."""
+        """Divides the items at random into groups of given sizes: returns one child pipe for each group."""
 
     def read_arrow(
         self, columns: list[str] | None = None, *, parts: MapDataPipe[int] | None = None, rows: bool = True,
         frame_size: int | None = None, library: Literal["numpy", "pandas", "polars", "pyarrow"] = "numpy",
         dtype: Any = None, writable: bool = False, use_threads: bool = False,
     ) -> IterDataPipe[Any]:
-        """Reads the parts of a table that `ArrowParts` lists: yields rows, or frames of many rows."""
+        """Reads a table part by part, in the order of the source: yields rows, or frames of many rows."""
 
     def read_from_gdrive(
         self, timeout: float | tuple[float | None, float | None] | None = None, skip_on_error: bool = False, *,
@@ -512,7 +512,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def unzip(
         self, sequence_length: int, buffer_size: int = 1000, columns_to_skip: Sequence[int] | None = None,
     ) -> list[IterDataPipe[Any]]:
-        """Returns one child per column of the items, which are sequences of equal length."""
+        """Returns one child pipe per column of the items, which are sequences of equal length."""
 
     def webdataset(self, *, strict: bool = True) -> IterDataPipe[dict[str, Any]]:
         """Groups consecutive files into one dict if their names differ only in the extension."""
@@ -543,7 +543,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, map_datapipe: MapDataPipe[Any], key_fn: Callable[[Any], Any],
         merge_fn: Callable[[Any, Any], Any] | None = None, keep_key: bool = False,
     ) -> IterDataPipe[Any]:
-        """Joins each item with the item that a map pipe contains for the item's key."""
+        """Joins each item with the value that a map pipe contains for the item's key."""
 
 class MapForms(FunctionalForms, Generic[T_co]):
     def batch(

@@ -1,7 +1,7 @@
 """The base classes of all pipes, `IterDataPipe` and `MapDataPipe`, and the function that guards iteration.
 
-Role: registers functional forms, implements the pickling hooks, and guards iterations: each pipe has one valid
-iterator, which begins after a reset or resumes from a loaded state.
+Role: registers functional forms, implements the pickling hooks, and ensures that each pipe has only one valid iterator
+at a time.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
     @functools.wraps(function)
     def __iter__(self: Any) -> Iterator[Any]:
         if getattr(type(self).__iter__, "__wrapped__", None) is not function:
-            # A subclass has called `super().__iter__()`, and its own `__iter__` has already begun the iteration.
+            # In this case, a subclass has called `super().__iter__()`, and its own `__iter__` has already begun the
+            # iteration.
             return function(self)
         try:
             return begin_iteration(self, function)
@@ -203,8 +204,8 @@ class _CommonPipe:
     #: Names of attributes that contain items. A pipe in such an attribute is an item, not a source of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Names of attributes that contain the user's data, such as a dataset. A loader copies the pipe, but the copy
-    #: shares the values of these attributes. If an attribute is not listed here, a loader copies its containers, but
-    #: not the data in them.
+    #: shares the values of these attributes. For any other attribute, a loader copies containers such as lists, but not
+    #: the data in the containers.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Whether `state_dict` and `load_state_dict` come from the declarations (see `DERIVED`).
     _derives_state: ClassVar[bool] = False
@@ -399,8 +400,8 @@ meet_torch(IterDataPipe, MapDataPipe)
 
 
 class DataChunk(list[T]):
-    """A batch. It is a subclass of list, so that `unbatch` and `collate` can distinguish batches from items that are
-    lists.
+    """A batch. `DataChunk` is a subclass of list, so that `unbatch` and `collate` can distinguish batches from items
+    that are lists.
 
     Args:
         items: the members of the batch.

@@ -7,8 +7,8 @@ that require pickle are stored as bytes under `"__pickled__"`, and nested contai
 
 A pipe without a declared state is *replayed*: a resumed run starts it from the beginning and drops the items that it
 had yielded. The sources of a replayed pipe begin with the states that they had at the beginning of the iteration. The
-whole graph is replayed if user functions have drawn from the global random generators. It is also replayed if a
-replayed pipe shares its source with another pipe.
+whole graph is replayed if user functions have drawn from the global random generators. The whole graph is also replayed
+if a replayed pipe shares its source with another pipe.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
-        described: whether the state contains checksums and a description of the pipes; True by default. By
-            these, `load_state` recognizes damaged states and states of other pipelines. Saving is faster with
+        described: whether the state contains checksums and a description of the pipes; True by default. `load_state`
+            uses them to recognize damaged states and states of other pipelines. Saving is faster with
             `described=False`, which helps if you save states every second.
 
     Returns:
@@ -152,7 +152,8 @@ def entries_of(graph: Graph) -> list[PipeEntry]:
     """Returns a `PipeEntry` for each pipe of a graph. The pipes' read-ahead threads must be paused."""
     if not is_torchs(graph.end):
         return _Saving(graph).entries()
-    # The set makes `has_begun` check every PyTorch pipe, and raise an error for a random pipe.
+    # A set comprehension calls `has_begun` for every PyTorch pipe, whereas `any` would stop early. `has_begun` raises
+    # an error for a pipe whose state cannot be saved.
     if True in {has_begun(pipe) for pipe in graph if is_torchs(pipe)} and is_unnoticed(graph.end):
         raise unnoticed(graph.end)
     *sources, _, last = _Saving(Graph(reader_of(graph.end))).entries()
@@ -162,8 +163,8 @@ def entries_of(graph: Graph) -> list[PipeEntry]:
 def fingerprint(datapipe: Any) -> Fingerprint:
     """Describes the class, sources and arguments of each pipe of a graph, sources first.
 
-    `save_state` stores this fingerprint in the state under `"graph"`. By it, `load_state` rejects a state of another
-    graph.
+    `save_state` stores this fingerprint in the state under `"graph"`. `load_state` compares the fingerprint in the
+    state with the fingerprint of the graph, and rejects a state of another graph.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -186,7 +187,7 @@ class _Saving:
     # -- which passes belong together ----------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
-        """Returns the ids of the pipes whose iterations are in use: a resumed run must continue these iterations.
+        """Returns the ids of the pipes whose running iterations a resumed run must continue.
 
         Args:
             alone: whether to include the main pipe of a split such as `fork`, which a child may still begin to read.
@@ -329,7 +330,8 @@ class _Saving:
             if not is_restorable(pipe):
                 return PipeEntry(name_of(pipe))
             return with_seeds(PipeEntry(name_of(pipe), restores=True, state=position_of(pipe)), record)
-        # If a user-defined pipe without `reset` has yielded no item, its attributes may contain an old position.
+        # If a user-defined pipe without `reset` has yielded no item in this iteration, its attributes may still contain
+        # the position of an earlier iteration.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or is_stale:
             entry = entry_anew(pipe)

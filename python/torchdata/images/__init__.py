@@ -1,8 +1,8 @@
 """Decodes images: converts bytes, paths or open files to arrays or tensors, with optional cropping and resizing.
 
-Role: functions to pass to `map` or to call in a dataset, whereas `.decode_image()` is a pipe. If `simplejpeg` is
-installed, it decodes JPEG files, with the same pixels as Pillow. Pillow decodes all other files. The native extension
-resizes images.
+Role: pass the functions of this package to `map`, or call them in a dataset. The pipe that decodes images is
+`.decode_image()`. If `simplejpeg` is installed, it decodes JPEG files, with the same pixels as Pillow. Pillow decodes
+all other files. The native extension resizes images.
 """
 
 from __future__ import annotations

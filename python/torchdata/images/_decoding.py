@@ -22,8 +22,8 @@ Size = int | tuple[int, int] | None
 Crop = Sequence[int] | Callable[[int, int], Sequence[int]] | None
 
 _MODES = {"RGB": (3, "uint8"), "L": (1, "uint8"), "RGBA": (4, "uint8"), "I;16": (1, "uint16")}
-#: For each filter, whether the native extension implements it; if not, Pillow does. The extension's pixels differ from
-#: Pillow's by at most one level.
+#: For each filter, whether the native extension resizes with it (True), or Pillow (False). The extension's pixels
+#: differ from Pillow's by at most one level.
 _FILTERS = {"bilinear": True, "hamming": True, "nearest": False, "box": False, "bicubic": False, "lanczos": False}
 
 

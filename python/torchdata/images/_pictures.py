@@ -64,8 +64,8 @@ def simplejpeg() -> Any:
 
 def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> DecodablePicture:
     """Parses the header of an image. If `keep` is True, a truncated image is decoded as far as it is available. Raises
-    `PIL.Image.DecompressionBombError` for more pixels than Pillow allows, and one of Pillow's many error types if the
-    contents are not an image."""
+    `PIL.Image.DecompressionBombError` for more pixels than Pillow allows. If the contents are not an image, raises an
+    error of any type that Pillow uses."""
     found: Any = None
     library = simplejpeg() if mode in _COLOURS and content[:3] == b"\xff\xd8\xff" else None
     if library is not None:

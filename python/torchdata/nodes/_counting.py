@@ -24,7 +24,7 @@ from torchdata.nodes.base_node import BaseNode, nodes_of, sources_of
 class NodeRecorder(BatchRecorder):
     name = NODES
 
-    #: The counters, which have a row for each node, and the number of the loader's row.
+    #: The counters of all nodes, in rows, and the number of the row for the loader.
     _bound: tuple[Counting, int] | None = None
 
     def begin_graph(self, iterator: SharedIterator, root: BaseNode[Any]) -> None:
@@ -58,7 +58,7 @@ def _rows_of(root: BaseNode[Any]) -> Iterator[tuple[IterationToken, str, str, in
 
 
 def _is_part(node: BaseNode[Any]) -> bool:
-    """Returns whether a node is a part of another node, which has created it."""
+    """Returns whether another node has created this node for its own use."""
     return type(node).__name__.startswith("_") and not is_users(type(node))
 
 

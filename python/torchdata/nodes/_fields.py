@@ -17,8 +17,8 @@ _REQUIRED: Any = object()
 
 
 class StateFields:
-    """The fields of a state. If `state` is None, as at the beginning of an epoch, integers have their smallest allowed
-    value, flags have their default, lists are empty, and other fields are None."""
+    """The fields of a state. If `state` is None, the fields have the values for the beginning of an epoch: the smallest
+    allowed integer, the default of a flag, an empty list, or None."""
 
     def __init__(self, node: str, state: Any, begins: bool = True) -> None:
         if not isinstance(state, Mapping) and (state is not None or not begins):

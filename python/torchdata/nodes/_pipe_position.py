@@ -29,8 +29,8 @@ class PipePosition(PipePasses):
             from torchdata.dataloader2.graph import set_graph_random_seed
             from torchdata.dataloader2.random import SeedGenerator
 
-            # The generators that `spawn` returns for two epochs have equal shared seeds, so each epoch creates a new
-            # generator from one of their independent seeds.
+            # The generators that `spawn` returns for different epochs have equal shared seeds, and different own seeds.
+            # Each epoch therefore creates a new generator from an own seed.
             of_epoch = SeedGenerator(self.seed).spawn(self._epoch).generate_seed()
             set_graph_random_seed(self.pipe, SeedGenerator(of_epoch))
         else:
@@ -59,7 +59,8 @@ class PipePosition(PipePasses):
                 shutdown(pipe)
 
     def is_repeatable(self) -> bool:
-        """Whether the pipe yields the same items in the same order after each reset to the same position."""
+        """Returns whether the pipe yields the same items in the same order whenever it is reset to the same
+        position."""
         return all(map(is_repeatable, self.nodes()))
 
     def nodes(self) -> list[BaseNode[Any]]:

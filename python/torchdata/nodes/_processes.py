@@ -35,9 +35,10 @@ from torchdata._observe.stats.counting import Pages
 from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.nodes._functions import error_of
 
-#: The number of seconds between two checks of a waiting thread whether the process is running.
+#: While a thread waits for a process, it checks at this interval (in seconds) whether the process is running.
 _SLICE = 0.2
-#: If the items of one message take more than this number of seconds, other processes compute the remaining items.
+#: If the items of a message take more than this number of seconds, the process leaves the remaining items to other
+#: processes.
 _LONG = 0.01
 
 _local = threading.local()
@@ -45,7 +46,8 @@ _local = threading.local()
 
 @contextmanager
 def one_reset() -> Iterator[None]:
-    """Within this context, each call of `base_seed` by this thread returns a different number."""
+    """Within this context, `base_seed` draws from one copy of the global generator, so that each call in this thread
+    returns another number."""
     if getattr(_local, "copy", None) is not None:
         yield
         return
@@ -67,7 +69,8 @@ class Workers(Group):
     """Processes that call a function.
 
     Args:
-        survived: the kinds of process exits after which a process is replaced. Other exits raise an error.
+        survived: after which kinds of exits (crashes, hangs) a process is replaced. After other exits, an error is
+            raised.
         timeout: the maximum number of seconds until a process returns a result; None for no limit.
         pages: memory for the counters of the processes; None without a loader.
     """
@@ -95,7 +98,7 @@ class Workers(Group):
 
     @property
     def serve_on(self) -> bool:
-        """Whether the processes can be used after a reset of the node."""
+        """Whether the same processes can be used after the node is reset."""
         return self.restarts is not None or not any(process.ended for process in self.members.processes)
 
     def serve(self, queue: ReadAheadQueue) -> None:
@@ -116,8 +119,8 @@ class MapWorker:
         #: The number of processes that were killed because of the current item.
         self._tries = 0
         self._read(group, output)
-        #: A thread holds this lock while the process computes the thread's items, because after a reset, an earlier
-        #: thread may still wait for its results.
+        #: A thread holds this lock while the process computes items for the thread. After a reset, a thread from before
+        #: the reset may still be waiting for its results.
         self._calling = threading.Lock()
         self._number = 0
         #: Seconds that the process spent on its last items, without waits.
@@ -126,11 +129,12 @@ class MapWorker:
     def results(self, items: list[Any]) -> Iterator[list[Any] | BaseException | None]:
         """Calls `map_fn` in the worker process with each element of `items`.
 
-        Yields lists of results as they arrive, and the error of each call that raises. If the items take too long, the
-        process leaves out the remaining items, and the last yielded value is None.
+        Yields lists of results as they arrive, and an exception for each call that raises one. If the items take too
+        long, the process does not compute the remaining items, and the last yielded value is None.
 
         Args:
-            items: the items. A single item is removed from the list once it was sent, so that its memory can be freed.
+            items: the items. If there is only one item, it is removed from the list once it was sent, so that its
+                memory can be freed.
         """
         end, at = len(items), 0
         with self._calling:
@@ -258,7 +262,8 @@ class _Caller:
         while items:
             more = len(items) > 1
             try:
-                # `send` would copy a result that is stored in a variable.
+                # The result is passed without a variable, because `send` would copy a result to which another reference
+                # exists.
                 send(number, function(items.pop()), spent := monotonic() - begun, more)
             except BaseException as error:
                 spent = monotonic() - begun

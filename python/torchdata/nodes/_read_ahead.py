@@ -6,8 +6,8 @@ takes an item from the source. While this thread processes the item, another thr
 The queue stores the results and the position: a snapshot of the source, and the numbers of the items that were yielded
 after the snapshot. A resumed node rereads items that were in progress.
 
-If the program abandons an epoch, a thread reads all items that could have been read ahead, so that the counters and
-random draws of the source do not depend on timing.
+If the program abandons an epoch, a thread first reads all items that may be read ahead. The counters and random draws
+of the source then do not depend on the speed of the threads.
 
 Threads refer to `_Work` and the source, but not to the node, so that deleting the node ends the threads.
 """
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 #: The function that is called with each item, or None to return items unchanged.
 Function = Callable[[Any], Any] | None
 
-#: The maximum number of items per message to a process, and the maximum number of seconds for these items.
+#: The maximum number of items in a message to a process, and the maximum number of seconds that these items may take.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
 #: Items that take less than this number of seconds together are not divided among processes, because a message would
 #: take as long.
@@ -44,16 +44,16 @@ _SECONDS = 5.0
 
 
 class _Work(ReadAhead):
-    """The work of the threads. Only the thread that is reading the source uses `reader`.
+    """The work of the threads that read ahead. `reader` is used only by the thread that currently reads the source.
 
     Args:
         limit: the maximum number of items that are read ahead of the last yielded item.
         wanted: the number of items that follow the loaded snapshot in the loaded state; an error is raised if the
             source yields fewer.
-        **options: the arguments `in_order`, `place` and `grows` of the queue. `place` is the loaded position: a
-            snapshot of the source, the number of items to drop after the snapshot, and the numbers of later items to
-            drop. `grows` contains the maximum of `limit` for small items, the number of consecutive small items, and
-            the current limit; None for a fixed limit.
+        **options: further arguments of the queue: `in_order`, `place` and `grows`. `place` is the loaded position: a
+            snapshot of the source, the number of items to drop directly after the snapshot, and the numbers of further
+            items to drop. `grows` is None if `limit` is fixed. Otherwise, it contains the maximum of `limit` for small
+            items, the number of consecutive small items, and the current limit.
     """
 
     def __init__(self, name: str, limit: int, reader: SourceReader, wanted: int, **options: Any) -> None:
@@ -90,8 +90,8 @@ class _Work(ReadAhead):
             del stopped
 
     def call(self, worker: MapWorker, sharers: int) -> None:
-        """Takes items that another thread has read, and sends them to the process of `worker`, which computes them.
-        `sharers` is the number of threads that run this method."""
+        """Takes items that another thread has read from the source, and sends them to the process of `worker`, which
+        computes the results. `sharers` is the number of threads that share the items in this way."""
         queue, most, pace = self.queue, 1, math.inf
         while (claimed := queue.claim_some(int(_WORTH_A_MESSAGE / pace), most, sharers)) is not None:
             slots, items = claimed
@@ -108,8 +108,8 @@ class _Work(ReadAhead):
                     done += 1
                 del results
             del items
-            # The estimated time per item at most doubles at once, because another program may have delayed a single
-            # call.
+            # `pace`, the estimated time per item, at most doubles after a message, because another program may have
+            # delayed a single call.
             pace = min(2 * pace, max(worker.spent, 1e-9) / max(done, 1))
             most = max(1, min(_MOST_TOGETHER, 2 * most, int(_TOGETHER / pace)))
 
@@ -154,8 +154,8 @@ class ReadSource:
 
     Args:
         in_order: whether results keep the source's order.
-        prepare: a function that each thread calls once, before it reads the source.
-        workers: objects that send items to processes, one for each thread; these objects replace `functions`.
+        prepare: a function that each thread calls once, before it begins to read the source.
+        workers: for each thread, an object that sends items to a process; given instead of `functions`.
         grows_to: the maximum of `limit` while items are small; 0 for a fixed `limit`.
     """
 
@@ -194,8 +194,8 @@ class ReadSource:
             if grows_to and self.GROWTH_KEY in fields:
                 row, ahead = self._grown(fields)
             source.reset(copied(position[0]))  # `reset` may modify its argument
-        # If the order of the source may vary, the number of an item does not identify the item, so each item needs a
-        # snapshot.
+        # If the order of the source may vary, an item cannot be found again by its number, so a snapshot is taken at
+        # each item.
         repeatable = is_repeatable(source)
         frequency = node.snapshot_frequency if repeatable else 1
         if type(position[0]) is Unsaved:
@@ -222,7 +222,8 @@ class ReadSource:
                 break
 
     def _grown(self, fields: StateFields) -> tuple[int, int]:
-        """Returns two saved numbers: of consecutive small items, and of items that may currently be read ahead."""
+        """Returns two numbers from a saved state: how many consecutive items were small, and how many items could be
+        read ahead."""
         growth = fields.list_of(self.GROWTH_KEY)
         if len(growth) != 2 or not all(type(one) is int and 0 <= one <= sys.maxsize for one in growth):
             raise fields.wrong(self.GROWTH_KEY, "must hold two integers from 0 on")
@@ -345,8 +346,8 @@ class ThreadedNode(PassingNode[T]):
             run.work.join(_SECONDS)
 
     def _close_run(self) -> ReadSource | None:
-        """Closes and returns the current run. Callers use the returned run, because another thread may replace
-        `_run`."""
+        """Closes and returns the current run. Callers must use the returned run instead of `_run`, because another
+        thread may replace `_run`."""
         run = self._run
         if run is not None:
             run.work.close()

@@ -44,10 +44,11 @@ class IteratingNode(BaseNode[T]):
         {"_digest", "_iterator", "_loaded_digest", "_saved", "_started", "_steps", "_stream", "_to_drop"}
     )
 
-    #: The current iterator. `_steps` is an iterator over the same items for use in loops.
+    #: The current iterator over the iterable. `_steps` yields the same items, for code that reads them in a loop.
     _iterator: Iterator[Any] = iter(())
     _steps: Iterator[Any] = iter(())
-    #: The iterable, if it has a state. `_is_exact` is True if this state is exact even before the first item.
+    #: The iterable if it has a state of its own, otherwise None. `_is_exact` is True if this state is exact even before
+    #: the first item was read.
     _stateful: Stateful | None = None
     _is_exact = False
     _stream: StatefulStream | None = None
@@ -55,8 +56,8 @@ class IteratingNode(BaseNode[T]):
     _num_yielded = 0
     _started = False
     _to_drop = 0
-    #: A checksum of some items of an iterable without a state. If `_digest` differs from `_loaded_digest` after the
-    #: items of a loaded state are reread, a warning is issued.
+    #: For an iterable without a state, a checksum of some of its items. `_loaded_digest` is the checksum in the loaded
+    #: state. If both differ after the items were reread, a warning is issued.
     _digest: SampleDigest | None = None
     _loaded_digest: SampleDigest | None = None
 
@@ -68,7 +69,7 @@ class IteratingNode(BaseNode[T]):
         self._iterator, self._steps = iterator, steps_of(iterator)
 
     def _prepare(self) -> None:
-        """Called before an iteration begins or a state is loaded."""
+        """A hook for subclasses, which is called before an iteration begins or a state is loaded."""
 
     # -- resets -------------------------------------------------------------------------------------
 
@@ -115,7 +116,8 @@ class IteratingNode(BaseNode[T]):
             self.next()
 
     def _new_digest(self) -> SampleDigest | None:
-        """Returns an empty checksum if reread items must be compared with the original items, or None."""
+        """Returns an empty checksum if items that are reread must be compared with the original items; otherwise
+        None."""
         iterable = getattr(self, self.ITERABLE)
         is_sampled = self._stateful is None and is_stream(iterable) and type(iterable) is not SequentialSampler
         return SampleDigest() if is_sampled else None
@@ -167,8 +169,7 @@ class IteratingNode(BaseNode[T]):
     # -- items --------------------------------------------------------------------------------------
 
     def next(self) -> T:
-        """Returns the next item. Raises ValueError if the iterable has fewer items than the loaded state says were
-        yielded."""
+        """Returns the next item. Raises ValueError if the iterable ends before the position in the loaded state."""
         if not self._started or self._to_drop:
             if self._stream is None:
                 self._advance()
@@ -186,7 +187,8 @@ class IteratingNode(BaseNode[T]):
         except Exception:
             raise
         except BaseException:
-            # An item may be lost, because the exception has interrupted a generator, a pipe, or `add`.
+            # An exception such as KeyboardInterrupt has interrupted a generator, a pipe, or `add`, so an item may be
+            # lost.
             if item is not _NONE or self._stateful is not None or getattr(self._iterator, "gi_frame", self) is None:
                 self._use(_Interrupted(self))
             raise
@@ -255,8 +257,8 @@ class IterableWrapper(IteratingNode[T]):
     A state contains the position of the iterable if the iterable is `Stateful`, or a pipe of `torchdata.datapipes` (see
     `from_pipe`). Any other iterable is reread when a state is loaded, and the items that were already yielded are
     dropped. If some reread items differ from the first reading, for example in an unseeded random order, a
-    `RuntimeWarning` is issued. The state of a `Stateful` iterator is saved as well. `state_dict` of the iterable and of
-    its iterator is also called at the beginning of each epoch.
+    `RuntimeWarning` is issued. If the iterable's iterator is `Stateful`, its state is saved as well. At the beginning
+    of each epoch, the node also calls `state_dict` of the iterable and of its iterator.
 
     A set of strings, numbers, paths, Enum members, or tuples and frozensets of such values, is read in sorted order,
     which is the same in every process. For a set of other objects, a state that was saved within an epoch cannot be
@@ -330,18 +332,18 @@ class IterableWrapper(IteratingNode[T]):
 class SamplerWrapper(IteratingNode[T]):
     """Creates a node from a sampler. If the sampler has `set_epoch`, the node calls it with the number of each epoch.
 
-    A sampler that is not `Stateful` is reread when a state is loaded, so the epoch must determine its order. If the
-    order differs when the sampler is reread, a `RuntimeWarning` is issued. A state contains the number of the epoch.
-    Loading a state calls `set_epoch` with this number, and then loads the sampler's state.
+    A sampler that is not `Stateful` is reread when a state is loaded, so its order must depend only on the epoch's
+    number. If the order differs when the sampler is reread, a `RuntimeWarning` is issued. A state contains the number
+    of the epoch. Loading a state calls `set_epoch` with this number, and then loads the sampler's state.
 
     The node has a length if the sampler has a length.
 
     Args:
         sampler: the sampler, which is read once per epoch.
         initial_epoch: the number of the first epoch; 0 by default.
-        epoch_updater: a function that takes the number of an epoch, and returns the number of the next epoch.
-            `epoch_updater` is not called after an epoch of which no item was requested. The default function adds one
-            to the epoch's number. If the function is `Stateful`, its state is part of the node's state.
+        epoch_updater: a function that takes the number of an epoch, and returns the number of the next epoch. If no
+            item of an epoch was requested, `epoch_updater` is not called after this epoch. The default function adds
+            one to the epoch's number. If the function is `Stateful`, its state is part of the node's state.
 
     Raises:
         TypeError: `sampler` is not iterable, `initial_epoch` is not an integer, or `epoch_updater` is not a function.
@@ -382,7 +384,8 @@ class SamplerWrapper(IteratingNode[T]):
         """
         if initial_state is None:
             if self._started:
-                # Ctrl-C cannot occur between these two assignments, which would repeat the call of `epoch_updater`.
+                # KeyboardInterrupt cannot be raised between these two assignments. Otherwise, `epoch_updater` might be
+                # called twice.
                 self.epoch, self._started = self.epoch_updater(self.epoch), False
             self._begin_epoch()
         else:

@@ -16,14 +16,15 @@ __all__ = [
 ]  # fmt: skip
 
 T = TypeVar("T", covariant=True)
-#: The sentinel argument of `iter`, which no node yields as an item.
+#: The second argument of `iter`, an object that no node yields as an item.
 _NEVER = object()
 
 
 class NotReset:
     """The initial value of `_advance`: a function that raises an error, because the node was never reset.
 
-    `BaseNode` has no method `_advance`, because a method would slow down access to the instance attribute.
+    `_advance` is an attribute of each node. `BaseNode` has no method of this name, because such a method would slow
+    down the access to the attribute.
     """
 
     def __init__(self, name: str) -> None:
@@ -40,7 +41,7 @@ class BaseNode(Iterator[T]):
     """A step of data loading: an iterator that can be reset to its beginning or to a saved position.
 
     A subclass defines `next`, `reset` and `get_state`. The subclass calls `super().__init__()` in its `__init__`, and
-    `super().reset(initial_state)` in its `reset`. A node is read by `next(node)`, in a loop, or preferably through a
+    `super().reset(initial_state)` in its `reset`. Read a node by `next(node)` or in a loop, or preferably through a
     `Loader`, which handles epochs.
 
     A copy (by pickle or `copy`) of a node has its parameters and starts from the beginning.
@@ -157,12 +158,12 @@ class BaseNode(Iterator[T]):
             raise NotImplementedError(f"{name} was not reset: call super().reset(initial_state) in its reset()")
 
     def _reader(self) -> Callable[[], Any]:
-        """Returns the fastest function that reads the next item of this node after a reset."""
+        """Returns the fastest function that reads this node's next item. Must be called after a reset."""
         return self.next
 
     def _repeats(self) -> bool:
-        """Whether the node yields the same items in the same order after each reset to the same position, if its
-        sources do."""
+        """Returns whether the node yields the same items in the same order whenever it is reset to the same position,
+        provided that its sources do so."""
         return True
 
     def __getstate__(self) -> dict[str, Any]:
@@ -185,8 +186,8 @@ class PassingNode(BaseNode[T]):
 
 
 class Again:
-    """Replaces `_advance` after Ctrl-C has interrupted the processing of an item. Returns this item, and then restores
-    `_advance`."""
+    """Replaces a node's `_advance` after Ctrl-C has interrupted the processing of an item. The next call returns this
+    item again, and restores the original `_advance`."""
 
     def __init__(self, node: BaseNode[Any], item: Any) -> None:
         self._node: BaseNode[Any] | None = node
@@ -216,8 +217,9 @@ def advance_of(source: BaseNode[T]) -> Callable[[], T]:
 
 
 def reader_of(items: Iterator[T]) -> Callable[[], T]:
-    """Returns a function that reads the next item of an iterator. This function uses a loop, because Ctrl-C may lose
-    the result of a call of `next`, but cannot interrupt a loop between reading an item and returning it."""
+    """Returns a function that reads the next item of an iterator. The function uses a loop, because Ctrl-C cannot be
+    raised between the reading of an item by a loop and its return. After a call of `next`, Ctrl-C could lose the
+    item."""
 
     def read() -> T:
         for item in items:
@@ -239,8 +241,8 @@ def check_node(node: str, argument: str, value: Any) -> Any:
 def is_repeatable(node: BaseNode[Any]) -> bool:
     """Returns whether a node yields the same items in the same order after it is reset to the same state.
 
-    The result is False if the node, or one of its sources, yields items as soon as they are ready. If a node is not
-    repeatable, nodes that normally reread items after a load store the items in their states.
+    The result is False if the node, or one of its sources, yields items as soon as they are ready. Some nodes reread
+    items after a state is loaded. If their source is not repeatable, they store these items in their states instead.
     """
     return node._repeats() and all(is_repeatable(source) for source in sources_of(node))
 
@@ -248,7 +250,7 @@ def is_repeatable(node: BaseNode[Any]) -> bool:
 def sources_of(node: BaseNode[Any]) -> list[BaseNode[Any]]:
     """Returns the nodes in a node's attributes, including nodes in lists and dicts."""
     found: dict[int, BaseNode[Any]] = {}
-    # `list` copies the values, because threads that read ahead may set attributes during this loop.
+    # `list` copies the values first, because threads that read ahead may set attributes of the node during this loop.
     for value in list(vars(node).values()):
         held = value.values() if isinstance(value, Mapping) else value if isinstance(value, (list, tuple)) else [value]
         found.update((id(one), one) for one in held if isinstance(one, BaseNode) and one is not node)

@@ -144,11 +144,12 @@ class Collator(Batcher[Any]):
 class Unbatcher(BaseNode[T]):
     """Yields the members of the source's items, one by one.
 
-    A state that is saved within a batch contains the position before the batch, and the batch is reread when the state
-    is loaded. If the order of batches is not fixed, the state contains the unread members of the batch.
+    If a state is saved within a batch, it contains the position before this batch, and loading the state rereads the
+    batch. If the order of the batches is not fixed, the state contains the unread members of the batch instead.
 
     Args:
-        source: the node to read. The items have a length and are read by index: lists, tuples, arrays, tensors.
+        source: the node to read. Its items must have a length and support indexing, as lists, tuples, arrays and
+            tensors do.
 
     Raises:
         TypeError: `source` is not a node.
@@ -166,15 +167,15 @@ class Unbatcher(BaseNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_batch", "_before", "_skipped"})
 
     _batch: Any = ()
-    #: The source's state before the current batch, or None if states contain the remaining members of the batch.
+    #: The source's state before the current batch. None if states contain the unread members of the batch instead.
     _before: Any = None
     #: The number of yielded members of the current batch, and the length of this batch.
     _index = _length = 0
-    #: Whether `_batch` is new, and `_length` is not yet the length of `_batch`.
+    #: Whether a new batch is in `_batch`, but `_length` is still the length of the previous batch.
     _is_new = False
     #: The number of members of the next batch that were yielded before a loaded state was saved.
     _skipped = 0
-    #: Whether the source rereads the same batch after a reset to the position before the batch.
+    #: Whether the source yields the same batch again after it is reset to the position before the batch.
     _rereads = True
 
     def __init__(self, source: BaseNode[Sequence[T]]) -> None:
@@ -184,8 +185,8 @@ class Unbatcher(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
-            # The program begins a new epoch although it has loaded a state from within a batch. The source first
-            # rereads this batch, because the source's new epoch may depend on its position.
+            # After loading a state from within a batch, the program begins a new epoch without reading an item. The
+            # batch is read first, because the source's new epoch may depend on its position.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)

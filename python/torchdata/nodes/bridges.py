@@ -20,8 +20,8 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
     """Creates a node from a pipe. The state of the node is the exact state of the pipe's graph, including the buffers
     and generators of the pipes. As with all nodes, the state does not contain the global random generators.
 
-    A saved state is copied. If the state is large (for example, with a shuffle of many items), and a `ParallelMapper`
-    or `Prefetcher` reads this node, set `snapshot_frequency` of the `ParallelMapper` or `Prefetcher` above 1.
+    A saved state is copied. Copies of a large state, for example of a shuffle with many items, slow down a
+    `ParallelMapper` or `Prefetcher` that reads this node. In this case, set its `snapshot_frequency` above 1.
 
     Args:
         pipe: the last pipe of a graph.
@@ -64,8 +64,8 @@ class NodePipe(IterDataPipe[T]):
     NODE_KEY, UNREAD_KEY = "node", "unread"
 
     _restored: dict[str, Any] | None = None
-    #: Whether an iteration has begun. `_began_for_state` is True if the iteration has begun only because a state was
-    #: requested.
+    #: Whether an iteration has begun. `_began_for_state` is True if it has begun only because the state of this pipe
+    #: was requested.
     _begun = _began_for_state = False
 
     def __init__(self, source_node: BaseNode[T]) -> None:
@@ -82,8 +82,8 @@ class NodePipe(IterDataPipe[T]):
 
     def reset(self) -> None:
         if self._restored is not None and not self._began_for_state:
-            # The program begins a new epoch although it has loaded a state from within an epoch. The node is first
-            # reset to the loaded position, because the new epoch may depend on this position.
+            # After loading a state from within an epoch, the program begins a new epoch without reading an item. The
+            # node is reset to the loaded position first, because the new epoch may depend on this position.
             self.source_node.reset(self._restored)
             self._restored = None
 

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 __all__ = ["QUEUE_TIMEOUT"]
 
-#: The number of seconds between two checks of a waiting thread whether the thread must end.
+#: While a thread waits, it checks at this interval (in seconds) whether it must end.
 QUEUE_TIMEOUT = 0.1

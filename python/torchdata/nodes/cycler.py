@@ -18,7 +18,7 @@ class Cycler(BaseNode[T]):
 
     Args:
         source_node: the node to read.
-        max_cycles: the number of epochs of the source per epoch of this node; None (the default) for no limit.
+        max_cycles: how many epochs of the source form one epoch of this node; None (the default) for no limit.
 
     Raises:
         TypeError: `source_node` is not a node, or `max_cycles` is not an integer.
@@ -35,7 +35,7 @@ class Cycler(BaseNode[T]):
     ENDED_KEY = "_ended"
 
     _num_cycles = 0
-    #: Whether this node's epoch is over because the source has ended without an item.
+    #: Whether this node's epoch has ended because an epoch of the source yielded no items.
     _ended = False
     _must_turn = False
 

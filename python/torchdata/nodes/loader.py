@@ -45,8 +45,8 @@ class Loader(ObservedLoader, Generic[T]):
 
     Args:
         root: the last node.
-        restart_on_stop_iteration: what the first `iter()` does after loading a state from the end of an epoch: True
-            (the default) begins the next epoch, False yields nothing.
+        restart_on_stop_iteration: whether the first `iter()` after loading a state from the end of an epoch begins the
+            next epoch; True by default. If False, this `iter()` yields nothing.
         stats: "counts" only counts the items that the loader yields. "full" also measures the time of each node. With
             `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set.
         wait_warning: if the program waits for the loader for more than this fraction of an epoch of at least 10
@@ -81,7 +81,8 @@ class Loader(ObservedLoader, Generic[T]):
         self._it: LoaderIterator[T] | None = None
         #: Whether the iterator exists only because a state was requested.
         self._began_for_state = False
-        #: A lock, which a thread holds while it begins an epoch, and the id of the process that created this lock.
+        #: `_beginning`: the lock that a thread holds while it begins an epoch. `_process`: the id of the process that
+        #: has created this lock.
         self._beginning, self._process = threading.RLock(), os.getpid()
 
     def __iter__(self) -> Iterator[T]:
@@ -135,10 +136,10 @@ class Loader(ObservedLoader, Generic[T]):
             self._it.turn.call(partial(self._it.state_was_loaded, self))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the latest iterator, or a state that was loaded after that iterator was created.
+        """Returns the state of the latest iterator.
 
-        The returned state never changes and can be pickled. Before the first iteration, returns the state of the
-        beginning.
+        If a state was loaded after this iterator was created, returns the loaded state. The returned state never
+        changes and can be pickled. Before the first iteration, the state describes the beginning of the first epoch.
         """
         if self._loaded is not None:
             return self._loaded
@@ -224,8 +225,8 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     #: An item that `has_next` has read in advance. `_before_item` is the position of the iterator before `_item`.
     _item: Any = _NONE
     _before_item: Any = None
-    #: The number of yielded items in the loaded state, or None. If no item follows, the loaded state is from the end of
-    #: an epoch, so the iterator begins the next epoch.
+    #: The number of items that had been yielded at the loaded state, or None. If no item follows, the loaded state is
+    #: from the end of an epoch, and the iterator begins the next epoch.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:

@@ -26,7 +26,7 @@ __all__ = ["MapOverBatch", "Mapper", "ParallelMapper", "X"]
 
 X = TypeVar("X")
 
-#: The maximum read-ahead for each process while items are small.
+#: The maximum number of items that are read ahead for each process while items are small.
 _FOR_EACH = 128
 
 
@@ -50,8 +50,8 @@ class MapOverBatch(Generic[X, T]):
 
 
 class _InlineMapper(BaseNode[T]):
-    """Calls the function in the thread that reads the node. If Ctrl-C interrupts the function, the next call processes
-    the same item."""
+    """Calls the function in the thread that reads the node. If Ctrl-C interrupts the function, the node's next call of
+    the function has the same argument."""
 
     SOURCE_KEY = "source"
     CUT_OFF_KEY = "cut_off"
@@ -131,8 +131,8 @@ class _ThreadMapper(ThreadedNode[T]):
         super().shutdown()
 
     def _end_workers(self) -> None:
-        # `_workers` is cleared before the run is closed, because `reset` in another thread starts a run before it reads
-        # `_workers`.
+        # `_workers` is cleared before the run is closed: `reset` in another thread may already have started a run, and
+        # must not use workers that are being shut down.
         workers, self._workers = self._workers, None
         self._close_run()
         if workers is not None:
@@ -157,13 +157,13 @@ class _Unpacker(Unbatcher[T]):
 class ParallelMapper(PassingNode[T]):
     """Calls a function with each item, in several threads or processes.
 
-    One thread at a time reads the source. An error of the function is raised in place of its result, with the
+    Only one thread at a time reads the source. An error of the function is raised in place of its result, with the
     original traceback. Later results can still be read after an error.
 
-    A state contains the position after the yielded items. After a state is loaded, items that were in progress are
-    reread, and the function is called with them again. With `in_order=False`, a resumed node yields, in any order,
-    exactly the results that had not been yielded when the state was saved. If the source may change its order when it
-    is reread, results keep the source's order and `snapshot_frequency` is 1, regardless of the arguments.
+    A state contains the position after the yielded items. When a state is loaded, items that were read but not yet
+    yielded are reread, and the function is called with them again. With `in_order=False`, a resumed node yields, in any
+    order, exactly the results that had not been yielded when the state was saved. If the source may have another order
+    when it is reread, `in_order=False` has no effect, and `snapshot_frequency` is always 1.
 
     Processes run from the first `reset` until `shutdown()`, or until the node is deleted. Arrays are sent to and from
     processes in shared memory, with one copy in each direction. If a process exits, the node raises a
@@ -172,7 +172,7 @@ class ParallelMapper(PassingNode[T]):
     this process. Like PyTorch's workers, each process first seeds torch, NumPy and `random` with the sum of a base seed
     and its own number. The base seed is derived from torch's global generator, so `torch.manual_seed` before the first
     `reset` makes the seeds reproducible. With several processes, it may depend on timing which process computes an
-    item. A replacement process has another number, and therefore another seed.
+    item. A process that replaces another process has a new number, and therefore a new seed.
 
     Args:
         source: the node to read.
@@ -184,14 +184,14 @@ class ParallelMapper(PassingNode[T]):
         method: `"thread"` (the default) or `"process"`.
         multiprocessing_context: the start method of processes: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's
             default.
-        max_concurrent: the maximum number of items that were taken from the source but not yet yielded; at most
-            `num_workers`. By default (None), `max_concurrent` is twice `num_workers`. With processes, the default
-            maximum grows while items and results are small (numbers, short strings, and tuples of these): by one for
-            each eight yielded items, up to 128 times `num_workers`. Several small items are sent together.
+        max_concurrent: the maximum number of items that the node has read from the source but not yet yielded; at most
+            `num_workers`. By default (None), `max_concurrent` is twice `num_workers`. With processes, this default
+            grows while items and results are small (numbers, short strings, and tuples of these). It grows by one for
+            every eight yielded items, up to 128 times `num_workers`. Several small items are sent together.
         snapshot_frequency: the number of items (with `prebatch`, of batches) between saved states of the source; see
             `Prefetcher`.
-        prebatch: the number of items that a worker receives together, which helps if items are small; None (the
-            default) for single items.
+        prebatch: the number of items that a worker receives together; None (the default) for single items. Sending
+            several items together saves time if they are small.
         on_worker_exit: what happens if a process exits. "error" (the default) raises `WorkerExitedError`. "restart"
             replaces the process, issues a `RuntimeWarning`, and gives the item of the process to the replacement. If
             processes exit three times at the same item, `WorkerExitedError` is raised.
@@ -265,15 +265,15 @@ class ParallelMapper(PassingNode[T]):
         #: The user's source of single items. With `prebatch`, `self.source` yields lists of items.
         self._of_items = self.source
         if self.prebatch is not None:
-            # Without workers, `MapEach` does not catch KeyboardInterrupt, because `_InlineMapper` keeps the list for
-            # the next call.
+            # Without workers, `MapEach` must not catch KeyboardInterrupt, because `_InlineMapper` repeats the
+            # interrupted call with the same list.
             self.map_fn = MapEach(self.map_fn, BaseException if num_workers else Exception)
             self.source = Batcher(self.source, self.prebatch, drop_last=False)
         mapper: BaseNode[Any] = _ThreadMapper(self) if num_workers else _InlineMapper(self.source, self.map_fn)
         self._it: BaseNode[T] = mapper if self.prebatch is None else _Unpacker(mapper)
 
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
-        """See `BaseNode.reset`. Threads from before the reset end after their current calls.
+        """See `BaseNode.reset`. Threads of the previous run end after their current function calls.
 
         Raises:
             TimeoutError: the source took more than a minute for one item.

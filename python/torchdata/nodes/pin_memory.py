@@ -15,7 +15,7 @@ __all__ = ["PinMemory"]
 
 
 class PinMemory(ThreadedNode[T]):
-    """Copies the tensors of each item to pinned memory in a thread, which reads one item ahead.
+    """Copies the tensors of each item to pinned memory, in a thread that works one item ahead.
 
     Copying from pinned memory to the GPU by `tensor.to(device, non_blocking=True)` overlaps with computing.
 
@@ -53,5 +53,5 @@ class PinMemory(ThreadedNode[T]):
 
     def _begin(self, state: dict[str, Any] | None) -> ReadSource:
         pin = partial(pin_memory_fn, device=self._device)
-        # Without `set_num_threads`, which applies only to the copying thread, a copy would use all cores.
+        # A copy would use all cores, so `set_num_threads` limits the copying thread, but no other thread, to one core.
         return ReadSource(self, [pin], state, limit=1, prepare=partial(torch.set_num_threads, 1))

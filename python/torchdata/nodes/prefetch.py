@@ -14,14 +14,14 @@ __all__ = ["Prefetcher"]
 class Prefetcher(ThreadedNode[T]):
     """Reads its source ahead in a thread, so that waiting for the source overlaps with later work.
 
-    An error of the source is raised in the position of its item.
+    If the source raises an error, this node yields the preceding items first, and then raises the error.
 
     Args:
         source: the node to read. The source runs in the thread, together with all its own sources.
         prefetch_factor: the maximum number of buffered items.
         snapshot_frequency: the number of items between saved states of the source; 1 by default. After loading a state,
             at most `snapshot_frequency` items are reread. Use a value above 1 if the source's state is large. With
-            `snapshot_frequency=0`, the source's state is saved only at the beginning.
+            `snapshot_frequency=0`, the source's state is saved only at the beginning of an epoch.
 
     Raises:
         TypeError: `source` is not a node, or `prefetch_factor` or `snapshot_frequency` is not an integer.

@@ -19,7 +19,8 @@ class Shuffler(BaseNode[T]):
 
     Args:
         source_node: the node to read.
-        buffer_size: the number of items in the buffer. An item moves forward by at most `buffer_size` positions.
+        buffer_size: the number of items in the buffer. An item is yielded at most `buffer_size` positions earlier than
+            in the source.
         seed: the seed of the order, which is the same in each epoch. By default (None), each epoch has another order.
         store_buffer: whether a state contains the items in the buffer. If `store_buffer` is False, the state contains
             the source's position at the beginning of the epoch, and all items are reread when the state is loaded. If
@@ -66,7 +67,7 @@ class Shuffler(BaseNode[T]):
             ValueError: a field of the state is missing or out of range, or belongs to another `buffer_size`.
         """
         self._ended, self._random = False, random.Random(self.seed)
-        #: Yields random numbers of `_count.bit_length()` bits. `_count` is the number of items in the buffer.
+        #: Yields random numbers with `_count.bit_length()` bits each. `_count` is the number of items in the buffer.
         self._draws: Iterator[int] = iter(())
         self._count = 0
         fields = StateFields("Shuffler", initial_state)
@@ -78,11 +79,11 @@ class Shuffler(BaseNode[T]):
         self._advance = fields.reset(self.source, self.SOURCE_KEY)
         self._buffer: list[T] = list(fields.list_of(self.BUFFER_KEY)) if stored else []
         self._num_yielded, repeated = (count, 0) if stored else (0, count)
-        #: Whether states contain the buffer. After a state with a buffer was loaded, the source does not yield the
-        #: buffered items again, so later states also contain the buffer.
+        #: Whether states contain the buffer. If the loaded state contains a buffer, later states must contain the
+        #: buffer, too, because the source does not yield the buffered items again.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
-        #: The states of the source and of the random generator at the beginning of the epoch, if states omit the
-        #: buffer.
+        #: If states do not contain the buffer: the states of the source and of the random generator at the beginning of
+        #: the epoch. Otherwise, None.
         self._began = None if self._stores else (position_of(self.source), self._random.getstate())
         super().reset(initial_state)
         for number in range(repeated):

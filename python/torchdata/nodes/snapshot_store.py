@@ -1,6 +1,7 @@
 """Containers for snapshots, for user-defined nodes that were written for PyTorch's torchdata.
 
-Role: a thread that reads a source passes the source's positions to the node through a store.
+Role: a thread reads a source, and adds the positions of the source to a store. The node takes the positions from the
+store.
 """
 
 from __future__ import annotations
@@ -37,16 +38,16 @@ class MonotonicIndex:
 
 
 class SnapshotStore(Protocol):
-    """Receives snapshots from one thread, and returns them to another thread by version."""
+    """Stores numbered snapshots, which one thread adds and another thread takes."""
 
     def append(self, snapshot: Any, version: int) -> None:
         """Adds a snapshot. The version must be greater than the previous version."""
 
     def pop_version(self, version: int) -> Any | None:
-        """Returns the snapshot with this version, or None. Removes all snapshots up to this version."""
+        """Returns the snapshot with this version, or None if there is none. Removes all snapshots up to this one."""
 
     def append_initial_snapshot(self, snapshot: Any) -> None:
-        """Adds the snapshot of the source's beginning, or an `ExceptionWrapper` if the thread has failed."""
+        """Adds the snapshot of the source's beginning, or an `ExceptionWrapper` if reading has failed."""
 
     def get_initial_snapshot(self, thread: threading.Thread, timeout: float) -> Any:
         """Waits for the snapshot of the beginning, and returns it."""
@@ -84,7 +85,7 @@ class QueueSnapshotStore(SnapshotStore):
             self._changed.notify_all()
 
     def pop_version(self, version: int) -> Any | None:
-        """Returns the snapshot with this version, or None. Removes all snapshots up to this version."""
+        """Returns the snapshot with this version, or None if there is none. Removes all snapshots up to this one."""
         found = None
         with self._changed:
             while self._snapshots and self._snapshots[0][0] <= version:
@@ -105,8 +106,9 @@ class QueueSnapshotStore(SnapshotStore):
             timeout: seconds to wait.
 
         Raises:
-            RuntimeError: the thread has ended without adding the snapshot, or the timeout has expired.
-            Exception: the exception in an `ExceptionWrapper`.
+            RuntimeError: the thread has ended without adding the snapshot, or has not added it within `timeout`
+                seconds.
+            Exception: the thread has added an `ExceptionWrapper`, which contains this exception.
         """
         until = time.monotonic() + timeout
         with self._changed:

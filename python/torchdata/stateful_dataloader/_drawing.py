@@ -6,9 +6,9 @@ the saved positions. For global generators, which belong to the program, the loa
 at the saved positions. A draw from a global generator also advances its copy, and a draw from the copy also advances
 the global generator. If the program seeds the global generator, the loader drops the copy.
 
-For a sampler without a state, `Replay` sets the generators to their states from the epoch's beginning, and rereads the
-sampler. Rereading does not repeat draws by the program or the dataset, so `Draws` records the generators' states after
-these draws. A checksum of some indices verifies that the order is the same.
+If a sampler has no state, `Replay` sets the generators to their states from the epoch's beginning, and rereads the
+sampler. The draws of the program and the dataset are not repeated, so `Draws` has recorded the generators' states after
+such draws. A checksum of some indices shows whether the sampler has repeated its order.
 """
 
 from __future__ import annotations
@@ -42,14 +42,17 @@ from torchdata.stateful_dataloader._generators import (
 )
 from torchdata.stateful_dataloader.sampler import pass_over
 
-#: A generator more than `_FAR` 32-bit words ahead of its last known position counts as set by the program.
+#: If a generator has advanced by more than this number of 32-bit words since its last known state, the program is
+#: assumed to have set it.
 _FAR = 1 << 28
-#: The maximum number of 32-bit words that a generator may advance between the loading of a state and the next epoch.
+#: The maximum number of 32-bit words that the program is assumed to draw from a generator between loading a state and
+#: beginning an epoch.
 _NEAR = 1 << 22
 
 
 class Moments(NamedTuple):
-    """The states of all generators at one time. `program` returns a global generator's state in the program."""
+    """The states of all generators at one time. `program` is a function that returns the state that a global generator
+    has in the program."""
 
     order: Moment
     program: Callable[[str], Any]
@@ -62,14 +65,15 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: The global generators that may change when an epoch begins; all of them without workers, because the dataset
-        #: may use them.
+        #: The global generators that may change when an epoch begins. Without workers, these are all global generators,
+        #: because the dataset may use any of them.
         self._shared = names if loader.num_workers else GLOBAL
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
         #: The state of each displaced copy, and the simultaneous state of its global generator.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: The state and the count in `_restores` of each global generator when this loader loaded a state.
+        #: For each global generator: its state and its count in `_restores` at the time when this loader loaded a
+        #: state.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -95,7 +99,7 @@ class Drawing:
             raise
 
     def marks(self) -> Moment:
-        """Returns a value for each generator that changes when the generator is used. Must be called within
+        """Returns a value for each generator. The value changes when the generator is used. Must be called within
         `under_way`."""
         marks: Moment = {name: mark_of(name) for name in self._names}
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
@@ -140,8 +144,8 @@ class Drawing:
         self._at_load |= {name: (read(name), self._restores[name]) for name in names}
 
     def restore(self, moment: Moment) -> None:
-        """Sets the program's global generators to saved states, and counts this in `_restores` for `was_set` of other
-        loaders."""
+        """Sets the program's global generators to saved states. `_restores` counts this, so that `was_set` of other
+        loaders notices the change."""
         set_all(moment)
         self._restores.update([*moment])
         self.loaded(moment)
@@ -165,7 +169,8 @@ class Drawing:
 
     @contextmanager
     def going_on(self, moment: Moment) -> Iterator[None]:
-        """Sets the generators to the states in `moment`. Within this context, the caller restores a sampler's position.
+        """Sets the generators to the states in `moment`, for a caller that restores a sampler's position within this
+        context.
 
         At the end, the displaced copies keep the generators' new states, and the global generators regain the program's
         states.
@@ -210,8 +215,8 @@ def _advanced(state: Any, count: int) -> Any:
 
 
 def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
-    """Returns how many 32-bit words a generator has produced between two states; None if the generator was seeded or
-    set in between."""
+    """Returns how many 32-bit words a generator has produced between the states `before` and `after`. Returns None if
+    it was seeded or set in between."""
     first, last = words_of(before), words_of(after)
     if first is None or last is None:
         return None
@@ -238,18 +243,18 @@ class Draws:
         """Begins an epoch.
 
         Args:
-            first: the states of the generators before the first index; empty if no index will be read.
-            noted: the entries of `self.noted` in a loaded state.
+            first: the states that the generators have before the first index is read; empty if no index will be read.
+            noted: the recorded draws in a loaded state; see `self.noted`.
             digest: the checksum of the indices that were read in this epoch; None if no indices were read.
         """
         self._digest = digest or SampleDigest()
         self._left: Moment = self._drawing.marks() if first else {}
         self._before: Moment = {}
         self._moment: Moment = {}
-        #: For each recorded draw, the number of indices before the draw, and the encoded states of the generators at
-        #: that time.
+        #: The recorded draws. Each entry contains the number of indices before the draw, and the encoded states of the
+        #: generators at that time.
         self.noted: deque[list[Any]] = deque(noted, maxlen=_MOST)
-        #: For each generator, the number of indices that were read before the sampler last drew from the generator.
+        #: For each generator, the number of indices that had been read when the sampler last drew from this generator.
         self.last: dict[Any, int] = {}
 
     def before(self) -> None:
@@ -259,7 +264,7 @@ class Draws:
         self._moment = self._drawing.now(moved) if moved else {}
 
     def is_within(self) -> bool:
-        """Returns whether any generator of the loader was used since the last call of `before`."""
+        """Returns whether a generator that the loader uses has changed since the last call of `before`."""
         return self._drawing.marks() != self._before
 
     def after(self, number: int, drawn: int, indices: list[Any]) -> None:
@@ -267,7 +272,8 @@ class Draws:
 
         Args:
             number: the number of indices before this index or batch.
-            drawn: the number of indices (or, if the sampler returns batches, of batches) before this index or batch.
+            drawn: the number of indices before this index. If the sampler returns batches, the number of batches before
+                this batch.
         """
         digest = self._digest
         while number <= digest.next < number + len(indices):
@@ -295,7 +301,8 @@ def _sampled(iterator: Iterator[Any], digest: SampleDigest) -> Iterator[Any]:
 class Replay(Iterator[Any]):
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
-        #: The indices that the saved iterator had returned, but whose samples the user had not received.
+        #: Indices that were returned in the saved run. The user had not received their samples, so they are returned
+        #: again.
         self.early: deque[Any] = deque()
 
     def run(
@@ -305,8 +312,7 @@ class Replay(Iterator[Any]):
 
         Args:
             given: the number of indices whose samples the user had received.
-            ahead: the number of indices that had been read from the sampler, but whose samples the user had not
-                received.
+            ahead: the number of indices that had been read ahead, so that the user had not received their samples.
             draws: for each recorded draw, the number of indices read before the draw, and the generators' states then.
 
         Raises:

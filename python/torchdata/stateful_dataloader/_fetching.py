@@ -130,11 +130,11 @@ class Indexed(_Fetcher, _MapDatasetFetcher):
 
 
 class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
-    #: Whether Ctrl-C has interrupted the dataset's iterator, so that the iterator cannot continue.
+    #: Whether Ctrl-C has interrupted the dataset's iterator in such a way that it cannot continue.
     is_broken = is_generator = False
     wanted = 1
-    #: The number of exceptions since the last sample. `_doubtful` is the last exception if it may have ended a
-    #: generator.
+    #: The number of exceptions since the last sample. `_doubtful` is the last exception if a generator may have raised
+    #: it, because an exception ends a generator.
     _in_a_row = 0
     _doubtful: Exception | None = None
 
@@ -142,8 +142,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         super().__init__(*how, skips=skips)
         #: The number of samples and exceptions of this epoch; None if the dataset has loaded a state within the epoch.
         self.position: int | None = 0
-        #: The samples that were already read for the current batch. `_is_cut_off` is True if Ctrl-C has interrupted
-        #: this batch.
+        #: The samples of the current batch that were already read. `_is_cut_off` is True if Ctrl-C has interrupted the
+        #: reading of this batch.
         self._data: list[Any] = []
         self._is_cut_off = False
         self._counted = 0
@@ -191,7 +191,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return self._collated(data if self.auto_collation else data[0], data)
 
     def _is_interrupted(self, error: BaseException) -> bool:
-        """Returns whether the error has interrupted a generator or an iterator, except the dataset itself."""
+        """Returns whether `error` has interrupted a generator, or an iterator other than the dataset itself."""
         *_, (last, _) = walk_tb(error.__traceback__)
         is_within = last.f_code.co_filename != __file__
         return has_passed_a_generator(error.__traceback__) or (is_within and self.dataset_iter is not self.dataset)
@@ -202,8 +202,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         while (missing := wanted - len(data) - len(skipped)) > 0:
             before = len(data)
             try:
-                # `extend` runs no Python code between two samples, so Ctrl-C loses no sample. `islice` is not used,
-                # because it calls `iter`, which resets some iterators.
+                # `extend` runs no Python code between two samples, so Ctrl-C loses no sample. `islice` would be
+                # unsuitable, because it calls `iter`, which resets some iterators.
                 data.extend(map(next, repeat(self.dataset_iter, missing)))
             except Exception as error:
                 self._count(1)
@@ -253,8 +253,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return False
 
     def _check_end(self) -> None:
-        """Raises the last skipped exception if it has ended a generator, because the remaining samples are then
-        missing."""
+        """Raises the exception that was skipped last if it has ended a generator, because the generator's remaining
+        samples are then missing."""
         error, self._doubtful = self._doubtful, None
         if error is None:
             return

@@ -1,8 +1,8 @@
 """Checks whether a saved state fits a loader, and creates a loader's state before its first loop.
 
 Role: a state from between two epochs also fits a loader with another length of the dataset or another number of ranks.
-A state from within an epoch fits only a loader with the same order; if no batch had been read yet, the epoch starts
-over in the new order.
+A state from within an epoch fits only a loader with the same order. A state from before the epoch's first batch also
+fits, and the epoch starts over in the new order.
 
 The state before the first loop is created without iterating over the dataset or the sampler.
 """
@@ -114,7 +114,8 @@ def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
 
 
 def _told(one: Any) -> Any:
-    """Returns an object's state; None without one; `UNKNOWN` if only an iterated object has a state."""
+    """Returns the state of `one`. Returns None if the object has no state, and `UNKNOWN` if it has a state only once it
+    is iterated."""
     if not is_stateful(one):
         return None
     try:

@@ -3,9 +3,9 @@
 Role: `read` and `write` exchange a generator's state as an opaque value, which is fast. `encoded` converts an opaque
 value to plain values, which a saved state contains, and `decoded` checks and converts plain values.
 
-The default generators of torch, NumPy and Python are Mersenne Twisters, whose states consist of 624 words of 32 bits
-and the index of the next word. If a torch generator is set to the words of a NumPy or Python generator, it produces the
-same words.
+The default generators of torch, NumPy and Python are Mersenne Twisters. The state of such a generator consists of 624
+words of 32 bits and the index of the next word. A torch generator that is set to the words of a NumPy or Python
+generator then produces the same words as that generator.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import Sampler
 
 GLOBAL = ("torch", "python", "numpy")
-#: The default of the largest allowed number in a state.
+#: The largest number that is allowed in a state, unless a smaller limit is given.
 MANY = 1 << 53
 _OBJECTS: dict[str, Any] = {
     "torch": torch.default_generator, "python": random._inst, "numpy": numpy.random.mtrand._rand
@@ -134,8 +134,8 @@ def with_words(state: Any, words: Words) -> Any:
 def encoded(state: Any) -> Any:
     if (words := words_of(state)) is None:
         return {"bits": _plain(state)}
-    # Normal numbers are generated in pairs. `kept` is a pair's second number, which some generators store for the next
-    # request.
+    # Normally distributed numbers are generated in pairs. `kept` contains the second number of a pair, if the generator
+    # has stored it for the next request.
     seed, kept = None, list[Any]()
     if isinstance(state, bytes):
         seed, _, rest = torch_parts(state)
@@ -223,8 +223,8 @@ def set_all(moment: Moment) -> None:
 #: Two positions in a stream are considered equal if the next `_NEEDLE` words are equal.
 _NEEDLE = 8
 _FIRST, _MOST = 1 << 10, 1 << 20
-#: Byte offsets in the state of torch's CPU generator, which contains the seed, the number of unused words, the words,
-#: and stored normal numbers.
+#: Byte offsets of the fields in the state of torch's CPU generator. `_REST` is the offset of stored normal numbers, and
+#: `_SIZE` is the size of the state.
 _LEFT, _SEEDED, _NEXT, _WORDS, _REST, _SIZE = 8, 12, 16, 24, 5016, 5056
 
 Words = tuple[Any, int]
@@ -291,8 +291,8 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
     """Returns how many words lie between two positions; None if `target` precedes `origin` or is too far away.
 
     Args:
-        seeded: a new generator with the seed of `origin`, if the seed is known. If `seeded` reaches `target` after
-            fewer words than `origin`, the program has reseeded the generator, and None is returned.
+        seeded: a new generator with the seed of `origin`, if the seed is known. If `target` is fewer words after
+            `seeded` than after `origin`, the program has reseeded the generator, and None is returned.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
         return 0

@@ -55,13 +55,13 @@ class InProcessIterator(SharedIterator, StatefulIterator):
             random_pipes(Graph(self._dataset))
             if state is not None and not state.is_over and state.shared_seed is not None:
                 seeded(self._dataset, state.shared_seed)
-        # The reader of the previous epoch is reused, because it stores the dataset's state from the end of that epoch.
+        # The loader's reader is reused, because it stores the state that the dataset had at the end of the last epoch.
         self._reader: EpochReader = loader._reader or EpochReader(self._reading)
         self._reader.use(self._reading)
         loader._reader = self._reader
         how = self._reading
         self._reader.time_by(self._recorder.begin_here(self, how.dataset, how.is_iterable, how.collate_fn))
-        #: The global generators' states before `iter(dataset)`, which may shuffle.
+        #: The states of the global generators before the call of `iter(dataset)`, which may draw random numbers.
         self._then: Moment = {}
         self._marks: dict[str, Any] = {}
         #: The last index from the sampler. `_before` is the number of batches that were returned before `_index`.
@@ -83,10 +83,10 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._reader.begin(position)
 
     def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
-        """Restores the global generators that were used in the epoch, because the dataset and the program share these
-        generators.
+        """Restores the global generators that were used in the saved epoch, because a dataset in the main process draws
+        from the program's generators.
 
-        If the state was saved between two epochs, a generator that the program has set since `load_state_dict` is not
+        If the state was saved between two epochs, generators that the program has set since `load_state_dict` are not
         restored.
         """
         position = state.positions[0]
@@ -205,7 +205,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     @property
     def _num_received(self) -> int:
-        # PyTorch's `__next__` counts a batch in `_num_yielded` before returning it.
+        # PyTorch's `__next__` increases `_num_yielded` before it returns a batch, so a batch in `_batch` is already
+        # counted.
         return self._num_yielded if self._batch is _NONE else self._before
 
     def state_at(self) -> StateAt:
@@ -235,7 +236,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
 
 class LocalPool:
-    """Reads shards in this process. The methods are those of `WorkerPool`, which reads in worker processes.
+    """Reads shards in this process, with the same methods as a `WorkerPool`, which reads them in worker processes.
 
     Args:
         pin: a function that copies a batch to pinned memory, or None.
@@ -259,8 +260,8 @@ class LocalPool:
 
     @contextlib.contextmanager
     def _entered(self, shard: ShardReader | None) -> Iterator[None]:
-        """Within this context, the global generators and the worker info belong to `shard`; None means a shard created
-        within the context."""
+        """Within this context, the global generators and the worker info belong to `shard`. If `shard` is None, the
+        caller creates a shard within the context."""
         with one_at_a_time():
             try:
                 with InterruptsDeferred():

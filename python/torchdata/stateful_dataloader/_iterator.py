@@ -53,7 +53,7 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: replaces this iterator after the load.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: `_lives_on` is True if new persistent workers continue from saved states from between two epochs.
+        #: `_lives_on` is True if new persistent workers begin from states that were saved between two epochs.
         self.is_finished = self._lives_on = False
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
         #: `_num_empty` counts batches in which all samples were skipped. `_given_before` is the number of batches that
@@ -94,8 +94,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         """Returns the iterator that replaces this iterator after a state was loaded.
 
         Raises:
-            RuntimeError: the state was loaded after this iterator had returned a batch, and the program has begun no
-                new loop.
+            RuntimeError: this iterator had already returned a batch when the state was loaded. The program must begin a
+                new loop instead.
         """
         loader = self._loading
         if loader is not None and loader._loaded is not None:
@@ -147,8 +147,8 @@ class StatefulIterator(_BaseDataLoaderIter):
             )
 
     def _pass_over(self) -> None:
-        """Drops the batches that the user had received, if a state of torchdata 0.11 contains no position of the
-        dataset."""
+        """Reads and drops the batches that the user had received. This is needed if a state of torchdata 0.11 contains
+        no position of the dataset."""
         count, self._passing_over = self._passing_over, 0
         if count and self._reading.is_iterable:
             logger.warning(

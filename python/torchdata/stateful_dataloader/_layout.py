@@ -1,29 +1,30 @@
 """Defines the keys of a `StatefulDataLoader` state. Programs inspect states, so the keys have the same meaning as in
 torchdata 0.8 to 0.11. A state describes the position after the last batch that the user received. The keys are the same
-before, during and after an epoch, because `torch.distributed.checkpoint` loads only the keys that the state of a new
-loader has. The keys in the states of a user's iterators are unknown, so `OURS` contains these states, and all data that
-torchdata 0.11 does not save. The value of `OURS` is a tuple, which a checkpoint treats as one value, and which contains
-a single dict with these keys:
+before, during and after an epoch. Otherwise, `torch.distributed.checkpoint` would drop some of them, because it loads
+only the keys that the state of a new loader has. The states of a user's iterators have unknown keys, so they are stored
+under the key `OURS`. All data that torchdata 0.11 does not save are also stored there. The value of `OURS` is a tuple
+with a single dict, because a checkpoint treats a tuple as one value. The dict has these keys:
 
-- "generators": the states of the generators for orders and seeds when the state was saved ("now"). For samplers without
-  a position, "iter" contains the states before the sampler's iterator was created, and "first" the states before its
-  first index. "first" omits states equal to "iter", and "now" omits states equal to "first".
-- "indices": the indices that the sampler had returned before its saved state, but whose batches the user had not
-  received. "indices" exists if batches may be returned out of order, and, for a user's sampler, also before the first
-  batch
+- "generators": the states of the generators for orders and seeds. "now" contains these states when the loader's state
+  was saved. For samplers without a position, "iter" contains them before the sampler's iterator was created, and
+  "first" before its first index. "first" omits states that are equal in "iter", and "now" omits states that are equal
+  in "first".
+- "indices": the indices that the sampler had returned before its state was saved, but whose batches the user had not
+  received. This key exists if batches may be returned out of order. For a user's sampler, it also exists before the
+  first batch
 - "indices_since": the number of indices that were drawn after the sampler's state was saved
 - for a sampler without a state, "ahead": the number of indices (or of samples, if this package forms the batches) that
   the sampler had returned, but whose samples the user had not received; "used_up": whether the sampler had returned all
   indices; "digest": a checksum of the indices; "draws": the generators' states at each draw of the sampler that
   followed a draw by other code
 - "batch_size": the number of samples per batch, if the sampler provides it
-- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Within an epoch, "epoch" belongs to
-  the current order, even if the program has set the next epoch
+- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Within an epoch, this is the epoch
+  of the current order, even if the program has already set the next epoch
 - "skipped": if samples may be skipped, the number of skipped samples by kind of exception, and the number of all
   samples
-- "workers", or "reading" without workers: each worker's position data that torchdata 0.11 does not save
-- "sampler": the complete states of a user's sampler and its iterator, because a checkpoint may drop parts of these
-  states under the keys of torchdata 0.11
+- "workers", or "reading" without workers: for each worker, the part of its position that torchdata 0.11 does not save
+- "sampler": the complete states of a user's sampler and its iterator. A checkpoint may drop parts of the states under
+  the keys of torchdata 0.11
 - "loader": properties that must be equal in a loader that loads the state; see `_fitting`
 - "unstarted": whether no batch had been read when the state was saved
 """
@@ -99,7 +100,8 @@ def _known(value: Any) -> Any:
 
 
 def _shown(order: OrderState) -> Any:
-    """Returns the state of the sampler's iterator; for a user's sampler, only its known keys."""
+    """Returns the state of the sampler's iterator. For a user's sampler, returns only the part of the state with known
+    keys."""
     if not order.is_users or order.iterator is UNKNOWN:
         return order.iterator
     if not order.is_batched:
@@ -219,7 +221,8 @@ def _parsed(
     Args:
         main: the part of the state with the sampler's states and the seeds.
         ours: the dict under the key `OURS`; None for a state of torchdata 0.8 to 0.11.
-        found: a state with only the number of workers, their positions and the number of returned batches.
+        found: an incomplete state, which contains only the number of workers, their positions and the number of
+            returned batches.
     """
     seeds = main.get("_base_seed"), main.get("_shared_seed")
     for name, seed in zip(("_base_seed", "_shared_seed"), seeds, strict=True):
@@ -242,7 +245,8 @@ def _parsed(
     if own is not None:
         if len(own) != len(positions):
             raise ValueError(f"the state is damaged: it is of {len(positions)} workers, and has {len(own)} positions")
-        # `order.yielded` exceeds `found.given` if all samples of a batch were skipped.
+        # `order.yielded` also counts batches of which all samples were skipped, whereas `found.given` counts only
+        # returned batches.
         given = max(found.given, order.yielded)
         positions = [_completed(one, more, given) for one, more in zip(positions, own, strict=True) if one is not None]
     if finished:
@@ -338,10 +342,10 @@ def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool 
 
 
 def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> ReadingPosition:
-    """Completes `position` with `more`, the data that torchdata 0.11 does not save.
+    """Adds `more`, the data that torchdata 0.11 does not save, to `position`.
 
     Args:
-        given: the number of batches that the user has received in the epoch, and the limit for "since".
+        given: the number of batches that the user has received in the epoch; "since" must not exceed this number.
     """
     is_list = isinstance(position.since, list)
     since, follows_end = more.get("since", [] if is_list else 0), None

@@ -45,7 +45,7 @@ from torchdata.stateful_dataloader.sampler import (
 _NONE: Any = object()
 _PLAIN = (SequentialSampler, _InfiniteConstantSampler, list, tuple, range)
 _RANDOM = (TorchRandomSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
-# These samplers use only torch's global generator, and only at the first index.
+# Samplers of these types draw random numbers only from torch's global generator, and only for the first index.
 _KNOWN = (*_PLAIN, *_RANDOM, DistributedSampler, StatefulDistributedSampler)
 
 
@@ -54,7 +54,8 @@ _WITHIN_A_DRAW = (
     "state_dict() was called while the sampler computes an index, in the sampler or in a signal handler: let the "
     "handler set a flag, and call state_dict() between two batches"
 )
-#: The error message for a sampler that Ctrl-C interrupted in its first index after a change of its attributes.
+#: The error message if Ctrl-C has interrupted a sampler while it computed its first index, and the sampler's attributes
+#: had already changed.
 _CHANGED = (
     "Ctrl-C interrupted {} while it computed its first index, and changed its state, so this epoch cannot continue: "
     "create the sampler and the loader again, or load a saved state"
@@ -76,7 +77,8 @@ def generators_drawn_by(index_sampler: Any) -> tuple[str, ...]:
 
 
 class IndexOrder:
-    """Draws indices, up to `ahead` of them before the user receives the first batch."""
+    """Draws the indices of an epoch from the sampler: up to `ahead` of them before the user receives the first
+    batch."""
 
     def __init__(self, loader: Any, drawing: Drawing, ahead: int) -> None:
         self._sampler = loader._index_sampler
@@ -98,7 +100,7 @@ class IndexOrder:
         self._epoch: int | None = None
         self._draws = Draws(drawing)
         self._is_kept = False
-        #: The state of a user's sampler before its first index was requested.
+        #: For a user's sampler: its state before the first index was requested.
         self._unread_state: Any = None
 
     def note_random(self) -> None:
@@ -111,8 +113,8 @@ class IndexOrder:
         self._iterator: Iterator[Any] = iterator
         # Indices that were drawn in advance. `draw` returns these indices before it draws new indices.
         self._owed: deque[Any] = deque()
-        #: If Ctrl-C interrupts `draw`, the drawn index stays in `_read` until `drawn` counts it, and then in
-        #: `_counted`.
+        #: If Ctrl-C interrupts `draw`, the drawn index is not lost: it is in `_read` until `drawn` counts it, and in
+        #: `_counted` afterwards.
         self._read = self._counted = _NONE
         #: Whether Ctrl-C has ended the sampler's iterator, because the iterator is a generator.
         self._is_broken = False
@@ -164,8 +166,8 @@ class IndexOrder:
             self._draws.after(number, drawn, indices[early:])
 
     def _note_epoch(self) -> None:
-        """Records the sampler's epoch if no index was requested yet, because some samplers determine the order at the
-        first request."""
+        """If no index was requested yet, records the sampler's epoch, because some samplers determine the order only at
+        the first request."""
         one = self._iterator.inner if isinstance(self._iterator, BatchIndices) else self._iterator
         if one is None or (isgenerator(one) and getgeneratorstate(one) == GEN_CREATED):
             self._epoch = epoch_of(self._sampler)
@@ -206,7 +208,8 @@ class IndexOrder:
         self.drawn, self._counted, self._read = drawn, self._read, _NONE
 
     def _draw_again(self) -> None:
-        """Iterates over the sampler a second time, up to the last drawn index, and draws the next index."""
+        """Creates a new iterator after Ctrl-C has ended the sampler's iterator. Skips the indices that were already
+        drawn, and draws the next index."""
         epoch, before, draws = epoch_of(self._sampler), vars(self).copy(), vars(self._draws).copy()
         set_epoch(self._sampler, self._epoch)
         try:
@@ -260,7 +263,8 @@ class IndexOrder:
     def state_at(
         self, waiting: list[Any], finished: bool, batches: tuple[int, int] | None, in_order: bool = True
     ) -> Callable[[Moment], OrderState]:
-        """Returns a function that creates the state of the order after the last batch that the user received.
+        """Returns a function that creates an `OrderState` with the position after the last batch that the user
+        received.
 
         The function takes the generators' states, and can still be called after the next epoch has begun.
 
@@ -287,8 +291,8 @@ class IndexOrder:
         elif isinstance(self._iterator, (BatchIndices, RandomIndices)):
             iterator = self._iterator.state_before(self._size_of(waiting))
         state = OrderState(given, None, iterator, indices=indices, batch_size=self._size, epoch=epoch)
-        # The state of a `RandomSampler` contains its generator, so the order can be redrawn without the data of
-        # `_with_beginning`.
+        # The state of a `RandomSampler` contains the state of its generator, so the order can be drawn again without
+        # the data that `_with_beginning` adds.
         is_random = type(inner) is RandomSampler and (self._sampler is inner or type(self._sampler) is BatchSampler)
         if self._is_plain or is_random or finished:
             return lambda now: state._replace(generators=encoded(now))
@@ -298,7 +302,7 @@ class IndexOrder:
         return sum(map(len, indices)) if isinstance(self._iterator, BatchIndices) else len(indices)
 
     def _with_beginning(self, state: OrderState, waiting: list[Any]) -> Callable[[Moment], OrderState]:
-        """Adds the data for rereading a sampler from its beginning to `state`: the generators' initial states, the
+        """Adds to `state` the data for rereading a sampler from its beginning: the generators' initial states, the
         number of returned indices, and the recorded draws."""
         if self._is_drawing and self.drawn and not self._is_known and self._draws.is_within():
             raise RuntimeError(_WITHIN_A_DRAW)
@@ -312,8 +316,8 @@ class IndexOrder:
             digest=None if self._is_known or not self.drawn else self._draws.digest,
         )
         encoded, iter_, first = self._drawing.encoded, self._at_iter, self._at_first
-        # If the state is saved while the first index is drawn, or after Ctrl-C in this draw, a resumed sampler repeats
-        # the draw.
+        # While the first index is drawn, or after Ctrl-C has interrupted its draw, a state contains the generators'
+        # states from before the draw, so that a resumed sampler repeats the draw.
         is_within = (self._is_drawing or self._is_cut) and self._read is _NONE
         unread = first if is_within and not self.drawn else None
 
@@ -348,8 +352,8 @@ class IndexOrder:
             self._owed, self._counted = deque([*self._owed, self._counted]), _NONE
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
-        """Adds the last sampler state without unreceived indices to `state`, and returns the generators' states of that
-        moment."""
+        """Adds a recorded state of the sampler to `state`: the last one before any index whose batch the user has not
+        received. Also returns the generators' states at that moment."""
         if not self._kept and self._read is not _NONE:
             self._keep(1)
         if not self._kept:
@@ -366,8 +370,8 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # A resumed sampler repeats its draws since the kept state, so the generators of these draws need their states
-        # of that time.
+        # A resumed sampler repeats the draws after its recorded state. The generators that it used for these draws
+        # therefore get the states that they had then.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 
@@ -381,7 +385,8 @@ class IndexOrder:
         with self._drawing.going_on(now):
             if state.at_iter is None or self._never_ends:
                 self._load(state)
-                # PyTorch's `RandomSampler` keeps its generator, from which `_load` has redrawn the order.
+                # `_load` has drawn the order again from the generator of PyTorch's `RandomSampler`, so this generator
+                # already has the right state.
                 inner = innermost_of(self._sampler)
                 self._drawing.set(now, but=inner.generator if isinstance(inner, TorchRandomSampler) else None)
                 if self._is_kept and self.drawn:
@@ -430,7 +435,7 @@ class IndexOrder:
         if batches is not None:
             samples = samples_in(state.iterator)
             given = given * size if samples is None else samples
-        # An ended sampler may have returned indices that did not fill a batch.
+        # A sampler that has returned all indices may have returned some that did not fill a batch.
         ahead = state.ahead + (size if state.used_up else 0)
         replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))
         self._drawing.set(first)
@@ -470,8 +475,8 @@ class IndexOrder:
             next(self._iterator)
         except StopIteration:
             return
-        # A sampler that returns an index here has begun the next epoch. Loading the state again moves the sampler back
-        # to the end.
+        # If the sampler returns an index here, it has begun its next epoch. The state is loaded a second time to move
+        # the sampler back to its end.
         inner = innermost_of(self._sampler)
         of_batches = state.iterator or {} if isinstance(self._iterator, BatchIndices) else {}
         if is_stateful(self._sampler) and state.sampler is not None:

@@ -5,8 +5,8 @@ Role: a `Collector` receives the workers' batches in turn, and detects exited wo
 command link is full, the main process queues further orders instead of waiting, because the worker may be waiting for
 the main process.
 
-With `PinnedUnits`, only a thread that copies batches to pinned memory receives messages from the workers. The thread
-does not refer to the iterator, so deleting the iterator ends the thread.
+With `PinnedUnits`, a separate thread receives all messages from the workers, and copies the batches to pinned memory.
+The thread does not refer to the iterator, so deleting the iterator ends the thread.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ class _Restarts(Restarts):
 
 
 class WorkerPool(Group):
-    """The workers of an iterator. If there are more shards than workers, the workers exit after one epoch.
+    """The workers of an iterator. If a worker has several shards, because the loaded state has more shards than there
+    are workers, the workers exit after one epoch.
 
     Args:
         owner: a weak reference to the iterator, which sends outstanding orders to the replacement of an exited worker.
@@ -55,15 +56,16 @@ class WorkerPool(Group):
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
         #: Whether workers read only batches that the main process has ordered. If `is_ordered` is False, workers read
-        #: ahead up to the main process's limit. Persistent workers of an iterable dataset wait for orders, too, because
-        #: an abandoned epoch must end with exactly the ordered batches.
+        #: ahead up to a limit that the main process sets. Persistent workers of an iterable dataset also wait for
+        #: orders, because they must read exactly the ordered batches of an epoch that the program abandons.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
         #: For each shard, the unanswered batch requests (orders) as pairs of number and index. `_taken` is the number
-        #: of sent orders; further orders wait for space in the worker's command link.
+        #: of orders that were sent. The main process sends the remaining orders once the worker's command link has
+        #: space.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
@@ -87,7 +89,7 @@ class WorkerPool(Group):
         does not exit."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
-    #: None, because worker processes send the first snapshots in messages; see `LocalPool.told`.
+    #: Is None, unlike `LocalPool.told`, because worker processes send their first snapshots in messages.
     told: ClassVar[None] = None
 
     # -- an epoch ------------------------------------------------------------------------------------
@@ -128,10 +130,12 @@ class WorkerPool(Group):
         return ("epoch", self._epoch, not self.is_ordered, shared_seed, fresh, self._first, starts)
 
     def instruct(self, worker: int, beginning: Sequence[tuple[Any, ...]], received: int) -> None:
-        """Sends the batch requests that an exited worker has not answered to its replacement process.
+        """Sends the batch requests of an exited worker to its replacement process, except requests whose batches have
+        arrived.
 
         Args:
-            worker: the index of the worker; if `is_ordered` is True, also the index of its only shard.
+            worker: the index of the worker. If `is_ordered` is True, this is also the index of the worker's shard,
+                because each worker has only one.
             beginning: the commands that move the replacement process to the position of the exited worker.
             received: the number of entries of `self.orders[worker]` whose batches have already arrived.
         """
@@ -163,8 +167,8 @@ class WorkerPool(Group):
     def _send_orders(self, worker: int) -> None:
         orders = self.orders[worker]
         while (taken := self._taken[worker]) < len(orders):
-            # A worker without unanswered orders awaits the next order, so the main process can wait for space in the
-            # link.
+            # A worker that has answered all its orders is waiting for the next one, so the main process can wait for
+            # space in the link.
             patience = None if taken == 0 else 0.0
             try:
                 self._senders[worker].send_message(self._shown(orders[taken]), patience, None, self._looks[worker])
@@ -179,8 +183,8 @@ class WorkerPool(Group):
         """Waits for a worker's next message and appends it to `hand`, if `hand` is empty.
 
         Args:
-            hand: an empty list, or a list with one unprocessed message. An exception of a signal handler loses no
-                message: `hand` or the next call contains the message.
+            hand: an empty list, or a list with one unprocessed message. If a signal handler raises an exception, the
+                message is not lost: it is in `hand`, or the next call returns it.
 
         Raises:
             WorkerExitedError: a worker process has exited.
@@ -217,7 +221,7 @@ class _Epoch(ReadAhead):
         self.pool, self.device = pool, device
         super().__init__("StatefulDataLoader", _AHEAD, "torchdata-pin-memory", keeps=False)
         self.index = torch.accelerator.current_device_index()
-        #: The error that has ended the epoch, which each later request raises.
+        #: The error that has ended the epoch. Each later request for a batch raises this error.
         self.failure: BaseException | None = None
 
     def close(self) -> None:

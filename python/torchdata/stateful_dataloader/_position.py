@@ -30,10 +30,10 @@ class ReadingPosition(NamedTuple):
         since: the number of batches that were read after the snapshot; for a map-style dataset, their indices.
         ended: whether the dataset had ended.
         digest: a checksum of some samples of the epoch, for an iterable dataset without a state; otherwise None.
-        follows_end: for a snapshot from an epoch's beginning, whether the previous epoch had ended; None for any other
-            snapshot.
+        follows_end: if the snapshot is from the beginning of an epoch, whether the previous epoch had ended; otherwise
+            None.
         then: the generators' states at the beginning of the epoch; only states that differ from `random`.
-        now: the generators' states for recomputing the last `now_since` batches.
+        now: the states that the generators need when the last `now_since` batches are recomputed.
         now_since: the number of batches that were read with the generators `now`.
         unstarted: in a worker, whether the main process took the snapshot before the loader's first epoch.
     """
@@ -65,8 +65,8 @@ class ReadingPosition(NamedTuple):
         return self.follows_end is not None and not self.ended
 
     def of_stream(self, is_own_iterator: bool) -> StreamState:
-        """Returns the position of a dataset. If the dataset is its own iterator, its state may be in
-        `self.iterator`."""
+        """Returns the position of a dataset and its iterator. If the dataset is its own iterator, `self.iterator` may
+        contain its state."""
         is_own = self.dataset is None and is_own_iterator
         own, inner = (self.iterator, None) if is_own else (self.dataset, self.iterator)
         return StreamState(own, inner, not self.begins, bool(self.follows_end or self.ended))
@@ -101,8 +101,8 @@ class OrderState(NamedTuple):
         indices_since: the number of indices that the sampler returned after its state was saved.
         ahead: for a sampler without a state, the number of drawn indices or samples that the user had not received.
         used_up: whether the sampler had returned all indices.
-        draws: for each draw of the sampler after other code had used the generator: the number of earlier indices, and
-            the generators' states.
+        draws: the draws of the sampler before which other code had used the generators. Each entry contains the number
+            of earlier indices, and the generators' states.
         digest: a checksum of the sampler's indices.
         generators: the generators' states when the state was saved, as `encoded` returns them.
         at_iter: the states of the generators when the iterator was created, for a sampler without a position.
@@ -147,15 +147,16 @@ class EpochState(NamedTuple):
     """The state of a loader.
 
     Args:
-        positions: the position of each worker; without workers, only that of the main process. A missing position is
-            None.
+        positions: the position of each worker. Without workers, there is one position, for the main process. A missing
+            position is None.
         workers: the number of workers that share the dataset; 0 for a loader without workers.
         given: the number of batches of the epoch that the user has received.
         unstarted: whether no batch had been read when the state was saved.
         skipped: the counts of skipped samples; None if samples are not skipped.
         base_seed: the seed from which the workers' seeds are derived.
         shared_seed: the epoch's seed for pipes of torch.
-        passing_over: for a state of torchdata 0.11, the number of batches that a resumed loader must read and drop.
+        passing_over: the number of batches that a resumed loader must read and drop; needed for states of torchdata
+            0.11.
         kind: the dataset's kind in PyTorch's loader, map-style or iterable; not contained in a loaded state.
         is_own_iterator: whether an iterable dataset is its own iterator.
     """
@@ -208,8 +209,8 @@ class Progress:
             self.since += 1
 
     def stand(self, frozen: bytes) -> None:
-        """Records a pickled snapshot that the worker has sent. Empty bytes mean that the worker's states have not
-        changed."""
+        """Records a pickled snapshot that the worker has sent. Empty bytes mean that the snapshot would be equal to the
+        worker's previous snapshot."""
         self.since = type(self.since)()
         if frozen:
             self.position = frozen
@@ -234,8 +235,8 @@ class Progress:
         return position._replace(random={name: encoded(one) for name, one in (position.random or {}).items()})
 
     def saved_of_program(self) -> ReadingPosition:
-        """Returns the position in the form of a loader without workers, which began the epoch that the worker
-        resumes."""
+        """Returns the position in the form that a loader without workers saves, because the worker resumes an epoch of
+        such a loader."""
         position = self.reached()
         then = position.random or {}
         now, behind = position.now, position.now_since

@@ -4,8 +4,8 @@ function.
 A `ReadingPosition` contains a snapshot, and the batches that were read after this snapshot (`since`). A resumed reader
 rereads these batches, so a snapshot at each batch is not needed.
 
-A position that is requested while a batch is being read contains an earlier snapshot, because the current state of an
-iterable dataset may already include samples of this batch.
+If a position is requested while a batch is being read, the position contains an earlier snapshot. The dataset's present
+state might already include samples of this batch.
 """
 
 from __future__ import annotations
@@ -71,20 +71,20 @@ class EpochReader:
         self.use(reading)
         self._generators = generators
         self._fetcher: Any = None
-        #: The last snapshot of an iterable dataset. `_since` is the number of batches that the program has received
-        #: after the snapshot `_kept`.
+        #: The last snapshot of an iterable dataset. `_since` is the number of batches after this snapshot that the
+        #: program has received.
         self._kept: ReadingPosition | bytes | None = None
         self._since = 0
         #: The number of batches that were requested from this fetcher. `count` counts the calls of `read` in this
         #: epoch.
         self._fetched = self.count = 0
-        #: `_is_uncounted` is True while `_since` does not count the last batch, which the program may not have
-        #: received. `_is_cut_off` is True if an exception such as KeyboardInterrupt has interrupted a call of `read`.
+        #: `_is_uncounted` is True while the program may not have received the last batch, so that `_since` does not
+        #: count it. `_is_cut_off` is True if an exception such as KeyboardInterrupt has interrupted `read`.
         self._is_over = self._is_uncounted = self._is_cut_off = False
-        #: A batch that was read before Ctrl-C interrupted `read`.
+        #: A batch that was read, but not returned, because Ctrl-C interrupted `read`.
         self._held: Any = _NONE
         self._keeps, self._cadence = False, SnapshotCadence(_KEPT_EVERY)
-        #: The clock that measures batches. `_timed_next` is the number of the next batch to measure.
+        #: The clock that times some of the batches. `_timed_next` is the number of the next batch to time.
         self._clock: BatchClock | None = None
         self._timed_next = _NEVER
 
@@ -95,7 +95,7 @@ class EpochReader:
 
     def use(self, reading: ReadingSettings) -> None:
         self.reading, self._back = reading, None
-        #: The dataset, or an adapter that saves the dataset's position.
+        #: The object from which samples are read: the dataset, or an adapter that saves the dataset's position.
         self._source = reading.dataset
         if reading.is_iterable:
             self._source = source_of(reading.dataset, lambda: reading.shared_seed)
@@ -149,8 +149,8 @@ class EpochReader:
         self._held = _NONE
         random = position.random or {}
         set_all(random)
-        # Loading a dataset's state may set the global generators. A state from before the first epoch would set the
-        # main process's generators in a worker, so such changes are undone.
+        # Loading a dataset's state may set the global generators. If the state is from before the first epoch, it
+        # contains generators of the main process, which a worker must not use. The changes are then undone.
         with put_back_afterwards(GLOBAL if position.ended or (position.unstarted and not position.begins) else ()):
             self._fetcher = None
             if not position.ended or position.has_state:
@@ -180,8 +180,8 @@ class EpochReader:
             self._fetcher.is_generator = isinstance(self._stream.iterator, GeneratorType)
 
     def _complain(self, since: Any, is_noise: bool) -> None:
-        """Raises ValueError because the reread samples differ from the samples of the saved run. If the items may
-        differ only by random numbers (`is_noise`), issues a warning."""
+        """Reports that reread samples differ from the samples of the saved run. Raises ValueError, but only issues a
+        warning if the samples may differ by random numbers (`is_noise`)."""
         if is_noise:
             warn_outside(
                 f"the samples of the first {since} batches have other numbers than when the state was saved. If these "
@@ -232,15 +232,16 @@ class EpochReader:
             finally:
                 self._held = _NONE
         if position.digest is not None and self.digest not in (None, position.digest):
-            # If the dataset draws from a global generator, reread samples may differ, because the program also draws
-            # from this generator.
+            # If the dataset draws from a global generator, reread samples may differ from the original samples, because
+            # the program draws from the same generator.
             draws = before != [*map(mark_of, GLOBAL)]
             self._complain(since, draws or SampleDigest.differ_in_numbers_alone(position.digest, self.digest or 0))
 
     # -- reading -------------------------------------------------------------------------------------
 
     def read(self, index: Any) -> Any:
-        """Returns the batch of an index, or an iterable dataset's next batch; `NOTHING` if all samples were skipped."""
+        """Returns the batch for an index, or the next batch of an iterable dataset; `NOTHING` if all its samples were
+        skipped."""
         self.count_last()
         self._is_cut_off = True
         try:
@@ -289,8 +290,8 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program has received the last batch. If False, the position is from before the last
-            batch.
+            is_given: whether the program has received the last batch. If it has not received this batch, the returned
+            position is from before the batch.
         """
         if self._back is not None:
             return self._back
@@ -306,7 +307,7 @@ class EpochReader:
         return state if is_exact else state._replace(digest=None, ended=False)
 
     def took(self, position: ReadingPosition | bytes) -> None:
-        """Records a snapshot, which must be pickled or contain copied states."""
+        """Records a snapshot of the present position. The snapshot must be pickled, or contain copies of the states."""
         if self._back is not None or self._is_cut_off:
             return
         if self.reading.is_iterable and (self.count or self.has_ended):
@@ -349,5 +350,5 @@ class EpochReader:
 
 
 def _mark_of_generators() -> Callable[[], None]:
-    """Returns a function that resets the global generators to the states that they have now."""
+    """Returns a function that sets the global generators back to their present states."""
     return partial(set_all, {name: read(name) for name in GLOBAL})

@@ -4,8 +4,8 @@ Role: as in PyTorch's loader, the indices of all prefetched batches are drawn wh
 batch draws another index.
 
 `RestartingIterator` replaces workers that exit or hang. A replacement process loads the worker's last snapshot, rereads
-the batches that were received afterwards, and receives the unanswered orders. A worker that exits before its first
-batch of an epoch has sent no snapshot of this epoch. Its replacement first repeats the previous epoch.
+the batches that were received afterwards, and receives the unanswered orders. If a worker exits before it has sent a
+batch of an epoch, there is no snapshot of this epoch. Its replacement then repeats the previous epoch first.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# The first use of `record_function` imports a module. During an epoch, this import would hide shared open files from
-# `processes/positions.py`.
+# The first use of `record_function` imports a module. This happens here, because an import reads files, and during an
+# epoch, `processes/positions.py` would then detect no shared open files.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 
@@ -106,8 +106,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _start(self, loader: Any, state: EpochState | None) -> None:
         if state is None or state.is_over:
-            # PyTorch's loader creates the sampler's iterator twice, and draws two seeds for pipes, but uses only the
-            # first seed. This code repeats these draws, so that the random numbers are equal.
+            # PyTorch's loader creates the sampler's iterator twice, and draws two seeds for pipes, of which it uses the
+            # first. This code does the same, so that later random numbers are equal.
             seed = self._shared_seed
             self._begin_again(loader, True)
             if not self._lives_on:
@@ -151,8 +151,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return found
 
     def _position_of_program(self, position: ReadingPosition | None, state: EpochState) -> ReadingPosition | None:
-        """Converts a position of the main process for a worker. The worker recomputes earlier batches with the
-        generators' states from the beginning of the epoch."""
+        """Converts a position that was saved in the main process to a position for a worker. The worker recomputes the
+        preceding batches with the generators' states from the beginning of the epoch."""
         if position is None:
             return None
         now = {name: decoded(name, one) for name, one in (position.random or {}).items()}
@@ -178,12 +178,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 progress.load(position)
         self._is_stateful = any(is_stateful(one) for one in (reading.dataset, reading.collate_fn))
         tells = reading.is_iterable or self._is_stateful or self._has_begun
-        #: Workers without a message in this epoch, whose positions the main process may not know.
+        #: The workers that have sent no message in this epoch, so that the main process may not know their positions.
         self._unheard = set(range(self._num_workers)) if tells else set()
         self._has_begun = True
         self._is_cut_off = False
         self._hand: list[Any] = []
-        # Messages that arrived while `state_dict()` waited for workers; they are processed before new messages.
+        # Messages that `state_dict()` received while it waited for workers. They are processed before later messages.
         self._held: deque[Any] = deque()
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
@@ -256,8 +256,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         return worker, number, batch, news
 
     def _hand_over(self) -> tuple[Any] | None:
-        """Processes the next message. Returns the message's batch as a 1-tuple, or None if the message contains no
-        batch. `HandingIterator` defers signals while this method runs."""
+        """Processes the next message. Returns a tuple with the message's batch, or None if the message contains no
+        batch. The base class `HandingIterator` defers signals while this method runs."""
         if self._successor is not None:
             return (self._hand.pop(),)
         self._is_cut_off = True
@@ -350,7 +350,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._units.shutdown()
 
     def _shutdown_workers(self) -> None:
-        """Implements a method of PyTorch's iterator that trainers call."""
+        """Stops the workers. This method of PyTorch's iterator is private, but trainers call it."""
         self.shutdown()
 
 
@@ -360,8 +360,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 class RestartingIterator(WorkersIterator):
     """Replaces workers that exit.
 
-    The pinning thread may replace a worker while another thread sends orders, so attributes that both threads use are
-    modified only under the lock for sending.
+    The thread that pins memory may replace a worker while another thread sends orders. Both threads therefore hold the
+    lock for sending when they modify common attributes.
     """
 
     #: For each worker, the snapshot from which the worker began this epoch, and the commands that repeat its earlier
@@ -385,8 +385,8 @@ class RestartingIterator(WorkersIterator):
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
-        """Returns what moves a new process to a worker's position: the commands for earlier epochs, the snapshot,
-        whether it is from between two epochs, and the indices to reread."""
+        """Returns the data that move a new process to a worker's position: the commands that repeat earlier epochs, the
+        snapshot, whether the snapshot is from between two epochs, and the indices to reread."""
         progress, (position, before) = self._progress[worker], self._beginnings[worker]
         if progress.position is not None:
             return [], progress.reached(), False, []
@@ -394,7 +394,8 @@ class RestartingIterator(WorkersIterator):
         return before, position, self._fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns commands that repeat a worker's last epoch in a new process, with unanswered orders."""
+        """Returns commands that repeat a worker's last epoch in a new process, including the orders that the worker has
+        not answered."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
@@ -407,7 +408,7 @@ class RestartingIterator(WorkersIterator):
         """Moves a replacement process to the position of the exited worker.
 
         Args:
-            accounts: the number and the checksum of the messages of each shard that were received in this epoch.
+            accounts: for each shard, the number and the checksum of the messages that were received in this epoch.
         """
         shards = self._pool.members.shards_of(worker)
         starts = []

@@ -50,7 +50,7 @@ class EpochStart:
     Args:
         position: the snapshot to load; None for the beginning.
         account: the number and the checksum of the messages that the main process has received from a failed worker.
-        again: the indices that are reread after the snapshot was loaded.
+        again: the indices of the batches that are reread after the snapshot was loaded.
     """
 
     position: Any
@@ -60,15 +60,16 @@ class EpochStart:
 
 
 class News(NamedTuple):
-    """The data that a worker may send in addition to a batch.
+    """Data that a worker sends together with a batch, or instead of a batch.
 
     Args:
         before: the pickled snapshot from before the batch, or None.
         after: the pickled snapshot from after the batch, or None.
         failure: the error that was raised instead of returning the batch.
-        seen: the number of samples of the batch, including skipped samples; None for the requested number.
+        seen: the number of samples of the batch, including skipped samples; None if this is the requested number.
         empty: whether all samples were skipped, so that there is no batch.
-        digest: a checksum of some samples of this epoch, for a dataset without a state; None if unchanged.
+        digest: for a dataset without a state, a checksum of some samples of this epoch; None if the checksum has not
+            changed.
     """
 
     before: bytes | None = None
@@ -124,8 +125,8 @@ class ShardReader:
         return error if self.worker is None else describe(error, self.worker.setup.name)
 
     def work_off(self, indices: list[Any]) -> None:
-        """Reads the ordered batches of an epoch that the program has abandoned. As in PyTorch, the dataset's next epoch
-        thus does not depend on this worker's speed."""
+        """Reads the batches that were ordered in an epoch before the program abandoned it. As in PyTorch, the dataset's
+        next epoch then does not depend on the worker's speed."""
         if self.reader is None or self.failure is not None:
             return
         for index in indices:
@@ -138,8 +139,9 @@ class ShardReader:
         """Begins or resumes an epoch.
 
         Args:
-            iterates: whether the shard reads an iterable dataset ahead, without orders.
-            fresh: whether a new epoch begins after loading the snapshot; if False, the snapshot's epoch continues.
+            iterates: whether the shard reads ahead in an iterable dataset, without waiting for orders.
+            fresh: whether a new epoch begins after the snapshot was loaded; otherwise, the epoch of the snapshot
+                continues.
         """
         position, again = start.position, start.again
         batches = Batches(self, iterates)
@@ -276,13 +278,13 @@ class Job(Program):
     base_seed: int
     persistent: bool
     every: int = 1
-    #: The number of shards; 0 if the worker resumes an epoch of a loader without workers. Such a worker has copies of
-    #: the main process's generators, and no worker info.
+    #: The number of shards; 0 if the worker resumes an epoch of a loader without workers. In the second case, the
+    #: worker has copies of the main process's generators, and no worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     lasts_one_epoch: bool = False
-    #: Copies the dataset and the functions for a process with several shards. If `copies` is not None, `reading`
-    #: contains no dataset and no functions.
+    #: Makes copies of the dataset and the functions, for a process that runs several shards. If `copies` is not None,
+    #: `reading` contains neither the dataset nor functions.
     copies: Copies | None = None
 
     def copied(self) -> Job:
@@ -304,7 +306,8 @@ class Job(Program):
     def exit_error(
         cls, process: ChildProcess, worker: int | None, text: str | None = None, item: int | None = None
     ) -> WorkerExitedError:
-        """Returns the error for an exited worker, in PyTorch's words, which programs match."""
+        """Returns the error for an exited worker. The message contains PyTorch's words, because existing programs
+        search for them."""
         error = super().exit_error(process, worker, text, item)
         text = f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: {error}"
         if process.exitcode is not None and process.exitcode < 0:
@@ -316,7 +319,7 @@ class Batches(Iterator[Unit]):
     """Yields the messages of a shard in one epoch. The engine sends these messages to the main process.
 
     Args:
-        iterates: whether the shard reads an iterable dataset ahead, without orders.
+        iterates: whether the shard reads ahead in an iterable dataset, without waiting for orders.
     """
 
     def __init__(self, shard: ShardReader, iterates: bool) -> None:
@@ -326,7 +329,7 @@ class Batches(Iterator[Unit]):
         self._order = NO_ORDER
         #: Data to send in the next message, in addition to the batch. `_brought` is the `News` of the last message.
         self.news = self._brought = NO_NEWS
-        #: `_takes_positions` is True if snapshots contain the state of the dataset.
+        #: `_takes_positions`: whether snapshots contain the state of the dataset.
         self.is_over = self._takes_positions = False
         self._cadence = SnapshotCadence(shard.job.every) if shard.failure is None else SnapshotCadence(1)
         #: The earliest time of the next snapshot or the next check of the random generators.
@@ -335,12 +338,12 @@ class Batches(Iterator[Unit]):
         self._digest: int | None = None
 
     def begin(self, reader: EpochReader, went_on: bool, told: bool = False) -> None:
-        """Takes a snapshot for the first message, if the main process may need one.
+        """Takes a snapshot and sends it with the first message, if the main process may need it.
 
         Args:
-            went_on: whether the epoch resumes from a position that the main process has sent.
-            told: whether the failed worker has sent messages of this epoch. The main process may not have processed
-                these messages, and would assign the snapshot to a wrong batch.
+            went_on: whether the epoch resumes from a position. The main process already knows this position.
+            told: whether this worker replaces a failed worker that has sent messages of this epoch. If so, no snapshot
+                is taken, because the main process might assign it to a wrong batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
@@ -400,7 +403,7 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _ordered(self) -> Any:
-        """Returns the index of the next order. A command that is not an order ends the epoch."""
+        """Waits for the next order, and returns its index. If another command arrives instead, the epoch ends."""
         worker = self._shard.worker
         assert worker is not None
         order = worker.child.next_command()

@@ -1,6 +1,6 @@
 """PyTorch's `DataLoader` on this package's engine, with a state that can be saved at any batch.
 
-Role: PyTorch's class provides the constructor, and the attributes with their checks. This package provides the
+Role: PyTorch's class provides the constructor and the attributes, and checks their values. This package provides the
 iterators (`_in_process`, `_with_workers`).
 """
 
@@ -68,12 +68,12 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         dataset: a map-style or iterable dataset.
         batch_size: the number of samples per batch; None returns single samples.
         shuffle: whether to read a map-style dataset in random order.
-        sampler: an iterable of indices, instead of `shuffle`. A set is sorted, because different processes may iterate
-            over a set in different orders.
+        sampler: an iterable of indices, instead of `shuffle`. If it is a set, the indices are sorted, because different
+            processes may iterate over a set in different orders.
         batch_sampler: an iterable of lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: the number of worker processes; 0 reads in the main process.
         collate_fn: a function that turns a list of samples into a batch.
-        pin_memory: whether to copy batches to pinned memory, in a thread if there are workers.
+        pin_memory: whether to copy batches to pinned memory. If there are workers, a thread makes the copies.
         drop_last: whether to drop a shorter last batch.
         timeout: the maximum number of seconds to wait for a batch from a worker; 0 for no limit.
         worker_init_fn: a function that is called in each worker with its number after seeding.
@@ -84,9 +84,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         pin_memory_device: deprecated by PyTorch.
         in_order: whether batches are returned in the order of their indices. With `in_order=False`, batches are
             returned as soon as they are ready.
-        snapshot_every_n_steps: the number of batches between snapshots of datasets and samplers. A state is
-            nevertheless exact at each batch, because a resumed loader rereads and drops the batches after the snapshot.
-            Snapshots that take long are taken less often.
+        snapshot_every_n_steps: the number of batches between snapshots of datasets and samplers. A state is exact even
+            between two snapshots, because a resumed loader rereads and drops the batches after the snapshot. Snapshots
+            that take long are taken less often.
         on_worker_exit: what happens if a worker process exits. "error" raises `WorkerExitedError`. "restart" replaces
             the worker, issues a `RuntimeWarning`, and continues: no batch is lost or repeated, and the order does not
             change. The new worker rereads batches after the last snapshot. The third consecutive exit at the same batch
@@ -99,17 +99,17 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         patience: with `on_timeout="restart"`, the time limit for busy workers in seconds, instead of `timeout`. A
             worker is busy if its threads have run or waited for a processor for at least a tenth of the last
             `timeout / 2` seconds. With `patience=None`, `timeout` applies to all workers.
-        on_error: what happens to a sample if `dataset[index]` or `__getitems__` raises. "raise" raises the exception,
-            and the batch is lost. "skip" omits the sample, which makes the batch shorter; an empty batch is not
-            returned. If `__getitems__` raises, `__getitems__` is called again for each index of the batch. If
-            `__next__` of an iterable dataset's iterator raises, `__next__` is called again. A generator ends when it
-            raises, so a dataset is refused if its `__iter__` is a generator function. Exceptions of `collate_fn`,
-            `MemoryError`, `KeyboardInterrupt`, `SystemExit` and worker exits are never skipped. The state contains the
-            number of skipped samples per kind of exception, and a `RuntimeWarning` reports these numbers after an
-            epoch.
+        on_error: what happens if `dataset[index]` or `__getitems__` raises an exception. With "raise", the exception is
+            raised, and the batch is lost. With "skip", the sample is omitted, so the batch becomes shorter; empty
+            batches are not returned. If `__getitems__` raises, `__getitems__` is called again for each index of the
+            batch. If `__next__` of an iterable dataset's iterator raises, `__next__` is called again. A generator ends
+            when it raises, so a dataset is refused if its `__iter__` is a generator function. Exceptions of
+            `collate_fn`, `MemoryError`, `KeyboardInterrupt`, `SystemExit` and worker exits are never skipped. The state
+            contains the number of skipped samples per kind of exception, and a `RuntimeWarning` reports these numbers
+            after an epoch.
         error_limit: the number (or, as a float, the fraction) of samples that all workers together may skip per epoch
-            before `TooManySkipped` is raised; None for no limit. A fraction is checked from the 100th sample on and at
-            the end of the epoch.
+            before `TooManySkipped` is raised; None for no limit. A fraction is not checked before the 100th sample,
+            except at the end of the epoch.
         error_log: the path of a file; a JSON line is appended for each skipped sample of a returned batch: `epoch` (of
             this loader, from 0), `worker` (its number, or null), `dataset` (your code that reads samples, with its file
             and line), `index`, `error`, `message` and `notes`. For an iterable dataset, `index` is the number of the
@@ -118,10 +118,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         stats: how often batches are timed. "counts" times a few batches, which costs less than 1 % of the time; "full"
             times every batch. With `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it
             is not set. See `stats()`.
-        wait_warning: the fraction of an epoch that the program may spend waiting for batches. The first epoch of at
-            least 10 seconds that exceeds `wait_warning` issues a `RuntimeWarning`, which names the slow function with
-            its file and line. `wait_warning=None` or the environment variable `TORCHDATA_WAIT_WARNING=0` disables the
-            `RuntimeWarning`.
+        wait_warning: the fraction of an epoch that the program may spend waiting for batches. A `RuntimeWarning` is
+            issued for the first epoch of at least 10 seconds that exceeds this fraction. It names the slow function
+            with its file and line. `wait_warning=None` or the environment variable `TORCHDATA_WAIT_WARNING=0` disables
+            the `RuntimeWarning`.
     Raises:
         ValueError: arguments are out of range, or exclude each other.
         TypeError: `multiprocessing_context` is not valid, or `error_limit` is not a number.
@@ -206,8 +206,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.error_log = None if error_log is None else os.fspath(error_log)
         #: The number of epochs that have begun, which is written to `error_log`.
         self._epochs_begun = 0
-        # Samplers of this package replace PyTorch's samplers without changing the order. `vars` bypasses a check of
-        # PyTorch's loader, which refuses new samplers.
+        # Samplers of this package replace PyTorch's samplers without changing the order. They are set through `vars`,
+        # because PyTorch's loader refuses the assignment of a sampler.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
@@ -215,9 +215,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             own["batch_sampler"] = BatchSampler(self.sampler, self.batch_size or 1, self.drop_last)
         self._loaded: Any = None
         self._is_strict = True
-        #: While an epoch begins, the state from before the epoch, and the generators' states at that time. If the
-        #: epoch's beginning fails, None replaces these states, so that a saved state contains the generators' current
-        #: states.
+        #: While an epoch begins: a function that creates the state from before the epoch, and the generators' states at
+        #: that time. If the beginning of the epoch fails, the generators' states become None, so that a state contains
+        #: their current states.
         self._before: tuple[StateAt, Moments | None] | None = None
         #: The generators for orders and seeds.
         self._drawing = Drawing(self, generators_drawn_by(self._index_sampler))
@@ -236,8 +236,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         last = self._iterator
         is_kept = last is not None and self.persistent_workers and not last.is_inherited()
         if last is not None and is_kept and last.lasts_one_epoch:
-            # These workers cannot read another epoch, because the loaded state is from another number of workers. After
-            # a finished epoch, new workers resume from the state at the end of this epoch.
+            # The loaded state was saved with another number of workers, so these workers can read only the resumed
+            # epoch. Once it is finished, new workers resume from the state at its end.
             if last.is_finished:
                 self.load_state_dict(self.state_dict())
                 return iter(self)
@@ -260,8 +260,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         return self._iterator
 
     def _state_at(self) -> StateAt:
-        """Returns a function that creates the current state. The function can still be called while the next epoch
-        begins."""
+        """Returns a function that creates the loader's present state. The function can also be called later, while the
+        next epoch begins."""
         if self._before is not None:  # beginning an epoch has failed
             return self._before[0]
         last = self._iterator
@@ -292,8 +292,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state after the last batch that the program received; after `load_state_dict`, the loaded state.
 
-        `torch.save` can write the state and `torch.load(weights_only=True)` can read it, if they can write and read the
-        states of your dataset and samplers. Calling `state_dict` changes nothing.
+        `torch.save` and `torch.load(weights_only=True)` support this state if they support the states of your dataset
+        and samplers. Calling `state_dict` changes nothing.
         """
         if self._loaded is not None:
             return copied(self._loaded)  # type: ignore[no-any-return]
@@ -312,15 +312,16 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     def load_state_dict(self, state_dict: dict[str, Any], *, strict: bool = True) -> None:
         """Makes the next loop resume from a saved state of this package, or of torchdata 0.8 to 0.11.
 
-        The number of workers may differ from the number in the saved run. Until the epoch ends, `get_worker_info` shows
-        an iterable dataset the number of workers in the saved run, not in this loader. If the loader has fewer workers,
-        a process reads several copies of the dataset, which must be picklable. Persistent workers are stopped. An
-        existing iterator also resumes from the state if it has returned no batch. If an existing iterator has returned
-        a batch, its next batch raises `RuntimeError`.
+        The number of workers may differ from the number in the saved run. Until the epoch ends, `get_worker_info`
+        returns the number of workers in the saved run to an iterable dataset. If this loader has fewer workers than the
+        saved run, a process reads several copies of the dataset, so the dataset must be picklable. Persistent workers
+        are stopped. An existing iterator also resumes from the state if it has returned no batch. If an existing
+        iterator has returned a batch, its next batch raises `RuntimeError`.
 
         For a state from within an epoch, the next loop raises `ValueError` unless the sampler's class, the length of a
         map-style dataset and the number of ranks are the same as in the saved run. If the state was saved before the
-        first batch of the epoch, the epoch starts over instead. The loop warns if the state belongs to another rank.
+        first batch of the epoch, these may differ, and the epoch starts over. The loop warns if the state belongs to
+        another rank.
 
         Args:
             state_dict: a result of `state_dict`; with an empty dict, the next loop begins an epoch.
@@ -334,7 +335,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         """
         if state_dict != {}:
             state = parse(state_dict)
-            # With a state from between two epochs, the program may have set the next epoch's number already.
+            # If the state is from between two epochs, the program may already have set the number of the next epoch,
+            # which is kept.
             if not (state.is_over and epoch_of(self._index_sampler)):
                 set_epoch(self._index_sampler, state.order.epoch)
         self._drawing.loaded()

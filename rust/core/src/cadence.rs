@@ -4,10 +4,11 @@ use std::time::{Duration, Instant};
 
 use crate::sampled_clock::SampledClock;
 
-/// Schedules snapshots. The pause after a snapshot is `factor` times the cost of the snapshot, but at least
-/// `most_often`.
+/// Schedules snapshots. The pause after a snapshot is `factor` times the cost of the snapshot, but at least the
+/// duration `most_often`.
 ///
-/// The cost is the shortest duration of the last three snapshots, because the operating system may suspend a process.
+/// The cost is the shortest duration of the last three snapshots, because a duration may include a time in which the
+/// operating system ran other processes.
 #[derive(Debug)]
 pub struct Cadence {
     most_often: Duration,
@@ -20,11 +21,12 @@ pub struct Cadence {
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
-/// Only this fraction of the first two snapshots' time counts, because code that runs for the first time is slow.
+/// The cost of the first two snapshots is only this fraction of their duration, because code that runs for the first
+/// time is slow.
 const EARLY: f64 = 0.02;
 
-/// Snapshots that take longer than `CHEAP` seconds cost extra, because copying a large state slows down other
-/// processes.
+/// The part of a snapshot's duration beyond `CHEAP` seconds has a higher weight, because copying a large state slows
+/// down other processes.
 const CHEAP: f64 = 0.001;
 const DEAR: f64 = 4.0;
 

@@ -1,4 +1,4 @@
-//! Errors of shared memory, and of the links between processes that use this memory.
+//! Defines the errors of shared memory and of the links between processes.
 
 use std::io;
 use std::path::PathBuf;

@@ -2,12 +2,12 @@
 //!
 //! Large buffers have no full checksum, because computing a full checksum would cost as much as copying the buffer.
 
-/// With this odd factor, the check bits of a value change if only one byte of the value changes.
+/// This odd factor ensures that a change within one byte of a value also changes the check bits.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
-/// A constant that makes erased memory (zeros) count as damaged.
+/// This constant ensures that erased memory (zeros) is detected as damaged.
 const NOT_ZERO: u64 = 0x5bd1;
-/// Without the keys, the product of two zero words would be zero. `STEPS` changes the keys after each pair of words, so
-/// that the checksum depends on the order of words.
+/// Words are combined with these keys, because the product of two zero words would be zero. `STEPS` changes the keys
+/// after each pair of words, so that the checksum depends on the order of words.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
@@ -16,7 +16,8 @@ const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
 /// Returns a word with the lower 48 bits of `value`, and 16 check bits in the upper bits.
 ///
-/// [`open`] detects every change within one byte of a sealed word, and 65535 of 65536 other changes.
+/// [`open`] detects every change that is limited to one byte of a sealed word. Of all other changes, 1 in 65536 is not
+/// detected.
 #[inline]
 pub const fn seal(value: u64) -> u64 {
     let value = value & SEALED;
@@ -29,7 +30,7 @@ pub const fn open(word: u64) -> Option<u64> {
     if seal(word) == word { Some(word & SEALED) } else { None }
 }
 
-/// Returns the complete value of a word from [`seal`], or None if the word is damaged.
+/// Returns the value whose lower 48 bits are in `word`, or None if the word is damaged.
 ///
 /// The value must be at least `known` and less than `known` + 2^48.
 #[inline]
@@ -56,7 +57,7 @@ pub(crate) struct Checksum {
 }
 
 impl Checksum {
-    /// The checksum covers the position in the ring, so that a message from an earlier lap of the ring is invalid.
+    /// The checksum includes the position, so that an old message at the same place in the ring is invalid.
     #[inline]
     pub fn at(position: u64) -> Self {
         Self { sum: 0, keys: KEYS }.words(position, 0)

@@ -59,8 +59,8 @@ impl RoundRobin {
         self.ended.len()
     }
 
-    /// Returns the current peer if `ready` returns true for this peer. Without strict order, switches to the first peer
-    /// that is ready.
+    /// Returns the peer whose turn it is, if `ready` returns true for this peer. If the order is not strict, another
+    /// peer that is ready can get the turn.
     ///
     /// The caller must call [`advance`](Self::advance) after taking the item of the returned peer.
     #[inline]

@@ -39,7 +39,7 @@ impl MersenneTwister {
         word ^ (word >> 18)
     }
 
-    /// Returns a random number below `limit`. Like Python, the method draws a new number while the number is too large.
+    /// Like Python, the method draws random numbers until a number is below `limit`.
     fn below(&mut self, limit: u32) -> u32 {
         let spare = limit.leading_zeros();
         loop {

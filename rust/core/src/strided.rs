@@ -9,7 +9,8 @@ struct Axis {
 const ONE: Axis = Axis { count: 1, stride: 0 };
 
 const LONGEST_GROUP: usize = 8;
-/// The maximum number of groups that are copied together, so that their data fits into the processor's cache.
+/// The maximum number of groups of elements that are copied together, so that the groups fit into the processor's
+/// cache.
 const BLOCK: usize = 1024;
 
 /// The layout of the elements of an array in memory.
@@ -89,8 +90,8 @@ impl Strided {
     }
 
     /// # Safety
-    /// The axes `around` and the inner axes describe elements with `len` bytes, for which the conditions of `copy` must
-    /// hold.
+    /// The axes `around` and the inner axes must describe `len` bytes of elements. The conditions of `copy` must hold
+    /// for these elements.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
             // SAFETY: without outer axes, the elements form a line, for which the caller guarantees the conditions.
@@ -108,7 +109,7 @@ impl Strided {
     unsafe fn copy_line(&self, from: *const u8, to: *mut u8) {
         let Self { line, group, run, .. } = *self;
         let bytes = group.count * run;
-        // For small groups, one loop that copies the same element of many groups is faster.
+        // If groups are small, one loop for each element of a group is faster than one loop for each group.
         for start in (0..line.count).step_by(BLOCK) {
             let count = BLOCK.min(line.count - start);
             for element in 0..group.count {

@@ -27,7 +27,7 @@ unsafe fn fill_buffer(
     if done == 0 { Ok(()) } else { Err(Python::attach(PyErr::fetch)) }
 }
 
-/// Owns the memory of a received array: a block in the sending process's arena.
+/// Owns the memory of a received array, which is a block in the sending process's arena.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct LeasedBuffer(pub Arc<Lease>);
 
@@ -44,7 +44,7 @@ impl LeasedBuffer {
     }
 }
 
-/// Owns the memory of an array from `torchdata.empty`: a block in this process's arena.
+/// Owns the memory of an array from `torchdata.empty`, which is a block in this process's arena.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ArenaBuffer {
     pub block: Arc<Block>,
@@ -72,8 +72,8 @@ pub fn bytes_in_place<'py>(memory: &Bound<'py, PyAny>, room: usize) -> PyResult<
     let buffer = PyBuffer::<u8>::get(memory)?;
     let refusal = || PyBufferError::new_err("the buffer has no room for the header and the final zero of the object");
     let len = buffer.len_bytes().checked_sub(room).and_then(|rest| rest.checked_sub(1)).ok_or_else(refusal)?;
-    // The header of a `bytes` object differs between releases of Python, so the header is copied from `model`, a
-    // temporary object of equal length. The contents of `model` are never touched, so they use no physical memory.
+    // The header of a `bytes` object differs between releases of Python, so it is copied from `model`. This temporary
+    // object has the same length. The contents of `model` are never touched, so they use no physical memory.
     // SAFETY: if the argument is NULL, the call leaves the contents uninitialized. `len` fits into a Py_ssize_t,
     // because a buffer has at most isize::MAX bytes.
     let model = unsafe {

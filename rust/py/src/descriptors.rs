@@ -24,8 +24,8 @@ pub fn take_fd(fd: i32) -> PyResult<OwnedFd> {
     Ok(copy)
 }
 
-/// A file descriptor that is closed with the last reference to this object. Closing runs no Python code, because a
-/// signal handler could interrupt a `__del__` method by an exception.
+/// A file descriptor that is closed with the last reference to this object. The descriptor is not closed by a `__del__`
+/// method, because a signal handler could raise an exception inside this method.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct OwnedDescriptor(Mutex<Option<OwnedFd>>);
 

@@ -1,8 +1,8 @@
 //! Waits for events without the GIL, in a series of short sleeps (slices). Python's signal handlers run between two
 //! slices.
 //!
-//! If a signal handler raises an exception, the wait ends with this exception. An event that occurs after the exception
-//! ends the next wait immediately.
+//! If a signal handler raises an exception, the wait ends with this exception. If the event occurs after this
+//! exception, the next wait ends immediately.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// The durations of short sleeps (slices) in waits for an event that always ends the sleep.
+    /// The slices of a wait for an event that always ends the current sleep.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// The durations of short sleeps (slices) in waits for an event that usually ends the sleep. The first slice is
-    /// short, because a fast producer that becomes slow may not wake up the consumer.
+    /// The slices of a wait for an event that usually ends the current sleep. The first slice is short, because a fast
+    /// producer that suddenly becomes slow may omit a wake-up.
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }
@@ -56,7 +56,7 @@ pub fn wait(
     }
 }
 
-/// Waits like `wait`, but for an event that does not end a sleep.
+/// Waits like `wait`, but for an event that does not wake up this thread.
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

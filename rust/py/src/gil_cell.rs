@@ -20,7 +20,7 @@ use pyo3::prelude::*;
 pub struct GilCell<T>(Cell<T>);
 
 // SAFETY: only one thread at a time has the interpreter token that `with` requires, and closures passed to `with` never
-// release the GIL. If a closure released the GIL, the `RefCell` would refuse other threads.
+// release the GIL. If a closure released the GIL, an access by another thread would make the `RefCell` panic.
 #[cfg(not(Py_GIL_DISABLED))]
 unsafe impl<T: Send> Sync for GilCell<T> {}
 

@@ -1,7 +1,7 @@
 //! Looks up NumPy's C API, a table of pointers, when an array or scalar is first used.
 //!
-//! The lookup in the `numpy` crate panics if it fails, and takes a lock, which a forked child may inherit in locked
-//! state. This module repeats a failed lookup in the next call.
+//! This module does not use the lookup of the `numpy` crate, which panics after a failure. That lookup also takes a
+//! lock, which a forked child may inherit in locked state. This module repeats a failed lookup in the next call.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -24,8 +24,8 @@ static SECOND: AtomicBool = AtomicBool::new(false);
 
 const SECOND_FEATURES: c_uint = 0x12;
 
-/// The first fields of a built-in dtype in NumPy 2 (`_PyArray_LegacyDescr` in NumPy's headers): the object header, the
-/// fields that all dtypes have, and the pointers `subarray`, `fields`, `names` and `c_metadata`.
+/// The first fields of a built-in dtype in NumPy 2 (`_PyArray_LegacyDescr` in NumPy's headers). The pointers are
+/// `subarray`, `fields`, `names` and `c_metadata`.
 #[repr(C)]
 struct SecondDescr(ffi::PyObject, DescrFields, [*mut c_void; 4]);
 
@@ -95,7 +95,8 @@ impl NumPy {
         unsafe { self.0.as_ptr().add(index).cast::<T>().read() }
     }
 
-    /// Returns the dtype with this type number. If `own` is true, the dtype is a new object that the caller may change.
+    /// Returns the dtype with the type number `number`. If `own` is true, the dtype is a new object that the caller may
+    /// change.
     ///
     /// # Safety
     /// `number` is the type number of a built-in dtype.
@@ -134,7 +135,8 @@ impl NumPy {
         }
     }
 
-    /// Returns the unit of a dtype of times, or NULL if this version of NumPy stores the unit elsewhere.
+    /// Returns the unit of a `datetime64` or `timedelta64` dtype, or NULL if this version of NumPy stores the unit
+    /// elsewhere.
     ///
     /// # Safety
     /// `dtype` is an existing `datetime64` or `timedelta64`.

@@ -70,8 +70,8 @@ impl PyReplacing {
         self.0.wanted(&dead, &ended)
     }
 
-    /// Returns (number of exits at the child's current item, whether this exit is new, whether the loader must give
-    /// up).
+    /// Records that a child has exited. Returns how many processes have exited at the child's current item, whether
+    /// this process was not counted before, and whether the loader must give up.
     fn judge(
         &mut self,
         child: usize,

@@ -1,7 +1,7 @@
 //! Provides the Python class `Meeting`, which connects the ranks of a distributed program by sockets.
 //!
-//! In a forked child, all methods raise an error and nothing is dropped, because the child has no background thread and
-//! may have inherited a locked lock.
+//! In a forked child, all methods raise an error, because the child has no background thread. Nothing is dropped,
+//! because the child may have inherited a locked lock.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};
@@ -55,7 +55,7 @@ impl PyMeeting {
         meeting.clone().ok_or_else(|| PyRuntimeError::new_err("the meeting of ranks was closed"))
     }
 
-    /// Returns the result of an operation. After the timeout, waits a little longer for the list of failed ranks.
+    /// Returns the result of an operation. After the timeout, the method waits until the ranks at fault are known.
     fn end_of(&self, py: Python<'_>, operation: u64, timeout: f64) -> PyResult<Result<i64, Blame>> {
         let meeting = self.get()?;
         let mut answer = None;
@@ -100,7 +100,8 @@ impl PyMeeting {
         Ok(Self::new(py.detach(|| Meeting::join(socket, rank, Tokens { hello, welcome }, patience))?))
     }
 
-    /// Waits until all ranks are connected. Returns None, or the failure with the ranks that caused it.
+    /// Waits until all ranks are connected. Returns None when all ranks are connected, or the reason for the failure
+    /// and the ranks at fault.
     fn open(&self, py: Python<'_>, timeout: f64) -> PyResult<Option<Blame>> {
         Ok(self.end_of(py, 0, timeout)?.err())
     }
@@ -136,7 +137,7 @@ impl PyMeeting {
         }
     }
 
-    /// The number of seconds without a message after which a rank counts as silent.
+    /// The number of seconds without a message after which a rank is regarded as silent.
     #[classattr]
     const WATCH: f64 = torchdata_core::ranks::WATCH.as_secs_f64();
 }

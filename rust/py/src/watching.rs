@@ -14,7 +14,7 @@ pub fn watch(_py: Python<'_>) -> &'static Watch {
     watching::watch(tell)
 }
 
-/// Reports a stalled call to Python code. If the watching thread must wait for the GIL, its next report is delayed.
+/// If the watching thread must wait for the GIL here, its next report is delayed.
 fn tell(stall: &Stall) {
     Python::try_attach(|py| {
         if let (true, Some(on_stall)) = (stall.lasts(), ON_STALL.get(py))

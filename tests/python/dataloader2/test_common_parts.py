@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore")]
 
 SPLITS = 6
 NUMBERS = (0, 1, 2, 3, 5, 8)
-#: Each pipeline saves states with one number of workers, and loads them with another number.
+#: The number of workers with which a state is saved, and the number with which it is loaded.
 PAIRS = [(2, 0), (0, 2), (1, 3), (3, 8), (8, 2)]
 
 
@@ -351,7 +351,7 @@ class SavedCounter(EpochCounter):
 
 
 class Through(IterDataPipe[Any]):
-    """A user-defined pipe prevents shards from sharing pipes."""
+    """A user-defined pipe, so that the shards of a process share no pipes."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -394,7 +394,7 @@ class PositionCounter(EpochCounter):
 
 
 def is_kept_in_second_epoch(item: Any) -> bool:
-    """Rejects many items of one shard, so that the items of the other shards wait."""
+    """Rejects many items of one shard, so that the other shards must wait for this shard."""
     return item[1] != 2 or item[2] % 4 != 1 or item[2] > 30
 
 

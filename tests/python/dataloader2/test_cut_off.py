@@ -1,4 +1,4 @@
-"""If Ctrl-C interrupts the computation of an item, neither later states nor a loop that continues lose an item."""
+"""If Ctrl-C interrupts the computation of an item, the item is lost neither in the loop nor in later states."""
 
 import itertools
 import random

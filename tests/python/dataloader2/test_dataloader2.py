@@ -1,4 +1,4 @@
-"""With any reading service, DataLoader2 runs epochs, limits, states and shutdown in the same way."""
+"""Epochs, `limit`, states and shutdown of DataLoader2 work alike with all reading services."""
 
 import gc
 import io

@@ -192,8 +192,6 @@ def test_a_loader_that_waits_for_an_epoch_to_begin_is_shut_down_by_another_threa
 
 
 class ReadsTwiceAtOnce(Passing):
-    """A pipe that reads its source twice before it yields an item."""
-
     def __iter__(self) -> Iterator[int]:
         return iter([*self.source, *self.source])
 
@@ -207,7 +205,7 @@ def test_lasting_state_of_the_dispatching_process_is_saved_although_no_worker_se
 
 
 class CountingItsEnds(IterDataPipe[int]):
-    """A pipe that counts its complete iterations. Snapshots are rare because `state_dict` is slow."""
+    """A pipe that counts its complete iterations. Its slow `state_dict` makes snapshots rare."""
 
     def __init__(self, source: Any) -> None:
         self.source, self.ends = source, 0

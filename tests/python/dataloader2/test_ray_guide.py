@@ -38,7 +38,7 @@ if __name__ == "__main__":
 
 
 def programs() -> list[tuple[str, str]]:
-    """Returns the page's code blocks that name this file, each with its output."""
+    """Returns the code blocks of the guide that mention this test file, each with its output."""
     found = doc_blocks.blocks(PAGE)
     return [
         (one.code, shown.code)

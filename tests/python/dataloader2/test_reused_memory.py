@@ -1,4 +1,4 @@
-"""With `splits`, items wait for other shards only if the source does not overwrite their memory."""
+"""With `splits`, an item does not wait for other shards if the source will overwrite the item's memory."""
 
 import array
 import ctypes

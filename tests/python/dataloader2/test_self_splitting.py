@@ -1,4 +1,4 @@
-"""If a source might distribute its items among the workers itself, no item is lost or repeated without an error."""
+"""Sources that distribute their items among the workers never lose or repeat items without an error."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ class Dividing(Logging):
 
 
 class Header:
-    """A stream that distributes its rows among the workers. In each worker, the stream begins with the same header."""
+    """A stream that divides its rows among the workers. Each worker yields the same header before its rows."""
 
     def __iter__(self) -> Iterator[str]:
         worker = torch.utils.data.get_worker_info()

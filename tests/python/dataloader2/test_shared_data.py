@@ -303,8 +303,6 @@ def test_spawned_workers_get_views_of_one_storage_and_write_to_memory_of_their_o
 
 
 class Kinds(Views):
-    """A dataset of arrays and tensors of many kinds."""
-
     def __init__(self) -> None:
         tensor, array = torch.arange(4000.0), np.arange(4000.0)
         constant = array.copy()

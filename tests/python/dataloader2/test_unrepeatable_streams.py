@@ -1,4 +1,4 @@
-"""A stream without a state is reread up to a saved position. Items that differ from the original items are an error."""
+"""A stream without a state is reread up to the saved position. Other items than at first are an error."""
 
 import datetime
 import json
@@ -20,8 +20,6 @@ BY_WORKERS = {0: POSITIONS, 1: (5,), 2: (9,)}
 
 
 class InRandomOrder:
-    """Two iterations without a seed begin with the same number once in 100,000 times."""
-
     def __init__(self, seed: int | None = None, length: int = 20) -> None:
         self.seed, self.length = seed, length
 

@@ -38,7 +38,7 @@ def seed(number: int) -> None:
 
 
 def draw(times: int = 1) -> list[float]:
-    """Normal numbers are drawn in pairs, and the generator stores the second number of a pair."""
+    """Some generators draw normally distributed numbers in pairs, and store the second number of a pair."""
     drawn: list[float] = []
     for _ in range(times):
         drawn += [random.gauss(0.0, 1.0), random.random(), float(numpy.random.standard_normal()), numpy.random.random()]

@@ -1,4 +1,4 @@
-"""A class may replace a registered functional form only if a notebook cell is run again."""
+"""A functional form can be registered a second time only by rerunning the notebook cell of its class."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""An item with repeated strings is received unchanged, and pickling functions that users have registered are called."""
+"""Items with repeated strings arrive unchanged, and pickling functions that users have registered are called."""
 
 import copyreg
 import dataclasses
@@ -62,7 +62,7 @@ class Ours:
         self.value = value
 
 
-# Registered pickling functions stay registered until the process exits.
+# Each test uses its own class, because registered pickling functions stay registered until the process exits.
 class Registered(Ours):
     pass
 

@@ -1,4 +1,4 @@
-"""The random drivers (see `drivers`) run a few of their plans, and detect faults that tests insert."""
+"""A few random plans of each driver (see `drivers`) pass, and the drivers detect faults that the tests insert."""
 
 import os
 import signal

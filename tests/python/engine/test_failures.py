@@ -194,7 +194,7 @@ def test_arguments_that_do_not_pickle_leave_the_class_and_the_text():
 
 
 class Network(ConnectionError):
-    """The main process raises this exception instead of a subclass that exists only in the worker."""
+    """An exception that the main process can import, unlike the subclass that the worker raises."""
 
 
 def test_an_exception_whose_class_the_main_process_lacks_is_raised_as_the_nearest_base_class(monkeypatch):

@@ -43,7 +43,7 @@ def test_children_that_are_importing_the_program_while_the_main_process_is_kille
     command = [sys.executable, program, here, method]
     main = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        # With forkserver, only one process imports the program, and then forks all workers.
+        # With forkserver, only the fork server imports the program, before it forks the workers.
         wait_for(lambda: len(os.listdir(here)) == (2 if method == "spawn" else 1))
     finally:
         main.send_signal(signal.SIGKILL)
@@ -98,7 +98,7 @@ def test_a_child_sets_its_name_once_and_keeps_a_name_set_by_the_program(tmp_path
     assert told == "child 1234\n"
 
 
-#: A program in which the worker itself must detect the exit of the main process.
+#: A program that kills itself while a child of its worker waits for the program's exit.
 ENDED = """
 import multiprocessing, os, signal, sys
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService

@@ -1,4 +1,4 @@
-"""If user code forks a process in the main process or in a worker, the fork does not affect its parent."""
+"""If user code forks a process in the main process or in a worker, the forking process is not affected."""
 
 import atexit
 import itertools
@@ -69,7 +69,7 @@ def expected(way):
     return [(x, None if x % 3 else WAYS[way]) for x in range(COUNT)]
 
 
-# A random test in this file covers all combinations.
+# A random test in this file covers the combinations that are missing here.
 @pytest.mark.parametrize(
     ("family", "way"),
     [*(("DataLoader2", way) for way in WAYS), *itertools.product(list(FAMILIES)[1:], ["returns", "raises late"])],

@@ -161,7 +161,7 @@ def press_at_random(script, phase, method, tries, seed=0):
     [*with_methods("start", "iterate", "shut_down", "shut_down_stuck", "drop"), ("forkserver", "shut_down")],
 )
 def test_ctrl_c_at_any_moment_raises_one_keyboard_interrupt_and_leaves_nothing(script, phase, method):
-    # Each shutdown with a hanging worker takes long, so this phase is tried only once.
+    # Each shutdown of a hanging worker takes long, so `shut_down_stuck` is tried only once.
     tries = 1 if phase == "shut_down_stuck" else TRIES[method]
     seconds, noise = press_at_random(script, phase, method, tries)
     assert noise == []
@@ -169,7 +169,7 @@ def test_ctrl_c_at_any_moment_raises_one_keyboard_interrupt_and_leaves_nothing(s
 
 
 def test_ctrl_c_while_the_fork_server_imports_the_program_does_not_wait_for_it(script):
-    """After the interrupt, the next loader must start a new server."""
+    """After the interrupt, the next loader must start a new fork server."""
     slow = """
 import os, time
 if __name__ == "__mp_main__" and not os.path.exists(__file__ + ".fast"):
@@ -200,7 +200,7 @@ class Handler:
         self.calls += 1
 
 
-#: A module that kills the first forking process after a fork.
+#: A module in which the forking process kills itself after its first fork, before it returns the child's id.
 LATE_SERVER = """
 import os, signal, time
 from torchdata._engine.processes.forking_process import _ForkingProcess

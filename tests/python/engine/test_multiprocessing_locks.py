@@ -170,7 +170,7 @@ def run_apart(script, output):
     assert run.returncode == 0
 
 
-#: Python calls the first registered hook last, so the program registers its hook before it imports the package.
+#: Python calls the hooks that run before a fork in reverse order, so the program registers its hook first.
 IMPORTING = """
 import gc, os, sys, threading, time
 

@@ -51,7 +51,7 @@ def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(mo
     # Torch decides once per process whether it aligns tensors to pages, and a forked worker would inherit the decision.
     with loader(pipe, num_workers=1, multiprocessing_context="spawn") as dl:
         grown = list(dl)
-    # After 60 items, freed memory has gaps for every tensor, so further tensors must not take new pages.
+    # After 60 items, all further tensors must fit into memory that earlier tensors have freed.
     assert grown[-1] - grown[60] < 12 * LargeTensors.SIZE
 
 
@@ -240,7 +240,7 @@ SHORT_OF_MEMORY = """
 
 @pytest.mark.parametrize("budget", [1024, 0])
 def test_an_item_for_which_main_has_no_memory_raises_an_error_and_the_next_epoch_is_complete(budget):
-    # With a budget of 0, workers send the item in pieces.
+    # With a memory budget of 0, workers split each item into several messages.
     error, end = output_of(SHORT_OF_MEMORY % budget).splitlines()
     assert re.search(r"no memory for \d+ bytes of an item that has arrived: use smaller items", error), error
     assert end == "complete"

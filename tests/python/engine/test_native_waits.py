@@ -34,7 +34,7 @@ class Message:
         self.sender.send_message("come")
 
     def close(self):
-        """Does nothing, because no other thread uses this object."""
+        """Does nothing. Subclasses override this method to stop their threads."""
 
 
 class Item(Message):

@@ -1,4 +1,4 @@
-"""`.decode_image()` decodes the images in items. The loader's seed determines the random numbers."""
+"""`.decode_image()` decodes the images in items. The loader's seed determines its random crops and flips."""
 
 import io
 import json

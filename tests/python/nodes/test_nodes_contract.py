@@ -102,7 +102,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     def make(recorder: Recorder) -> tn.Loader[Any]:
         return tn.Loader(STEPS[outer](STEPS[inner](recorder)))
 
-    # Only nodes that read ahead or read repeatedly may request the recorder's state.
+    # Only nodes that read ahead, or read their source repeatedly, may request the source's state.
     recorder = Recorder()
     with make(recorder) as loader:
         whole = [epochs_over(loader) for _ in range(3)]
@@ -119,7 +119,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert sorted(map(repr, left)) == sorted(map(repr, whole[0]))
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
-    # When a state is loaded, the node receives exactly this state once.
+    # After a state was loaded, the source must receive this state exactly once.
     recorder, resumed = Recorder(), Recorder()
     with make(recorder) as loader:
         iterator = iter(loader)

@@ -231,7 +231,7 @@ def test_after_abandoned_epochs_a_stream_resumes_where_it_continued(kind: Kind, 
 
 
 class StartsOver(TakesOnce):
-    """Its own iterator. A second call of `iter` moves the iterator to the beginning."""
+    """Returns itself from `__iter__`. Each later call of `__iter__` moves the position back to the beginning."""
 
     def __iter__(self) -> Any:
         self.place, self.start = self.start, 0

@@ -10,7 +10,7 @@ import torchdata.nodes as tn
 from going_on import TakesOnce
 from pressing import check_each_call
 
-# If Ctrl-C interrupts a generator while it is closed, Python reports the exception.
+# Python cannot raise a KeyboardInterrupt while it deletes a generator, so pytest emits a warning.
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 

@@ -17,7 +17,7 @@ SKIPPED = ("torchdata._native",)
 OF_TORCH = ("torchdata.nodes", "torchdata.stateful_dataloader")
 TORCH = importlib.util.find_spec("torch") is not None
 
-#: The examples of the names in `SHOW_ARRAYS` print NumPy arrays only if PyTorch is not installed.
+#: Examples that need PyTorch, and examples that print NumPy arrays only if PyTorch is not installed.
 NEED_TORCH = {"torchdata.dataloader2.reading_service.SequentialReadingService"}
 SHOW_ARRAYS = {"torchdata.datapipes.iter.Collator", "torchdata.datapipes.utils.collate.default_collate"}
 

@@ -1,4 +1,4 @@
-"""The numbers in docs/limits.md agree with the code, and its statements about long graphs and names are true."""
+"""The numbers in docs/limits.md agree with the code, and its statements about long graphs are true."""
 
 import os
 from pathlib import Path

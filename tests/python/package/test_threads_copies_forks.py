@@ -44,7 +44,7 @@ class Numbers:
 
 
 class Generated(IterDataPipe[int]):
-    """A pipe with a generator function as `__iter__`, so that two threads cannot run an iteration at the same time."""
+    """A pipe whose `__iter__` is a generator function. Python forbids two threads to run one generator at once."""
 
     def __init__(self, count: int) -> None:
         self.count = count

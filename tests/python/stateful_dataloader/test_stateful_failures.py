@@ -267,7 +267,7 @@ def test_only_persistent_workers_outlive_an_epoch() -> None:
 
 ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
 
-#: Forked children create a loader, and exit in all ways in `ENDS`.
+#: A program whose forked children create a loader, and then exit in one of the ways in `ENDS`.
 PROGRAM = f"""
 import os, sys, time
 from torch.utils.data import Dataset

@@ -1,4 +1,4 @@
-"""A stream resumes exactly in the program that saved its state. Streams may count epochs at their end."""
+"""A stream resumes exactly in the program that saved its state, even if the stream counts its completed epochs."""
 
 from __future__ import annotations
 

@@ -111,7 +111,7 @@ def test_after_ctrl_c_the_number_of_the_next_epoch_changes_neither_the_rest_of_a
     def make(epoch: int) -> Any:
         sampler = (StatefulDistributedSampler if is_stateful else DistributedSampler)(range(9), 1, 0)
         sampler.set_epoch(epoch)
-        # A `BatchSampler` of torch is a generator, which ends if Ctrl-C interrupts it.
+        # A `BatchSampler` around the stateful sampler would end at Ctrl-C, because it is a generator.
         batches: Any = {"sampler": sampler} if is_stateful else {"batch_sampler": BatchSampler(sampler, 1, False)}
         return StatefulDataLoader(Indexed(9), **batches), sampler
 
@@ -339,7 +339,7 @@ def check_states(make: Callable[[Ticking], Any], moments: int, refused: Sequence
 
 
 class Permuting:
-    """A sampler that draws its order from the global generator at the first index, or a random number at each index."""
+    """A sampler that draws random numbers: at each index if `each` is True, otherwise only at the first index."""
 
     def __init__(self, tick: Ticking, each: bool = False) -> None:
         self.tick, self.each = tick, each

@@ -19,7 +19,7 @@ from random_stateful.orders import SAMPLERS
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-#: These samplers need no call of `set_epoch`, and their state determines the order of each epoch.
+#: The samplers whose state restores the order of each epoch without a call of `set_epoch`.
 NAMES = [name for name in SAMPLERS if not name.endswith(("set_epoch", "counts epochs"))]
 #: One sampler for each way to draw an order. The main process draws the order, even if the loader has workers.
 WITH_WORKERS = ["shuffle", "shuffle, generator", "BatchSampler", "user's, own NumPy generator", "user's, stateful"]
@@ -126,7 +126,7 @@ def holder(loader: Any) -> Any:
 
 
 class ByEpoch:
-    """Yields batches, or indices if `size` is missing, in an order that depends on the epoch."""
+    """Yields batches of `size` indices (or single indices if `size` is None), in an order that depends on the epoch."""
 
     def __init__(self, size: int | None = None) -> None:
         self.epoch, self.size = 0, size

@@ -352,7 +352,7 @@ def test_a_dataset_that_cannot_be_copied_is_refused_by_name() -> None:
     for after in (0, 1):
         with pytest.raises(TypeError, match=r"cannot be pickled.*num_workers=2"):
             iter(resumed(states[1], WithGenerator, after))
-    # If each worker runs one shard, the dataset is not pickled.
+    # With three workers, no worker runs several shards, so the dataset need not be pickled.
     assert len(list(resumed(states[1], WithGenerator, 3))) == len(states) - 1
 
 

@@ -22,7 +22,7 @@ HERE = os.path.basename(__file__)
 
 
 def decode(x):
-    """Returns the actual duration of the sleep, which is longer than requested on a busy machine."""
+    """Sleeps for 18 ms, or longer on a busy machine, and returns the actual duration in seconds."""
     begun = time.perf_counter()
     time.sleep(0.018)
     return time.perf_counter() - begun
@@ -151,7 +151,7 @@ def test_a_dispatching_process_that_does_not_keep_up():
 
 
 def test_waits_for_a_core_because_of_another_program_do_not_count_as_too_many_workers():
-    """Workers that mostly sleep also wait for a core when they wake up."""
+    """A worker that mostly sleeps also waits for a core at each wake-up, which does not mean too many workers."""
     stats = counted(IterableWrapper(range(30)).sharding_filter().map(decode))
     for ran, fight in ((0.05, False), (0.4, True)):
         seen = replaced(stats, {"cores": 1}, cpu_seconds=ran / 2, waits_for_cpu_seconds=1.0, lived_seconds=1.0)

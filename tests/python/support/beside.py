@@ -1,4 +1,4 @@
-"""Runs random programs under one or two Python interpreters, and counts the correct programs by category."""
+"""Runs random programs in this Python, and optionally in another Python, and counts the correct programs."""
 
 import argparse
 import contextlib

@@ -74,7 +74,7 @@ def examples(page: Path) -> list[Example]:
 
 def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[str]:
     codes = [example.block.code for example in program]
-    # Libraries leave files open until the interpreter exits.
+    # webdataset leaves files open until the interpreter exits, which causes a ResourceWarning.
     ignored = "ResourceWarning" if any("import webdataset" in code for code in codes) else None
     first = next((number for number, code in enumerate(codes) if NEEDS_TORCH.search(code)), None)
     if how := _how(program):

@@ -1,4 +1,4 @@
-"""Kills its process at some items."""
+"""Squares numbers, and kills its process at chosen numbers."""
 
 import os
 import signal

@@ -216,7 +216,7 @@ def serve(modules: list[str]) -> None:
         importlib.import_module(module)
     if "torch" in sys.modules:
         sys.modules["torch"].set_num_threads(1)
-    # Children share frozen objects, because garbage collections do not write to these objects.
+    # Garbage collections do not write to frozen objects, so forked children share their memory with this process.
     gc.freeze()
     for line in sys.stdin:
         order = json.loads(line)

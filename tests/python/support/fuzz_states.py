@@ -25,7 +25,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 __all__ = ["TARGETS"]
 
-#: Every pipeline in this module yields fewer items.
+#: More than the number of items that any pipeline in this module yields.
 _MOST = 200
 
 _ODD: list[Any] = [

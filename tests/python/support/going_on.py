@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
-#: Pairs of an epoch and a number of batches, after which a state is saved (None after the end of the epoch).
+#: A state is saved in an epoch (first number), after a number of batches (second number, or None at the end).
 MOMENTS = [(0, 0), (0, 1), (1, 0), (1, 2), (1, 4), (1, None), (2, 1)]
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 

@@ -112,7 +112,7 @@ class LocallyRemote(MultiProcessingReadingService):
 
 @pytest.fixture(autouse=True)
 def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
-    """The hosts' threads run in this process and keep their links open."""
+    """Waits until the simulated hosts, whose threads run in this process, have released their shared memory."""
     before = shared_mappings()  # A failed earlier test may have left mappings.
     yield
 

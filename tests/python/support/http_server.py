@@ -15,7 +15,7 @@ Parameters of a query, all optional:
 - `wait=NAME`: the server waits for a file of this name before answering. `after=N`: the server sends N bytes of the
   body before it waits.
 - `hangup=1`: the connection is closed without an answer when it is reused.
-- `status=N`: an error with this status. `redirect=PATH`: a redirect.
+- `status=N`: the server answers with the error status N. `redirect=PATH`: the server redirects to PATH.
 
 Under `/uc` and `/download`, the server behaves like Google Drive."""
 

@@ -1,4 +1,4 @@
-"""Finds what a process has left behind, by reading /proc: processes, descriptors and shared memory."""
+"""Finds the processes, descriptors and shared memory that a process has left behind, by reading /proc."""
 
 import contextlib
 import os
@@ -28,7 +28,7 @@ def all_children(pid="self"):
 
 
 def children():
-    """Leaves out resource trackers, fork servers, and helpers of the tests."""
+    """Returns the ids of child processes, without resource trackers, fork servers, and helpers of the tests."""
     there = [pid for pid in all_children() if state(pid) != "X"]
     names = b"tracker", b"forkserver", b"fresh_processes"
     helpers = {pid for pid in there if any(name in cmdline(pid) for name in names)}
@@ -52,7 +52,7 @@ def descriptors(pid="self"):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-#: Shared memory is a memfd, or with the portable fallback, a file without a name or with a name of this package.
+#: Names of this package's shared memory in /proc: of a memfd, or of a file of the portable fallback.
 OURS = r"(?:memfd:torchdata |/#\d+ \(deleted\)|/\.torchdata-)"
 #: The names of torch's and this package's files contain the process id.
 NAMED = re.compile(r"(?:torch_|\.torchdata-)(\d+)[-_]")
@@ -88,7 +88,7 @@ def shared_files(ended=()):
 
 @contextlib.contextmanager
 def started_children():
-    """Returns ids of processes, including processes that have already exited."""
+    """Yields a list to which the id of each child process is added when the child is started."""
     numbers, start = [], BaseProcess.start
 
     def noting(process):

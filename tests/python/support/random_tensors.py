@@ -1,7 +1,7 @@
 """Sends random items of tensors over a link, and compares the received items with unpickled items.
 
-A case consists of random views of random storages, in random containers. Received tensors must share memory with each
-other like unpickled tensors. Kept items must not change, and dropped items must release their memory.
+Each item contains views of random storages, in random containers. Received tensors must share memory with each other
+like unpickled tensors. Kept items must not change, and dropped items must release their memory.
 
 By hand: `python -m drivers tensors --seconds 600 --seed 1`."""
 

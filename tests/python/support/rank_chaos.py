@@ -294,7 +294,7 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
             if plan.action == "stop and go on soon" and now > struck + plan.timeout / 4:
                 victim.signal(signal.SIGCONT)
                 resumed = now
-            # CPython before 3.14 may abort during exit while a thread uses torch, so the victim resumes last.
+            # The victim resumes last, because CPython before 3.14 may abort if a rank exits while a thread uses torch.
             others_gone = all(rank.exit is not None for rank in ranks if rank is not victim)
             late = struck + 2 * plan.timeout + (1 if others_gone else 12)
             if plan.action == "stop and go on late" and now > late:

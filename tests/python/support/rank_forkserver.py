@@ -2,7 +2,7 @@
 runs.
 
 Run as a program, this module executes requests from a socket on its standard input until the peer closes the socket.
-The programs are children of this process, which collects their exit codes on request."""
+The programs of ranks are children of this module's process, which collects their exit codes on request."""
 
 import atexit
 import contextlib

@@ -27,7 +27,8 @@ of_ray = [
 ]
 
 
-#: Actors start in time on a busy machine only with normal priority. Workers skip slow imports of pyarrow and pydantic.
+#: On a busy machine, actors start in time only with normal priority. Workers do not import pyarrow and pydantic,
+#: because these imports are slow.
 _SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",

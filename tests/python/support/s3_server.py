@@ -5,7 +5,7 @@ from typing import Any
 
 from server_process import server_process
 
-#: Few objects fill many pages of a listing, whereas Amazon's limit is 1,000 keys.
+#: Amazon's limit is 1,000 keys. With this lower limit, few objects fill many pages of a listing.
 KEYS_PER_PAGE = 20
 
 _SERVER = f"""

@@ -29,7 +29,7 @@ sys.path += [str(FOLDER / "dataloader2"), str(FOLDER / "stateful_dataloader")]
 
 ITEMS, SPLIT_ITEMS, SPLITS = 11, 24, 12
 WORKERS = (0, 1, 2, 3, 5, 8)
-#: Numbers of ranks and workers. Several ranks need workers, because the ranks are threads of one process.
+#: Numbers of ranks and workers. Several ranks run as threads of one process, so they cannot run without workers.
 RANKS = ((1, 0), (1, 3), (2, 1), (2, 2), (3, 1), (3, 2))
 STATEFUL = ("Plain", "WithState", "WithIterator", "shuffled_pipe")
 
@@ -108,7 +108,6 @@ def epoch(loader: Any) -> list[Any]:
 
 
 def seed_generators() -> None:
-    """Seeds the global random generators."""
     random.seed(5)
     numpy.random.seed(5)
 
@@ -160,7 +159,7 @@ def differences(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> It
                 if wrong:
                     yield f"{plan} at {position} with {new}: {wrong}"
                 continue
-            # An epoch that had begun keeps its number of workers.
+            # A resumed epoch keeps its number of workers if it had begun before the state was saved.
             has_begun = position or plan.kind == "stateful" or keeps
             first, later = whole[plan.old if has_begun else new], whole[plan.old if keeps else new]
             for rank, (rest, *more) in enumerate(found):

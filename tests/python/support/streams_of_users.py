@@ -21,7 +21,7 @@ reads = Reads()
 
 
 class Plain(IterableDataset[Any]):
-    """Subclasses replace the numbers of an epoch, or the items that are made from numbers."""
+    """A dataset of numbers. Subclasses override `numbers`, or the function that creates an item from a number."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -244,8 +244,6 @@ class WalkedInOrder(Walked):
 
 
 class NeedsArguments(TakesOnce):
-    """Its `state_dict` method needs an argument."""
-
     def __iter__(self) -> Iterator[Any]:
         self.place = 0
         yield from self.rest()

@@ -40,7 +40,7 @@ class Counted:
 
 
 class CountedNumbers(Counted, Numbers):
-    """Has a separate state in each worker."""
+    """A dataset whose copy in each worker has its own state."""
 
 
 def share() -> range:

@@ -1,4 +1,4 @@
-"""Functions that wait for conditions or forked children, with time limits, or that compute."""
+"""Functions that wait with a time limit for conditions or forked children, and functions that compute."""
 
 import os
 import signal

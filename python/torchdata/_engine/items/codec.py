@@ -17,15 +17,15 @@ from torchdata._engine.items.tensors import Span, arriving
 from torchdata._reporting import add_note, attributes_of
 from torchdata.datapipes.datapipe import DataChunk as DataChunk
 
-#: The attribute that marks an exception that was raised while an item was pickled.
+#: The name of an attribute that marks exceptions from the pickling of an item.
 UNSENT = "_torchdata_unsent"
 
 
 #: The first byte of each pickle that refers to tensors.
 _WITH_TENSORS = b"T"
 
-#: `_TABLE` sets the `dispatch_table` that a pickler uses. The assignment `pickler.dispatch_table = …` would have no
-#: effect if the pickler's class defines this attribute.
+#: The descriptor that sets a pickler's `dispatch_table`. An ordinary assignment would have no effect if a subclass of
+#: the pickler defines an attribute of this name.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()
@@ -54,17 +54,17 @@ def _why_unsendable(obj: Any) -> str:
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
-#: A `bytes` object of at least this length becomes a separate buffer of a program. Picklers pass `bytes` objects of
-#: this length to `write` without copying them.
+#: A `bytes` object of at least this length becomes a separate buffer of a program. A pickler passes such an object to
+#: `write` without copying it.
 _LEAST_BYTES = 64 << 10
 
 
 class _ProgramFile:
     """A file for a pickler that moves large `bytes` objects out of the pickle into the list `buffers`.
 
-    In protocol 5, pickle never moves `bytes` objects out of the pickle, and ignores reducers for `bytes`. A pickler
-    passes each large `bytes` object to `write` in a separate call, so this class can move these objects. The previous
-    call's data ends with the object's opcode and length, which the opcode `NEXT_BUFFER` replaces.
+    Pickle itself never moves `bytes` objects to separate buffers, and ignores reducers for `bytes`. However, a pickler
+    passes each large `bytes` object to `write` in a separate call, after a call with the object's opcode and length.
+    This class appends the object to `buffers`, and replaces the opcode and the length by the opcode `NEXT_BUFFER`.
     """
 
     def __init__(self, buffers: list[Any]) -> None:
@@ -97,8 +97,8 @@ def dumps_by(base: Any, obj: Any, least: int = 0, copies_shared: bool = True) ->
     """Pickles `obj` with a pickler of the class `base`.
 
     Args:
-        least: the minimum size in bytes of a separate buffer (tensors always become separate buffers); 0 if `obj` is an
-            item instead of a program.
+        least: the minimum size in bytes of a separate buffer; 0 if `obj` is an item instead of a program. Tensors of
+            any size become separate buffers.
         copies_shared: if False, a tensor in shared memory raises SharedMemoryHeld.
     """
     try:

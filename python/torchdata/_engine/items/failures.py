@@ -3,8 +3,8 @@
 Role: a child process describes an exception (`describe`), and the main process raises it (`reraise`) with its type, its
 original traceback and the name of the child.
 
-If a worker's exception would end the main process (`SystemExit`) or its loop (`StopIteration`), the main process raises
-a `RuntimeError` with this exception as its cause.
+A worker's `SystemExit` must not end the main process, and a worker's `StopIteration` must not end a loop. For these
+exceptions, the main process raises a `RuntimeError` with the original exception as its cause.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torchdata._reporting import add_note, came_from, fold, make_printable, note
 
 
 class _VerbatimKey(str):
-    """A message for KeyError, which displays the `repr` of its argument."""
+    """A message whose `repr` has no quotes, because a KeyError displays the `repr` of its message."""
 
     __slots__ = ()
 
@@ -28,8 +28,8 @@ class _VerbatimKey(str):
 
 
 def describe(error: BaseException, where: str) -> tuple[Any, ...]:
-    """Describes an exception for the main process. A process that user code has forked inside a child exits here,
-    because only the child may send errors.
+    """Describes an exception for the main process. If user code has forked this process inside a child, this function
+    ends the process, because only the child may send errors.
     """
     leave(error)
     name, notes, raised_in = type(error).__name__, notes_of(error), came_from(error)
@@ -47,9 +47,8 @@ def _formatted(error: BaseException) -> str:
         lines.__notes__ = None
         return "".join(lines.format())
     except Exception:
-        # Formatting fails if a property of the user's class raises an error. If warnings are errors, formatting fails
-        # because Python 3.15 warns about modules without a loader, such as `__main__` in a spawned process. The filter
-        # of warnings also affects other threads for a moment.
+        # The exception cannot be formatted if a property of its class raises an error. If warnings are errors, a
+        # warning of Python 3.15 about modules without a loader also prevents formatting.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             head = "Traceback (most recent call last):\n" if error.__traceback__ else ""
@@ -65,7 +64,7 @@ def reraise(description: tuple[Any, ...]) -> NoReturn:
     error = rebuilt(forms)
     if error is None:
         error = RuntimeError(text.rstrip().rsplit("\n", 1)[-1])
-    # The interpreter or a loop reacts to these exceptions, such as StopIteration, instead of reporting them.
+    # Python does not report these exceptions as errors: SystemExit ends the program, and StopIteration ends a loop.
     if not isinstance(error, Exception) or isinstance(error, (StopIteration, StopAsyncIteration)):
         raise _as_error(error, text, where) from error
     remember(error, where)

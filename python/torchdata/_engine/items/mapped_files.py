@@ -15,7 +15,8 @@ from typing import Any
 
 
 def reduce_memmap(array: Any) -> Any:
-    """The pickle refers to the file, or contains the elements if the file no longer contains the array."""
+    """The array's pickle refers to the mapped file. If the file was replaced in the meantime, the pickle contains the
+    array's elements."""
     if array.mode == "r" and not array.flags.writeable and array.flags.c_contiguous and array.size and array.filename:
         offset = _offset_in(array.filename, array.ctypes.data, array.nbytes)
         if offset is not None:
@@ -24,7 +25,7 @@ def reduce_memmap(array: Any) -> Any:
 
 
 def _offset_in(path: Any, address: int, length: int) -> int | None:
-    """Returns the offset of the address in the file; None if another or an older file is mapped at this address."""
+    """Returns the offset in the file that is mapped at `address`; None if the file was replaced after it was mapped."""
     with contextlib.suppress(OSError):
         number = os.stat(path).st_ino
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:

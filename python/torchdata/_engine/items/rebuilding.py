@@ -2,14 +2,14 @@
 
 Role: a child sends several forms of an exception, best form first (`forms_of`), and the main process uses the first
 form that it can rebuild (`rebuilt`). Pickle alone calls the exception's class with the stored arguments, which fails if
-the constructor has other parameters. The child sends a form only if an exception rebuilt from this form has the
-original type, `str`, `repr` and attributes. The forms are
+the constructor has other parameters. The child rebuilds the exception from each form, and omits forms whose result
+differs from the original exception. The forms are
 
 - "pickle": the exception's own pickle;
-- "parts": the exception's class, arguments and attributes, rebuilt without the constructor. Attributes that cannot be
-  pickled, or are large, are omitted, and a note reports this;
+- "parts": the exception's class, arguments and attributes, rebuilt without the constructor. Large attributes and
+  attributes that cannot be pickled are omitted, and a note names them;
 - "group": an exception group, with a list of forms for each member exception;
-- "text": the exception's text and class; a base class replaces a class that cannot be used.
+- "text": the exception's text and class. If the class cannot be used, the form contains a base class;
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _pickled_attributes(error: BaseException) -> tuple[dict[str, bytes], list[st
             pickled[name] = content
             room -= len(content)
     for name, value in _members(error, of_builtins=True).items():
-        # None is skipped, because an OSError with a second file name of None would display this name
+        # attributes that are None are skipped, because an OSError would display None as its second file name
         if value is not None and isinstance(value, _PLAIN):
             pickled[name] = pickle.dumps(value)
     return pickled, left_out
@@ -143,8 +143,8 @@ def _attributes(error: BaseException) -> dict[str, Any]:
 
 
 def _members(error: BaseException, of_builtins: bool) -> dict[str, Any]:
-    """Returns the values of an exception's slots: those of built-in classes (such as `OSError.filename`), or all
-    others.
+    """Returns the values of an exception's slots. If `of_builtins` is True, only slots of built-in classes are read,
+    such as `OSError.filename`; otherwise, only slots of other classes.
     """
     found: dict[str, Any] = {}
     for cls in type(error).__mro__:
@@ -217,7 +217,7 @@ def _with(error: BaseException, attributes: dict[str, bytes], left_out: list[str
 
 
 def _is_like(again: BaseException | None, error: BaseException, form: Form) -> bool:
-    """Compares only the parts of the exception that `form` preserves."""
+    """Returns whether a rebuilt exception equals the original one, apart from the data that `form` omits."""
     kind, content = form
     if again is None or text_of(again) not in _texts(error, kind):
         return False

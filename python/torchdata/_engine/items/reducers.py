@@ -47,13 +47,14 @@ class Reducers(dict[type, Reducer]):
     """A pickler's `dispatch_table`, which determines the reducer of a type when the first object of this type is
     pickled.
 
-    Types without a special reducer also get entries, because a failed lookup takes longer than pickling a small object.
+    If a type has no special reducer, the table stores pickle's default for it, because a pickler is slow for types that
+    the table lacks.
     """
 
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
         super().__init__(users)
         self.base = base
-        #: The value of `Tables._seen` when the table was created; None if the table must not be reused.
+        #: The value of `Tables._seen` when this object was created; None if this object must not be reused.
         self.made_for: object = None
         self.tensors = DepartingTensors()
 
@@ -72,11 +73,11 @@ class Reducers(dict[type, Reducer]):
 
 
 class Tables:
-    """Reducer tables that are reused for several items, each by one pickler at a time.
+    """Stores unused `Reducers` objects, so that they can be reused for further items.
 
     Tables of reducers are rebuilt after a registration with `copyreg`, and after an import. A registration with
-    `ForkingPickler` does not rebuild the tables, because detecting it would copy all registrations for each item. A new
-    reducer for a type that a table already contains takes effect only when the tables are rebuilt.
+    `ForkingPickler` does not rebuild the tables, because its detection is slow. A new reducer for a type that a table
+    already contains takes effect only when the tables are rebuilt.
     """
 
     #: Tables with more types than this are not reused. A table keeps its types alive, so the memory of a program that
@@ -85,8 +86,8 @@ class Tables:
 
     def __init__(self) -> None:
         self._free: list[Reducers] = []
-        #: Recorded when the reusable tables (`_free`) were created: the reducers in `copyreg`, and the number of
-        #: imported modules.
+        #: The reducers in `copyreg` and the number of imported modules at the time when the tables in `_free` were
+        #: created.
         self._seen: tuple[dict[type, Any], int] = ({}, 0)
 
     def take(self, pickling: Any) -> Reducers:
@@ -103,7 +104,7 @@ class Tables:
             return table
 
     def give_back(self, table: Reducers) -> None:
-        """Must be called only after the pickler has finished."""
+        """Allows another pickler to use `table`, after the pickler that used it has finished."""
         if table.made_for is self._seen and len(table) <= self._MOST_TYPES:
             self._free.append(table)
 

@@ -34,9 +34,9 @@ class Location(NamedTuple):
 class DepartingTensors:
     """The tensors and storages of an item that is being pickled; the pickle refers to each of them by number.
 
-    Tensors are assigned to memory blocks once all tensors of the item are known. Tensors with overlapping memory are
-    placed in one block, so that the received tensors also share their elements. Memory of a storage that no tensor of
-    the item uses is not sent.
+    The tensors of an item are sent in memory blocks, which are determined once all tensors are known. Tensors with
+    overlapping memory are placed in one block, so that the received tensors also share their elements. Memory of a
+    storage that no tensor of the item uses is not sent.
     """
 
     def __init__(self) -> None:
@@ -53,7 +53,8 @@ class DepartingTensors:
         return len(self.locations) - 1
 
     def reducer(self, cls: Any) -> Callable[[Any], Any] | None:
-        """Returns None for types that are not tensors or storages, or that define their own pickling."""
+        """Returns the function that pickles objects of type `cls`. Returns None if `cls` is not a class of tensors or
+        storages, or defines its own pickling."""
         torch = sys.modules["torch"]
         if cls is torch.UntypedStorage:
             return self._reduce_storage
@@ -104,8 +105,8 @@ class DepartingTensors:
         return any(obj.is_shared() for _, _, obj in self.locations)
 
     def lay_out(self) -> tuple[list[Location], list[memoryview], list[Span]]:
-        """Returns the tensors' locations, the memory blocks to send, and the non-overlapping spans that contain these
-        blocks.
+        """Returns the location of each tensor, the memory blocks to send, and the address ranges from which the blocks
+        are taken.
         """
         import numpy
 
@@ -248,7 +249,8 @@ def _parts_of_sparse(tensor: Any) -> tuple[Any, ...]:
 
 
 def _sparse_tensor(layout: str, tensors: Any, shape: Any, coalesced: bool | None, requires_grad: bool) -> Any:
-    """Torch's own function is unsuitable: it keeps each sparse tensor in a list that only `torch.load` clears."""
+    """Creates a sparse tensor. Torch's own function for this purpose would also keep the tensor in a list that only
+    `torch.load` clears."""
     torch: Any = import_whole("torch")
     options = {"check_invariants": False, "device": "cpu", "requires_grad": requires_grad}
     if layout == "sparse_coo":
@@ -276,8 +278,8 @@ def _is_memory(storage: Any) -> bool:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Returns whether the elements in memory are the only state of the tensor. Raises ValueError if the tensor's
-    storage is too small for the elements of the tensor.
+    """Returns whether the tensor has no state besides its elements in memory. Raises ValueError if the tensor's storage
+    is too small for the elements of the tensor.
     """
     torch = sys.modules["torch"]
     if not (
@@ -326,7 +328,7 @@ def dlpack_ways() -> tuple[Any, Any, Any, Any]:
     return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), ways.to_dlpack, ways.from_dlpack, torch.strided
 
 
-#: The arrays that provide the memory of tensors from `torchdata.empty`, by memory address.
+#: Maps a memory address to the array at this address, whose memory a tensor from `torchdata.empty` uses.
 _rooms: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
@@ -348,7 +350,7 @@ def empty_tensor(shape: Any, dtype: Any, sender: Sender | None) -> Any:
 
 
 def room_of(tensor: Any, start: int) -> Any:
-    """Returns the array that provides the tensor's memory; None if another object may access this memory."""
+    """Returns the array whose memory the tensor uses; None if another object may access the same memory."""
     array = _rooms.get(start)
     if array is None:
         return None
@@ -369,9 +371,8 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 
 @functools.cache
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Returns the reference counts that a tensor has if no other object can access its memory. Reference counts of
-    tensors depend on the version of torch, so they are measured on a new tensor. The array then has references from the
-    tensor's storage, a variable and (before Python 3.14) `getrefcount`, and a weak reference in `_rooms`.
+    """Returns the reference counts of a tensor and its array if no other object can access their memory. The counts
+    depend on the versions of torch and Python, so this function measures them on new objects.
     """
     import torch
 

@@ -3,9 +3,9 @@
 With "spawn" and "forkserver", multiprocessing passes file descriptors, and all children load one pickle of the graph
 from shared memory.
 
-A spawned child imports the program's main module before any code of this package runs. Multiprocessing sends the
-process name first. This package replaces the name by a `ChildName`, whose unpickling runs code before the main module
-is imported.
+A spawned child imports the program's main module before any code of this package runs. To run code before this import,
+the package uses the process name, which multiprocessing sends first. The name is a `ChildName`, whose unpickling runs
+the code.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ PREFIX = "torchdata "
 #: The number of new objects after which garbage collection runs while a child starts; importing torch creates a third
 #: of this number.
 EARLY_THRESHOLD = 1_000_000
-#: This code makes the kernel resume a suspended child when the main process ends. The extension's
-#: `continue_with_parent` cannot be imported yet.
+#: This code makes the kernel resume a suspended child when the main process ends, so that the child can exit. The
+#: extension has a function for this purpose, but the child cannot import it yet.
 _CONTINUE = """
 import contextlib, signal, sys
 with contextlib.suppress(ImportError, OSError):
@@ -71,7 +71,7 @@ class ChildName(str):
 
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
-        # The code is added only to the first pickle of the name, with which multiprocessing starts the child.
+        # Multiprocessing starts the child with the first pickle of the name, so only this pickle contains the code.
         if start is None or getattr(start, "_was_told", False):
             return str, (str(self),)
         start._was_told = True
@@ -92,7 +92,7 @@ class _Call:
 SharedT = TypeVar("SharedT", Link, BellBoard, StatsBoard)
 
 _MISSING_IN_MAIN = re.compile(r"attribute '([^']+)' on <module '__(?:mp_)?main__'")
-#: The alignment in bytes of each buffer in a `SharedPickle`, with room for the header of a `bytes` object.
+#: The alignment in bytes of each buffer in a `SharedPickle`; the header of a `bytes` object fits into this size.
 _ALIGNMENT = 64
 _LENGTH = struct.Struct("<Q")
 _SEALS = (
@@ -105,7 +105,7 @@ class Handle(Generic[SharedT]):
     """Shared memory (a `Link`, `StatsBoard` or `BellBoard`) that is sent to a child.
 
     Args:
-        spare: creates a private replacement if the child finds the shared memory damaged; None if damage is an error.
+        spare: a function that creates a replacement if the shared memory is damaged; None if damage raises an error.
     """
 
     def __init__(self, shared: SharedT, spare: Callable[[], SharedT] | None = None) -> None:
@@ -141,11 +141,13 @@ def warn_of_lacks() -> None:
 class SharedPickle:
     """A pickle in anonymous shared memory, which any number of children can load.
 
-    A child's arrays and tensors are views of this memory, and the kernel copies a page when a child writes to it.
-    Objects that share a read-only buffer, such as the slices of an Arrow table, still share the buffer in a child.
+    Arrays and tensors in a child use this memory directly. If a child writes to a page, the kernel gives the child its
+    own copy of the page. Objects that share a read-only buffer, such as the slices of an Arrow table, still share the
+    buffer in a child.
 
     Args:
-        buffers: `bytes` for the contents of `bytes` objects, otherwise memoryviews.
+        buffers: the separate buffers of the pickle: a `bytes` object is given as `bytes`, and any other buffer as a
+            memoryview.
         modules: the names of large modules that unpickling imports; empty in a child.
     """
 
@@ -160,7 +162,8 @@ class SharedPickle:
         else:
             with tempfile.TemporaryFile() as file:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
-        # The contents are written, not mapped: a lack of memory then raises an error instead of SIGBUS.
+        # The contents are written to the file, because a lack of memory then raises an error. In mapped memory, it
+        # would cause SIGBUS.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
             places: list[tuple[int, int, bool]] = []
             written: dict[tuple[int, int], tuple[int, int, bool]] = {}
@@ -183,7 +186,8 @@ class SharedPickle:
             fcntl.fcntl(self._owned.fileno(), fcntl.F_ADD_SEALS, _SEALS)
 
     def load(self, loads: Callable[[bytes | memoryview, list[Any]], Any], is_permanent: bool = False) -> Any:
-        """If `is_permanent` is True, `bytes` objects use the shared memory, which this process then never unmaps."""
+        """Unpickles the object. If `is_permanent` is True, `bytes` objects use the shared memory without a copy, and
+        this process never unmaps the memory."""
         whole = memoryview(mmap.mmap(self._owned.fileno(), 0, access=mmap.ACCESS_COPY))
         (length,) = _LENGTH.unpack(whole[-_LENGTH.size :])
         places = pickle.loads(whole[-_LENGTH.size - length : -_LENGTH.size])
@@ -238,7 +242,7 @@ def _adopt(duplicate: Any) -> SharedPickle:
 
 
 class Parcel:
-    """The pickled objects for a child that the forking process forks, and the file descriptors that these objects need.
+    """The pickled objects for a child of the forking process, and the file descriptors that these objects need.
 
     While the objects are pickled, the parcel replaces multiprocessing's `Popen` object, so that locks and queues add
     their file descriptors to the parcel.
@@ -266,7 +270,7 @@ class Parcel:
         return [*self._descriptors, self._shared.fileno()]
 
     def close(self) -> None:
-        """Must be called after the child has received the file descriptors."""
+        """Closes the file descriptor of the pickle, after the child has received it."""
         self._shared.close()
 
 

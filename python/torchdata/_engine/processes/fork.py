@@ -5,12 +5,12 @@ thread holds stays locked in the child forever. At a fork, Python and the C libr
 PyTorch, NumPy, `torch.manual_seed` and imports use further locks. Before a fork, the forking thread waits until the
 locks of PyTorch, NumPy and modules are free. The forking thread also holds the locks of NumPy and of torch's devices
 during the fork, so that no other thread can acquire them. The extension waits for the lock of PyTorch's generator last
-(`forking.rs`). The child gets new buffers for standard output and error, because a printing thread mostly holds their
-locks.
+(`forking.rs`). The child also gets new buffers for standard output and error, because another thread may hold the locks
+of these buffers while it prints.
 
-Another thread may still acquire a lock right before the fork, so each new child first acquires and releases every lock.
-If the child does not acquire all locks in time, a timer of the kernel kills the child, and the main process forks
-another child. The killed child has not run any user code.
+Another thread may nevertheless acquire a lock right before the fork. Each new child therefore first acquires and
+releases every lock. If the child does not acquire all locks in time, a timer of the kernel kills the child, and the
+main process forks another child. The killed child has not run any user code.
 
 Since Python 3.12, `os.fork` warns if the process has threads. The engine suppresses this warning. If warnings are
 errors, Python 3.15 would raise the warning after the fork, and the main process would never learn the child's process
@@ -41,14 +41,14 @@ from torchdata._engine.processes.process import LOOK, ChildProcess, sentinels
 from torchdata._importing import loaded
 from torchdata._native import fork_waits_for
 
-#: The maximum number of seconds to wait for each lock; afterwards, the thread forks anyway, and the child detects the
-#: held lock.
+#: The maximum number of seconds to wait for each lock before a fork. If a lock is still held then, the thread forks
+#: anyway, and the child detects the held lock.
 KEPT = 1.0
 #: The time limit in seconds for a new child to acquire all locks, for each attempt to fork this child. The limits grow,
 #: because a child may be slow on a busy machine.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
-#: The maximum number of seconds to wait for the children's messages. A child that sends no message in this time, for
-#: example because SIGSTOP has suspended it, is handled by the checks during the epoch.
+#: The maximum number of seconds to wait until all new children report that they have acquired the locks. Children that
+#: have not reported by then, for example suspended children, are checked during the epoch.
 PATIENCE = 10.0
 
 
@@ -59,7 +59,8 @@ def _take_imports() -> None:
 
 
 def _renew_streams() -> None:
-    """The child drops the buffered text, because the main process writes this text."""
+    """Drops the text in the buffers of standard output and error, because the main process also has this text and
+    writes it."""
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         buffer = getattr(stream, "buffer", None)
         if type(buffer) is io.BufferedWriter:
@@ -114,7 +115,7 @@ _own = _OfThisThread()
 
 @contextmanager
 def with_free_locks() -> Iterator[None]:
-    # `_before_fork` does not wait for the imports, because waiting may take seconds, and Ctrl-C would be lost in a hook
+    # waits for imports here and not in the hook `_before_fork`, because Ctrl-C is lost in a hook
     _take_imports()
     torch = _torch_generator()
     _own.forks = True
@@ -159,7 +160,8 @@ _THREADS_IGNORED = ("ignore", re.compile(r"This process .* is multi-threaded"), 
 
 @contextmanager
 def _threads_ignored() -> Iterator[None]:
-    """This context does not use `warnings.catch_warnings`, which would undo other threads' changes of the filters."""
+    """Suppresses the warning of `os.fork` about threads. `warnings.catch_warnings` would undo changes of the warning
+    filters by other threads."""
     warnings.filters.insert(0, _THREADS_IGNORED)  # type: ignore[attr-defined] # a list
     try:
         yield
@@ -186,8 +188,7 @@ class _Target:
     def __init__(self, target: Callable[..., object], args: tuple[Any, ...]) -> None:
         self.target = target
         self.args = args
-        #: This child's number in its group, and the ends of the pipe through which all children of the group send
-        #: messages.
+        #: The number of the child, and both ends of the pipe through which new children send messages.
         self.number, self.reader, self.writer = 0, -1, -1
         self.tries = 0
         self.step = 0
@@ -245,7 +246,8 @@ class ForkedChild(ChildProcess):
 
     @property
     def ended(self) -> bool:
-        """Returns False for a child that will be forked again."""
+        """Returns whether the child has exited. A child that was killed because of a held lock does not count, because
+        it is forked again."""
         return super().ended and not self.met_a_lock
 
     @property
@@ -296,9 +298,9 @@ def _await_all(children: Sequence[ForkedChild], reader: int, deliver: Callable[[
     deadline = time.monotonic() + PATIENCE
     while waiting and time.monotonic() < deadline:
         connection.wait([reader, *sentinels(waiting.values())], LOOK)
-        # Exits are checked before messages are read, so that no message of an exited child is missed. A child that
-        # exited for a reason other than a held lock is not forked again. The main process reports the exit when waiting
-        # for the child's items.
+        # Exits are checked before messages are read, because a child may send a message right before its exit. Only
+        # children that were killed because of a held lock are forked again. Other exits are reported when the main
+        # process waits for the child's items.
         dead = [number for number, child in waiting.items() if child.ended]
         locked = [number for number, child in waiting.items() if child.met_a_lock]
         for number, step in _said(reader):

@@ -1,14 +1,14 @@
-"""Delegates forking to a separate process, because the main process may use CUDA, threads and locks.
+"""Lets a separate process fork children, because a main process with CUDA or threads cannot be forked safely.
 
 Role: with start method "fork", the main process first forks a loader's children, and then the forking process. The
-forking process later forks the replacements of children that have exited. When a child must be replaced, the main
-process may have threads or use CUDA, so its own new child might hang or fail. The forking process has one thread, runs
-no user code, and exits with the loader.
+forking process later forks the replacements of children that have exited. At that time, the main process may have
+threads or use CUDA, so a child that it forked itself might hang or fail. The forking process has one thread, runs no
+user code, and exits with the loader.
 
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
-the children of all loaders. The fork server of multiprocessing is unsuitable: it also forks the user's processes, which
-must not start with blocked signals. If a handled signal such as Ctrl-C arrives during the start, the main process ends
-the forking process, and all requests fail.
+the children of all loaders. Multiprocessing's fork server is not used, because it also forks the user's processes. The
+engine's children start with blocked signals, but the user's processes must not. If a handled signal such as Ctrl-C
+arrives during the start, the main process ends the forking process, and all requests fail.
 
 A forked child is not a child of the main process, so the main process monitors it through a pidfd, and requests its
 exit code from the forking process. If the forking process exits, its children continue, and their exit codes remain
@@ -66,20 +66,22 @@ class ForkingProcess:
         launch: creates the process; its arguments are the two ends of the socket for communication.
     """
 
-    #: The number of seconds that the forking process may take to start while a signal is pending. This time limit
-    #: doubles after each failed start of the process, so that a loader can eventually start despite continuous signals.
+    #: If a signal arrives during the start of the forking process, the number of seconds after which the start is
+    #: abandoned. Each abandoned start doubles this number, so that the start succeeds even if signals arrive
+    #: continuously.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
         self._owner = os.getpid()
         self.inherits = inherits
         self.is_over = False
-        #: Whether the forking process exited by itself during its start, so that a new process would also fail.
+        #: Whether the forking process has exited during its start. A new forking process would probably fail in the
+        #: same way.
         self.has_failed = False
         self._up_since = time.monotonic() if inherits else None
         self._numbers = itertools.count()
         self._replies: dict[int, Any] = {}
-        # The lock is reentrant, because a signal handler may acquire it while the interrupted thread holds it.
+        # The lock is reentrant, because a signal handler may acquire the lock in the thread that already holds it.
         self._lock = threading.RLock()
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._socket.setblocking(False)
@@ -91,7 +93,7 @@ class ForkingProcess:
             raise
         finally:
             theirs.close()
-        # Exit handlers with a higher priority run before this handler. Some of these end loaders.
+        # Exit handlers with a higher priority run before this handler; some of them shut loaders down.
         self._at_exit = util.Finalize(None, self.close, exitpriority=0)
 
     @classmethod
@@ -285,8 +287,8 @@ class SpawnedChild(ChildProcess):
 
 
 class RemoteChild(ChildProcess):
-    """A child that a forking process forks. The function `find` returns the forking process, and with "forkserver"
-    replaces it if it has exited.
+    """A child of a forking process, which the function `find` returns. With "forkserver", `find` starts a new forking
+    process if the old one has exited.
     """
 
     def __init__(
@@ -303,7 +305,8 @@ class RemoteChild(ChildProcess):
         self._forker: ForkingProcess | None = None
 
     def _launch(self) -> int:
-        """If the forking process exits before it replies, another forking process gets the request."""
+        """Requests the fork. If the forking process exits before it replies, the request is sent to a new forking
+        process."""
         forker = self._find()
         try:
             pid = self._ask(forker)
@@ -326,8 +329,8 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # An answer is always written: closing the pipe does not wake the child if another forked process has a copy
-            # of this end.
+            # The child always gets an answer, because it might not notice that the pipe is closed: other forked
+            # processes may have copies of this end of the pipe.
             with contextlib.suppress(BrokenPipeError):
                 os.close(leave)
                 os.write(ours, answer)
@@ -342,7 +345,8 @@ class RemoteChild(ChildProcess):
         except OSError:
             if not watch.has_ended:
                 return
-            # The forking process has exited. The main process can reap the child only as process 1 of a container.
+            # The forking process has exited. If the main process is process 1 of a container, it has become the child's
+            # parent and can reap the child.
             try:
                 code = reap(pid)
             except ChildProcessError:

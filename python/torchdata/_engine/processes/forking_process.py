@@ -5,7 +5,7 @@ it handles them. A child is reaped only when the main process requests its exit 
 signal the child until then.
 
 A child begins only after the main process has confirmed that it knows the child's process id. If the forking process is
-killed right after a fork, the main process does not know the child, and replaces it.
+killed right after a fork, the main process does not know the new child's process id, and starts another child.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ from torchdata._native import BellBoard, drop_inherited, name_process
 
 #: The maximum length in bytes, and the maximum number of file descriptors, of a message.
 LONGEST, DESCRIPTORS = 4096, 200
-#: The main process's answers to a new child: LEAVE once the main process knows the child's process id, or REFUSAL to
-#: end it.
+#: The main process's answer to a new child: LEAVE allows the child to begin, and REFUSAL ends the child.
 LEAVE, REFUSAL = b"1", b"0"
 
 _inherited: Sequence[Any] = ()
@@ -63,7 +62,8 @@ def serve(
 
     Args:
         mains: the main process's end of the socket, if it was inherited.
-        inherited: the objects that an `Inherited` in a message refers to.
+        inherited: the objects that this process has inherited from the main process; an `Inherited` refers to one of
+            them by its index.
         modules: the names of modules that are imported for all children if possible.
     """
     global _inherited
@@ -108,7 +108,7 @@ class _ForkingProcess:
                 reply: Any = self._fork(descriptors, *content) if what == "fork" else self._status(*content)
             except OSError as error:
                 reply = OSError(error.errno, error.strerror)
-            # a warning that is an error, for example, must not end this process
+            # no other exception may end this process, for example a warning that is an error
             except Exception as error:
                 reply = OSError(errno.ECHILD, f"the forking process failed: {type(error).__name__}: {error}")
             finally:

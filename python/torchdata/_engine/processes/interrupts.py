@@ -1,15 +1,16 @@
 """Defers signals during critical sections, and delivers them at the next safe point.
 
 Role: a signal handler, such as the handler of Ctrl-C, may raise an exception at an arbitrary point of the main
-process's code. CPython ignores exceptions in the hooks around a fork. If an exception interrupted the start or the end
-of a child, the main process would not know the child's state.
+process's code. If the exception interrupted the start or the end of a child, the main process would not know the
+child's state. If it was raised in a hook of `os.fork`, Python would ignore it.
 
 A child must not run handlers of the main process, although terminals and clusters send signals to all processes of a
-program. A child starts with blocked signals, and unblocks them once it ignores them (`MainSignals`). If a child sends a
-signal to itself, the signal's default action is executed, so SIGTERM ends the child.
+program. A child starts with blocked signals. It unblocks them once it has replaced their handlers by handlers that do
+nothing (`MainSignals`). If a child sends a signal to itself, the signal's default action is executed, so SIGTERM ends
+the child.
 
-Python runs handlers only in the main thread, whereas each thread has its own signal mask. Signals without a Python
-handler are not deferred.
+Python runs handlers only in the main thread, whereas each thread has its own signal mask. Only signals that have a
+Python handler are deferred.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ def is_of_handler(error: BaseException) -> bool:
 
 
 class FailuresSuppressed:
-    """Suppresses the exceptions of a block, except those that a signal handler has raised."""
+    """Suppresses exceptions in a `with` block, except exceptions that a signal handler has raised."""
 
     def __enter__(self) -> None: ...
 
@@ -77,9 +78,9 @@ class InterruptsDeferred:
     The context does nothing outside the main thread, because Python runs handlers only in the main thread.
 
     Args:
-        later: whether the context runs in a finalizer (a `__del__` or a callback of a weak reference). Python ignores
-            exceptions in finalizers, so signals are delivered after the finalizer has returned.
-        noted: whether Ctrl-C was pressed before the context began.
+        later: whether the context is entered in a finalizer (a `__del__` or a callback of a weak reference). Signals
+            are then delivered after the finalizer has returned, because Python ignores exceptions in finalizers.
+        noted: whether Ctrl-C was pressed before the context began, and must be delivered at its end.
     """
 
     innermost: InterruptsDeferred | None = None
@@ -175,15 +176,15 @@ def interrupts_blocked() -> Iterator[None]:
     try:
         yield
     finally:
-        # Signals are unblocked one after another: `faulthandler` gives Python's handlers a small stack, which several
-        # handlers would overflow.
+        # Signals are unblocked one by one, so that only one handler runs at a time. `faulthandler` gives handlers a
+        # small stack, which several nested handlers would overflow.
         for number in blocked - before:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def block_all_but_own_sigterm() -> None:
-    """Code in this process may raise SIGTERM to end the process, whereas a SIGTERM from another process is ignored."""
+    """Blocks all signals except SIGTERM, which ends this process only if the process sends it to itself."""
     if signal.getsignal(signal.SIGTERM) != signal.SIG_IGN:
         signal.signal(signal.SIGTERM, _take_no_notice)
         take_no_notice(signal.SIGTERM)
@@ -202,9 +203,9 @@ class MainSignals:
     def leave_to_main(self) -> None:
         """Makes a child ignore the main process's signals; a child must call this method before anything else.
 
-        The handlers do nothing. Ignored signals would be inherited by programs that the child starts, and SIGTERM could
-        not end them. A signal that arrived while it was blocked is discarded. If the child sends a signal to itself,
-        the signal's default action is executed.
+        The child gets handlers that do nothing. The action SIG_IGN is unsuitable, because programs that the child
+        starts would inherit it, and SIGTERM could not end them. A signal that arrived while it was blocked is
+        discarded. If the child sends a signal to itself, the signal's default action is executed.
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()
@@ -227,10 +228,9 @@ _deaf: list[int] = []
 
 
 def _take_no_notice(number: int, _frame: FrameType | None) -> None:
-    """The handler of a signal that children ignore. A native handler normally runs instead, because only native code
-    can determine the sender of the signal. This Python function allows user code to replace and restore the handler.
-    Python calls this function only after user code has restored the handler; the native handler is then installed
-    again.
+    """The handler of a signal that children ignore. A native handler normally replaces this function, because only
+    native code can determine the sender of the signal. If user code installs another handler and later restores this
+    function, the next signal installs the native handler again.
     """
     take_no_notice(number)
 
@@ -250,8 +250,8 @@ def _send_later(numbers: list[int]) -> None:
     main = threading.main_thread().ident or 0
 
     def send() -> None:
-        # This thread keeps the GIL from the last `_is_in_finaliser` to `pthread_kill`, so the main thread enters no
-        # finalizer meanwhile.
+        # This thread holds the GIL between the last check and `pthread_kill`, so the main thread cannot enter a
+        # finalizer in between.
         while _is_in_finaliser(sys._current_frames().get(main)):
             time.sleep(LATER)
         for number in numbers:

@@ -4,9 +4,9 @@ Role: with start method "fork", the main process runs this check in
 each epoch. A file that is open during the fork has one position in all
 processes. Each read in one process moves the shared file position, so other processes silently read wrong bytes.
 
-A warning requires that, within one epoch, a file's position has changed and at least two children, but not the main
-process, have read data. The kernel counts the reads of each process (`/proc/PID/io`). Once the main process has waited
-for an exited child, the kernel counts the child's reads as reads of the main process.
+The check warns if, within one epoch, a file's position has changed, at least two children have read data, and the main
+process has read nothing. The kernel counts the reads of each process (`/proc/PID/io`). If a child exits, the kernel
+adds its reads to those of the main process, so there is no warning in this epoch.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class SharedPositions:
     """This object must be created right before the children are forked.
 
     Args:
-        differ: whether the children run different graphs, as with a dispatching process. If `differ` is True, the first
-            epoch is not checked, because children also read files while they start.
+        differ: whether the children run different graphs, because one of them is the dispatching process. The first
+            epoch is then not checked, because children also read files while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:
@@ -66,7 +66,8 @@ class SharedPositions:
             for number, before in mark.positions.items()
             if before not in (-1, position := _position(number, self._files[number])) and position != -1
         ]
-        # `_reads_of`, which `begin` calls, has caused one of the counted reads
+        # the main process has read nothing else if its count has grown by one, because `_reads_of` itself has read a
+        # file
         if not moved or _reads_of(os.getpid()) != mark.own + 1:
             return None
         readers = [pid for pid in self._pids() if (_reads_of(pid) or 0) > mark.reads.get(pid, 0)]
@@ -81,7 +82,7 @@ def _open_for_reading() -> dict[int, tuple[int, int]]:
     found = {}
     with contextlib.suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
-            # The list contains the descriptor with which `os.listdir` read the folder, now closed.
+            # The list contains a descriptor that is already closed, with which `os.listdir` has read the folder.
             with contextlib.suppress(OSError):
                 status = os.fstat(number)
                 is_read_only = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY

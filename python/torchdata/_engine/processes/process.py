@@ -1,8 +1,8 @@
 """A child process as its parent sees it: the process id, a file descriptor for the process, and its exit code.
 
 Role: `Popen` of multiprocessing creates each process, so that it starts and exits like other processes of
-multiprocessing. The process is not in multiprocessing's list of children. At exit, multiprocessing sends SIGTERM to all
-processes in its list and waits for them, but the engine's children ignore SIGTERM.
+multiprocessing. The process is removed from multiprocessing's list of children. At exit, multiprocessing sends SIGTERM
+to the processes in this list and waits for them, but the engine's children ignore SIGTERM.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Closes(Protocol):
     def close(self) -> None: ...
 
 
-#: Resources that forked children of any loader must close, by `id()`. Weak references are unsuitable, because Python
-#: drops exceptions of signal handlers that run in their callbacks.
+#: Maps an `id()` to a resource that every forked child must close. A weak dictionary is unsuitable, because Python
+#: would ignore a KeyboardInterrupt in the callback of a weak reference.
 _mains: dict[int, Closes] = {}
 
 
@@ -77,7 +77,8 @@ class Pidfd:
                 os.kill(self._pid, number)
 
     def close(self) -> None:
-        # The attribute is cleared before the file is closed, because another thread may fork in between.
+        # The attribute is cleared first: if another thread forks between these lines, the child must not close a closed
+        # descriptor.
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -99,12 +100,12 @@ def is_ready(descriptor: int, seconds: float, events: int = select.POLLIN) -> bo
 
 
 class ChildProcess(ABC):
-    """A child process, whose exit code other code of the program may collect first (by `waitpid`).
+    """A child process. Its exit code is unknown if other code of the program has reaped the process by `waitpid`.
 
-    Exit codes are unavailable if a program ignores SIGCHLD, or if its handler of SIGCHLD reaps all children.
+    Exit codes are also unknown if the program ignores SIGCHLD, or if its handler of SIGCHLD reaps all children.
 
     Args:
-        name: the name of the child in messages.
+        name: the name that messages use for the child.
         process_name: the name of the child's `multiprocessing.current_process`.
     """
 
@@ -112,8 +113,8 @@ class ChildProcess(ABC):
 
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
-        #: Whether `watch` is called only after the last child's start. `watch` opens a file descriptor that children
-        #: would inherit.
+        #: Whether `watch` is called only once all children have started, because later children would inherit the file
+        #: descriptor that `watch` opens.
         self.is_watched_later = False
         self._process_name = process_name
         self.forget_process()
@@ -123,7 +124,7 @@ class ChildProcess(ABC):
         #: The exit code, negative for a signal; None while the process runs, or if the exit code is unknown.
         self.exitcode: int | None = None
         self.is_orphan = False
-        #: For a worker on another machine, the description of its exit, which messages contain instead of the exit
+        #: For a worker on another machine, a description of its exit. Messages contain this text instead of the exit
         #: code.
         self.told: str | None = None
         self._watch: Pidfd | None = None
@@ -187,11 +188,12 @@ class ChildProcess(ABC):
 
     @property
     def is_up(self) -> bool:
-        """Returns False for a worker on another machine that was requested but does not run yet."""
+        """Returns False for a worker on another machine that has not started yet."""
         return True
 
     def has_page(self, page: dict[str, Any]) -> bool:
-        """Returns False if an earlier process, which this process replaces, has written the counters."""
+        """Returns whether this process has written the counters, and not an earlier process that this process
+        replaces."""
         return bool(page["pid"] == self.pid)
 
     @property
@@ -220,7 +222,8 @@ class ChildProcess(ABC):
 
     @property
     def called(self) -> str:
-        """The name and process id for messages about the exit, and the machine if it is another machine."""
+        """The child's name and process id, for messages about its exit. For a worker on another machine, the text also
+        names the machine."""
         return f"{self.name} (pid {self.pid})"
 
     def kill(self) -> None:
@@ -236,10 +239,10 @@ class ChildProcess(ABC):
 
 
 def close_pipes(popen: Popen) -> bool:
-    """Closes the parent's ends of multiprocessing's pipes to a child, because children that start later would inherit
-    these pipes.
+    """Closes the pipes that multiprocessing has opened between the parent and a child, so that later children do not
+    inherit these pipes.
 
-    Pidfds replace the pipes. Without pidfds, the pipes stay open, and the function returns False.
+    Pidfds replace the pipes. If the system has no pidfds, the pipes stay open, and the function returns False.
     """
     own = Pidfd(os.getpid())
     has_descriptors = own.descriptor >= 0
@@ -250,8 +253,9 @@ def close_pipes(popen: Popen) -> bool:
 
 
 def watch_the_parent() -> None:
-    """The parent has closed the pipe that `multiprocessing.parent_process` monitors (`close_pipes`), so a pidfd
-    replaces this pipe. The kernel resumes a suspended child when the parent exits, so that the child can exit, too.
+    """Makes `multiprocessing.parent_process` monitor the parent through a pidfd, because the parent has closed the pipe
+    for this purpose (`close_pipes`). The kernel resumes a suspended child when the parent exits, so that the child can
+    exit, too.
     """
     continue_with_parent()
     parent = multiprocessing.parent_process()

@@ -25,13 +25,14 @@ from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 ASKED = 3.0
 #: The number of seconds that a child may take to exit after SIGKILL, which only the kernel can delay.
 KILLED = 5.0
-#: The command that stops a child, and the number that announces this command in the shared memory of the control link.
+#: `_STOP` is the command that stops a child. `_STOP_ORDER` is the number that announces this command in the shared
+#: memory of the control link.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 
 
 class Shutdown:
-    """In a forked child, the methods of an inherited object do nothing. `bells` wakes the children, so it must exist as
-    long as the children.
+    """Stops the children of a loader. In a forked child, the methods of an inherited object do nothing. The children
+    are woken through `bells`, which must exist as long as the children.
     """
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
@@ -43,18 +44,20 @@ class Shutdown:
         self.is_over = False
         self.forker: Closes | None = None
         self._bells = bells
-        #: Ends the epoch before the children are asked to stop, so that no child waits for the main process.
+        #: A function that ends the epoch, so that no child waits for the main process. It is called before the children
+        #: are asked to stop.
         self.beforehand: Callable[[], None] | None = None
         self.afterwards: Callable[[], None] | None = None
-        #: The senders of the command to stop; empty until every child can receive this command.
+        #: For each child, the object that sends the command to stop. The list is empty until all children can receive
+        #: commands.
         self.commanders: list[Sender] = []
         _to_end.add(self)  # last, because Ctrl-C may interrupt this constructor
 
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Replaces an exited child by a child that is not started yet.
 
-        If `has_begun` is True after the start of the new child, the caller must stop the child, because the shutdown
-        does not.
+        The caller must check `has_begun` after it has started the new child. If `has_begun` is True, the shutdown does
+        not know the child, and the caller must stop it.
         """
         if self.has_begun:
             return
@@ -78,7 +81,7 @@ class Shutdown:
             self.has_begun = True
             children = list(self._children)
             for child, control in zip(children, self._controls, strict=True):
-                # a child that is still importing the program has no work to finish
+                # this child is still importing the program, so it has no work to finish
                 if not control.has_consumer():
                     child.kill()
             self._ask(deferred)
@@ -152,9 +155,10 @@ def end_before_others() -> None:
 class OwnsChildren(Finalized):
     """A base class for objects that stop their children on `shutdown`, on deletion, and at interpreter exit."""
 
-    # A weak reference with a callback is unsuitable, because a KeyboardInterrupt in the callback would be lost.
+    # `_finalize` stops the children. `weakref.finalize` is unsuitable, because a KeyboardInterrupt in its callback
+    # would be lost.
     _shutdown: Shutdown
-    #: `Finalized` does not call the finalizer if this attribute is True.
+    #: If True, the base class `Finalized` does not call `_finalize`.
     _ended = False
 
     def _own(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
@@ -166,7 +170,8 @@ class OwnsChildren(Finalized):
         self._ended = self._shutdown.is_over
 
     def _finalize(self, interrupted: bool) -> None:
-        """If `interrupted`, Ctrl-C was pressed, and is delivered after the finalizer."""
+        """Stops the children when this object is deleted. If `interrupted` is True, Ctrl-C was pressed, and
+        KeyboardInterrupt is raised after the finalizer."""
         shutdown = self.__dict__.get("_shutdown")
         if interrupted or (shutdown is not None and not shutdown.is_over):
             with InterruptsDeferred(later=True, noted=interrupted):

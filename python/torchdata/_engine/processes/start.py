@@ -46,8 +46,8 @@ def new_child(
     """Creates a child without starting it.
 
     Args:
-        modules: names of modules that the child's function imports, and that a spawned forking process imports once for
-            all its children.
+        modules: names of the modules that the child's function needs. With "forkserver", the forking process imports
+            them once for all its children.
         forker: the process that forks the child, or None to use the context's start method.
     """
     make = getattr(context, "make_child", None)
@@ -74,8 +74,8 @@ def start_all(
         _refuse_to_start()
     with InterruptsDeferred() as deferred:
         if spawns or any(isinstance(child, SpawnedChild) for child in children):
-            # The start of multiprocessing's resource tracker unblocks signals, which must stay blocked during the start
-            # of a child.
+            # Multiprocessing's resource tracker is started before the children, because its start unblocks signals,
+            # which must stay blocked while a child starts.
             _ensure_tracker()
         forked = [child for child in children if isinstance(child, ForkedChild)]
         if forked:
@@ -99,8 +99,8 @@ def _imports_the_program() -> bool:
 
 
 def _refuse_to_start() -> NoReturn:
-    """In a child of the engine, exits with the exit code for a missing `__main__` guard. In a child that another
-    library or the program itself has started, raises RuntimeError.
+    """If this process is a child of the engine, exits with the code for a missing `__main__` guard. If another library
+    or the program has started this process, raises RuntimeError.
     """
     if current_process().name.startswith(PREFIX):
         for stream in (sys.stdout, sys.stderr):

@@ -1,7 +1,7 @@
 """Starts and monitors worker hosts on other machines with Ray, and transmits their messages.
 
-Role: runs in the main process, where a `Cluster` replaces the multiprocessing context of a worker group. Ray is
-imported when a cluster is created.
+Role: runs in the main process. A worker group creates its workers through a `Cluster` instead of a multiprocessing
+context. Ray is imported when a cluster is created.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Cluster:
     memory.
     """
 
-    #: No items are added to a message to the main process once it has this many bytes.
+    #: A host adds no further items to a message for the main process once the message has this many bytes.
     chunk_bytes = 8 << 20
 
     def __init__(self, needed_by: str, options: dict[str, Any], num_workers: int, memory_budget: int | None) -> None:
@@ -77,8 +77,8 @@ class Cluster:
     def stay(self) -> Iterator[None]:
         """Prevents other threads from leaving the cluster during the context.
 
-        Code that calls Ray or drops Ray's references must run in this context. Ray ends the process if another thread
-        leaves the cluster meanwhile.
+        All code that calls Ray or deletes Ray's references must run in this context. Ray ends the process if another
+        thread leaves the cluster during such code.
 
         Raises ConnectionError if the program has left the cluster.
         """
@@ -115,14 +115,14 @@ class Cluster:
         cause = getattr(error, "cause", None)
         if cause is not None:  # code in the host process has raised the error
             return f"its host reports: {type(cause).__name__}: {cause}"
-        # Lines that begin with a space contain the names and ids of Ray's actor, and are omitted.
+        # Lines that begin with a space are omitted, because they contain only the name and the ids of Ray's actor.
         said = " ".join(line for line in str(error).splitlines() if line[:1].strip()).rstrip(". ")
         return said if isinstance(error, VersionsDiffer) else f"Ray reports: {said or repr(error)}"
 
 
 class _Actor:
-    """A handle on a `Host` in the cluster, which calls the methods of the host. Each call returns immediately, and its
-    future may raise Ray's error."""
+    """Calls the methods of a `Host` in the cluster. Each call immediately returns a future, whose result may be an
+    error of Ray."""
 
     def __init__(self, cluster: Cluster, ray: Any, handle: Any) -> None:
         self._cluster, self._ray, self._handle = cluster, ray, handle
@@ -166,8 +166,8 @@ class _Actor:
 
 
 def _keep_until_done(answer: Future[Any], reference: Any, spent: list[Any]) -> None:
-    """Keeps Ray's `reference` until `answer` is done, and then appends it to `spent`, which the next request
-    empties."""
+    """Keeps Ray's `reference` alive until `answer` is done, and then moves it to the list `spent`. The next request to
+    a host empties this list."""
     held = [reference]
     answer.add_done_callback(lambda _: spent.append(held.pop()))
 

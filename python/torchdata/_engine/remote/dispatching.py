@@ -1,7 +1,7 @@
 """Spawns the dispatching process, on the main process's machine, for workers on other machines.
 
-The dispatching process and the workers do not import the user's main module. The pickled program contains the module's
-definitions, so no `__main__` guard is needed.
+Neither the dispatching process nor a worker imports the user's main module, so this module needs no `__main__` guard.
+The pickled program contains the definitions of the main module.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The host of a worker: a Ray actor on another machine, which runs next to the worker's process.
+"""Runs a worker on another machine: a Ray actor, the host, starts the worker's process there.
 
-Role: the host spawns the worker as a separate process. User code needs its own main thread, and its crash must not end
-the host. The host forwards the contents of the worker's links without decoding them.
+Role: the host spawns the worker as a separate process, because user code needs a main thread, and because a crash of
+user code must not end the host. The host forwards the contents of the worker's links without decoding them.
 
 A lane is a pair of links, one per direction. `tell` receives messages from the main process, and `pull` returns
 messages of the worker. They run in separate threads. Several calls of `pull` are always waiting at the host, so that
@@ -42,8 +42,8 @@ PULSE = 1.0
 #: Seconds without a message from the main process after which the host exits, because Ray may have failed to end the
 #: host.
 DEAF = 600.0
-#: Seconds between two checks while the host waits for the worker's exit (`LOOK`), and for free space in a link or for
-#: the start of a child (`GLANCE`).
+#: Seconds between two checks. `LOOK` is for the worker's exit; `GLANCE` is for free space in a link, and for the start
+#: of a child.
 LOOK, GLANCE = 5.0, 0.002
 SEEN = 0.5
 #: Parts of a message with at least this many bytes are sent outside the pickle.
@@ -59,7 +59,8 @@ class RemoteSetup:
     """The setup of a host.
 
     Args:
-        child: the setup that the worker would have on the main process's machine; the fields in `_HERE` are None.
+        child: the worker's setup, as if the worker ran on the main process's machine. The fields in `_HERE` are None,
+            because they are valid on one machine only.
         budget: bytes of shared memory for the items that the worker sends.
         counts: the counters of earlier processes of this worker.
     """
@@ -76,7 +77,7 @@ class RemoteSetup:
         return cls(child, budget, board.full, board.carry_out(setup.page), setup.lines.dispatched is not None)
 
 
-#: The parts of a child's setup that are valid on one machine only.
+#: The fields of a child's setup that are valid on one machine only, each with the value None.
 _HERE: dict[str, Any] = {"program": None, "common": None, "stats": None, "lines": None}
 
 
@@ -108,10 +109,10 @@ class Told:
     """A message from the main process to a host.
 
     Args:
-        number: the number of earlier calls of `tell` for the same pair of links.
+        number: the number of this call of `tell`, from 0 for each pair of links.
         words: integers that the main process keeps in the shared memory of its links, such as the current epoch's
             number; None if they have not changed.
-        holds: whether the host must stop returning items, because the main process lacks space for them.
+        holds: whether the host must stop returning items, because the main process has no space for further items.
     """
 
     number: int
@@ -125,10 +126,11 @@ class Pulled:
     """The result of `Host.pull`: messages of the worker, and its state.
 
     Args:
-        number: the number of earlier calls of `pull` for the same pair of links.
+        number: the number of this call of `pull`, from 0 for each pair of links.
         has_ended: whether the worker has exited, and all its messages were returned.
         seen: the state of the worker; None if an earlier call returned it less than `SEEN` seconds ago.
-        is_full: whether the main process must stop sending, because earlier messages do not fit into the link yet.
+        is_full: whether the main process must stop sending messages, because the worker's link has no space for further
+            messages.
     """
 
     number: int
@@ -190,7 +192,8 @@ class _WorkerLane:
             self.carrier.ring()
 
     def _pass_on(self) -> None:
-        """Runs in a separate thread, so that `tell` does not wait for space in the link."""
+        """Writes received messages to the worker's link. This method runs in a separate thread, so that `tell` does not
+        wait for space in the link."""
         while (frame := self._frames.get()) is not None:
             while not self.carrier.put(frame) and not self._has_ended:
                 time.sleep(GLANCE)
@@ -207,9 +210,9 @@ class _WorkerLane:
         """Returns the worker's messages, once there is at least one.
 
         Args:
-            most: no message is added once the messages have this many bytes.
-            look: returns the worker's state, or None if the last state was returned less than `SEEN` seconds ago. After
-                the worker's exit, the last call is `look(True)`.
+            most: no further message is returned once the messages together have this many bytes.
+            look: a function that returns the worker's state, or None if it returned the state less than `SEEN` seconds
+                ago. After the worker's exit, it is called with True, and always returns the state.
         """
         with self._pulling:
             if not self._has_ended:
@@ -241,8 +244,8 @@ class Host:
         bells = BellBoard(1 + DISPATCHER)
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
-        #: For each lane, the link from the worker and the link to the worker. In the second lane (dispatched items),
-        #: the link from the worker stays empty.
+        #: The two links of each lane: from the worker and to the worker. In the second lane (dispatched items), the
+        #: worker sends nothing.
         self._links = [(data, control)]
         dispatched = None
         if setup.is_dispatched:
@@ -314,12 +317,12 @@ class Host:
         return self._child.where_it_stands(page, wakes)
 
     def end(self) -> None:
-        """Kills the worker, because a suspended worker would not notice the exit of this process."""
+        """Kills the worker when the host ends, because a suspended worker would not notice the end of the host."""
         self._child.kill()
 
     def _watch(self) -> None:
-        """If Ray's daemon (the parent of this process) has exited, Ray has killed the worker. The worker's exit code is
-        not reported, because only Ray knows the reason.
+        """Waits until the worker exits. If Ray's daemon (the parent of this process) has exited, Ray has killed the
+        worker. Its exit code is then not reported, because only Ray knows the reason.
         """
         child = self._child
         while not child.ended:

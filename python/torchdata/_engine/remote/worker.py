@@ -46,7 +46,8 @@ class VersionsDiffer(RuntimeError):
 
 
 class RemoteWorker(ChildProcess):
-    """`hosts` is the `Cluster` that starts the host, and `setup` describes the worker as if it ran on this machine."""
+    """Represents a worker on another machine in the main process. `hosts` is the `Cluster` that starts the worker's
+    host. `setup` describes the worker as if it ran on this machine."""
 
     def __init__(self, hosts: Any, name: str, setup: ChildSetup) -> None:
         super().__init__(name, name)
@@ -70,7 +71,7 @@ class RemoteWorker(ChildProcess):
         return next(_numbers)
 
     def watch(self) -> None:
-        """Does nothing, because the worker has been watched since this object was created."""
+        """Does nothing, because a thread of this object already waits for the worker's exit."""
 
     def _look(self, pid: int) -> None:
         pass  # the worker's thread records the exit
@@ -173,7 +174,8 @@ class RemoteWorker(ChildProcess):
         self._carriers.append(carrier)
         lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
         if lines.dispatched is not None:
-            # This link stays empty, because a worker sends no messages to the dispatching process.
+            # A `Carrier` needs one link per direction. One of them stays empty, because a worker sends no messages to
+            # the dispatching process.
             nothing, dispatched = Link(0, CONTROL_RING), lines.dispatched.shared
             from_dispatching = Carrier(dispatched, nothing, bells, setup.index, setup.dispatcher_index)
             self._carriers.append(from_dispatching)
@@ -197,7 +199,7 @@ class RemoteWorker(ChildProcess):
                 if one.has_ended:
                     return
         except Exception as error:
-            # If the host has exited, the thread that runs `_run` reports this exit.
+            # The exit of the host is not reported here, because the thread that runs `_run` reports it.
             if not isinstance(error, ConnectionError) and not self._hosts.is_of_host(error):
                 self._fault = error
                 self.kill()
@@ -217,7 +219,7 @@ class RemoteWorker(ChildProcess):
     def _await(self, begun: Future[About]) -> About | None:
         """Returns None if the worker was killed before its start was complete."""
         wake = self._wake
-        # Ray may keep the callback forever, so the callback must not refer to this object.
+        # The callback refers to `wake` and not to `self`, because Ray may keep the callback forever.
         begun.add_done_callback(lambda _: wake.set())
         while not self._is_killed:
             if begun.done():
@@ -231,7 +233,7 @@ class _Lane:
 
     Args:
         number: 0 for commands and items, 1 for dispatched items.
-        most: no items are added to a message once it has this many bytes.
+        most: no further items are added to a message once the message has this many bytes.
     """
 
     def __init__(self, number: int, actor: Any, carrier: Carrier, most: int, goes_on: Callable[[], bool]) -> None:
@@ -313,14 +315,16 @@ class _Arrived:
             self._bytes -= bytes_of(self._frames.popleft())
 
     def end(self) -> None:
-        """Drops all present and future frames, because the main process no longer reads the link."""
+        """Drops the received messages, and ignores later messages, because the main process no longer reads the
+        link."""
         self._has_ended = True
         self._frames.clear()
         self._bytes = 0
 
 
 def _ringing(lane: _Lane) -> Callable[[object], None]:
-    """The callback holds no strong reference, because Ray keeps the callbacks of a call that never returns."""
+    """Returns a callback that wakes the lane. The callback refers to the lane only weakly, because Ray keeps the
+    callbacks of calls that never return."""
     found = weakref.ref(lane)
 
     def ring(_: object) -> None:

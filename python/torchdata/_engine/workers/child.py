@@ -57,12 +57,12 @@ LONG_IDLE = 5
 class CommonSetup:
     bells: Handle[BellBoard]
     main_pid: int
-    #: Whether the main process is the parent of this process, as with every start method except "forkserver".
+    #: Whether the main process is this process's parent, which is True unless the start method is "forkserver".
     is_child_of_main: bool
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
-    #: The line of the user's program that started the children. None if the child runs on another machine, or has the
-    #: user's program on its own stack.
+    #: The line of the user's program that started the children. None for a child on another machine, and for a forked
+    #: child, whose own stack contains the line.
     begun_at: tuple[str, int, str] | None
 
     @classmethod
@@ -119,7 +119,7 @@ class ChildSetup:
     num_shards: int
     dispatches: bool
     program: Program | SharedPickle | Inherited
-    #: The module and the name of the program's class. Importing the module is slow unless the child is forked.
+    #: The module and the name of the program's class.
     program_class: tuple[str, str]
     common: CommonSetup
     stats: Handle[StatsBoard]
@@ -142,7 +142,8 @@ class ChildSetup:
 
     @property
     def where(self) -> str:
-        """The child's name for error messages, without "the", because existing code matches such messages."""
+        """The child's name in error messages. The article "the" is omitted, because existing programs search messages
+        for the name without it."""
         return self.name.removeprefix("the ")
 
 
@@ -157,8 +158,8 @@ def run_child(setup: ChildSetup) -> None:
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.number}")
-    # The program is imported before `ChildLoop` opens the control link, because a shutdown immediately kills a child
-    # whose control link is not open.
+    # Until `ChildLoop` opens the control link, a shutdown kills the child without waiting. Therefore, the slow import
+    # comes first.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner
     child = ChildLoop(setup, runner.is_interrupted)
@@ -166,8 +167,8 @@ def run_child(setup: ChildSetup) -> None:
 
 
 class ChildLoop:
-    """Receives commands in a child. If `is_interrupted` is True, the loop that sends items returns between two items
-    when a command is waiting.
+    """Receives commands in a child. If `is_interrupted` is True, a command that arrives during an epoch makes the loop
+    that sends items return after the current item.
     """
 
     def __init__(self, setup: ChildSetup, is_interrupted: bool) -> None:
@@ -224,7 +225,7 @@ class ChildLoop:
 
 
 def raise_failure(_peer: int, description: Any) -> NoReturn:
-    """Called if a process has sent an exception instead of an item."""
+    """Raises the exception that a process has sent instead of an item."""
     reraise(description)
 
 
@@ -237,9 +238,10 @@ def _keep_freed_memory() -> None:
 
     A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. Each page that
     glibc has returned to the system causes a page fault when the child uses it again. Page faults take a tenth of the
-    time for decoding an image. glibc raises its limit for kept memory when a large block is freed. A child may never
-    free a large block, because its large arrays are in shared memory. This function therefore allocates and frees one
-    large block, without touching its pages. Limits that the user has set (`MALLOC_TRIM_THRESHOLD_`) remain in effect.
+    time for decoding an image. When a process frees a large block, glibc raises its limit for kept memory. A child may
+    never free such a block, because its large arrays are in shared memory. This function therefore allocates and frees
+    one large block, without touching its pages. A limit that the user has set by `MALLOC_TRIM_THRESHOLD_` remains in
+    effect.
     """
     bytes(_LARGEST_LEARNT)
 
@@ -247,7 +249,7 @@ def _keep_freed_memory() -> None:
 def _return_freed_memory() -> None:
     """Returns the memory that glibc has kept (see `_keep_freed_memory`).
 
-    After an epoch with a `shuffle` buffer of 400 MB, an idle child holds 17 MB instead of 446 MB.
+    For example, an idle child that has filled a `shuffle` buffer of 400 MB then uses 17 MB instead of 446 MB.
     """
     with contextlib.suppress(ImportError, OSError, AttributeError):  # other C libraries lack the function
         import ctypes  # importing the module earlier would delay the first item
@@ -260,17 +262,16 @@ def _keep_memory_of_tensors() -> None:
 
     Without huge pages, older releases of glibc leave a gap next to each tensor, because torch aligns it to 64 bytes.
     Because of this gap, the memory of a freed tensor is slightly too small for the next tensor of the same size, so the
-    process grows with each tensor. With huge pages (glibc 2.36), filling a tensor of 20 MB causes 0 page faults instead
-    of 4,864, and filling a tensor of 38 MB causes 531 instead of 9,729. In 60 items, a worker that kept a small tensor
-    and freed a tensor of 20 MB per item grew by 1.2 GB without huge pages, and by 20 MB with huge pages. Torch reads
-    the environment variable when it creates its first tensor. The variable has no effect in a forked child if the main
-    process has already created a tensor.
+    process grows with each tensor. A worker that keeps a small tensor and frees a tensor of 20 MB for each item grows
+    by 1.2 GB in 60 items; with huge pages, it grows by 20 MB. Huge pages also avoid page faults: filling a tensor of 20
+    MB causes 0 instead of 4,864 (glibc 2.36). Torch reads the environment variable when it creates its first tensor. If
+    the main process has already created a tensor, the variable has no effect in forked children.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 
 def _settle(thresholds: tuple[int, int, int]) -> None:
-    """Ends the delay of garbage collection, but keeps a collection threshold that user code has set."""
+    """Restores the thresholds of garbage collection after the start of a child, unless user code has changed them."""
     if gc.get_threshold()[0] == EARLY_THRESHOLD:
         gc.set_threshold(*thresholds)
     gc.freeze()

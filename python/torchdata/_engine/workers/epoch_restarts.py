@@ -1,8 +1,8 @@
 """Replaces exited children of a `DataLoader2`, and resumes the replacements from the newest snapshots.
 
-A replacement restores a snapshot, and recomputes the items that were received after it. After the main process has
-applied a function to the children's graphs, children are not replaced any more, because a replacement would lack the
-function's effect.
+A replacement restores a snapshot, and recomputes the items that were received after the snapshot. Once the main process
+has applied a function to the children's graphs, exited children are no longer replaced, because a new graph would lack
+the function's changes.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ class RestartableEpoch:
     """The data that a replacement needs to resume an epoch.
 
     Args:
-        commands: returns the seeds and the reset function for a shard, given its number; the dispatching process counts
-            as the shard after the last one.
-        resume: computes from the received items where each shard and the dispatching process resume.
-        before: the previous epoch and the children's positions in it; None if no pipe keeps state from one epoch to the
-            next. If `before` is given, each worker has sent a snapshot at the beginning of this epoch.
+        commands: a function that returns the seeds and the reset function for the shard with the given number. The
+            number after the last shard stands for the dispatching process.
+        resume: a function that computes the positions where the shards and the dispatching process resume, given the
+            items that were received.
+        before: the previous epoch, and each child's position in that epoch; None if no pipe keeps state from one epoch
+            to the next. If `before` is given, each worker has sent a snapshot at the beginning of this epoch.
     """
 
     number: int
@@ -71,8 +72,8 @@ class EpochRestarts(Restarts):
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
-        # Pipes may keep state between epochs, so a new child without a snapshot of this epoch first recomputes the
-        # previous epoch's end.
+        # If pipes keep state between epochs, and a new child has no snapshot of this epoch, the child first recomputes
+        # the end of the previous epoch.
         repeats = run.before is not None and begin
         if repeats:
             assert run.before is not None
@@ -117,8 +118,8 @@ class EpochRestarts(Restarts):
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
-        """Returns a function that raises `Gone` if the child has exited, or may wait forever for a process that has
-        exited.
+        """Returns a function that raises `Gone` if the child has exited. With a dispatching process, it also raises
+        `Gone` if another child has exited, because this child may wait for it forever.
         """
         look, processes = self.look_at(index), self._members.processes
 

@@ -51,13 +51,13 @@ class EpochRunner:
         self.obedience = Obedience(self.setup.dispatches)
         #: A received command that ends the running epoch, before its execution.
         self.pending: tuple[Any, ...] | None = None
-        #: The running epoch, its first shard's starting position, and whether the graph has requested dispatched items
-        #: since.
+        #: The number of the running epoch, the position where its first shard starts, and whether the graph has
+        #: requested dispatched items in this epoch.
         self.epoch, self.start, self.opened = 0, Resumption(), False
-        #: `_announces`: whether the main process waits for the snapshot that is being taken. `_has_failed`: whether the
-        #: shard that runs now has raised an exception in this epoch.
+        #: `_announces`: whether the main process needs the current snapshot before the epoch's first item.
+        #: `_has_failed`: whether the shard that runs now has raised an exception in this epoch.
         self._announces = self._has_failed = False
-        #: The exception that was raised while the graph was prepared, and that is sent in each epoch.
+        #: An exception that was raised while the graph was prepared. It is sent to the main process in each epoch.
         self.failure: tuple[Any, ...] | None = None
 
     def prepare(self, program: EpochProgram) -> None:
@@ -99,8 +99,8 @@ class EpochRunner:
         return step != "end"
 
     def _obey(self, command: tuple[Any, ...]) -> str:
-        """Returns the executed step, such as "run" or "apply". With "leave", the command stays pending until the
-        running epoch has ended.
+        """Executes a command, and returns the name of the step, such as "run" or "apply". The step "leave" ends the
+        running epoch, and the command waits in `pending` until then.
         """
         kind, serial, number, *content = command
         step, before, behind = self.obedience.obey(kind, number)
@@ -131,8 +131,8 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The graph now begins the next iteration over the dispatched items, so the rest of the resumed iteration is
-            # skipped.
+            # The graph begins a further iteration over the dispatched items, so the remaining items of the resumed
+            # iteration are skipped.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True
@@ -176,7 +176,7 @@ class EpochRunner:
                 program.end_epoch(self._has_failed and place == self.turns.entered)
             self.counting.end()
             if self.dispatched is not None:
-                # Without this call, dispatched items that this worker has not read would block the other workers.
+                # Dispatched items that this worker has not read would otherwise block the other workers.
                 self.dispatched.finish_epoch(epoch)
 
     def _send_epoch(self, begin: Callable[[], Any]) -> None:
@@ -199,16 +199,15 @@ class EpochRunner:
 
     def _begin_shard(self, place: int, announced: int, start: Resumption) -> Iterator[Any]:
         program = self.programs[place]
-        # A graph that resumes from a snapshot may read immediately: the main process needs no snapshot of its
-        # beginning.
+        # A graph that resumes from a snapshot may read its sources immediately, because the main process needs no
+        # snapshot of the graph's beginning.
         unread = announced and start.content is None
-        # Outside of this context, a pipe's thread could wait forever: other workers delay its dispatched item until
-        # this worker has sent its snapshot.
+        # In this context, a pipe's thread reads nothing before the first request. Otherwise, it might wait forever for
+        # a dispatched item, because other workers delay the item until this worker has sent its snapshot.
         with beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if unread:
-                # If a command is pending, `send_snapshot` returns without a snapshot, and `pump` sends the snapshot
-                # later.
+                # If a command is waiting, `send_snapshot` sends no snapshot, and `pump` sends it later.
                 self._announces = True
                 try:
                     self.sender.send_snapshot(place)
@@ -259,8 +258,8 @@ class EpochRunner:
         return True
 
     def _meets_superseding(self) -> bool:
-        """Executes commands up to the command that ends the running epoch. Returns False if this command does not
-        arrive in time.
+        """Executes commands until one of them ends the running epoch. Returns False if no such command arrives within
+        `ORDERED` seconds.
         """
         while (command := self.commands.receive(0, ORDERED)) is not None:
             if self._obey(command) == "leave":
@@ -268,7 +267,8 @@ class EpochRunner:
         return False
 
     def _apply(self, function: Callable[[Any], Any]) -> None:
-        """If the function fails, the current epoch and all later epochs end with its exception."""
+        """Applies `function` to the graph of each shard. If the function fails, the current epoch and all later epochs
+        end with its exception."""
         try:
             if self.failure is None:
                 for place, program in enumerate(self.programs):

@@ -26,19 +26,19 @@ from torchdata._observe.outside.stacks import answer_no_more
 from torchdata._observe.stats.counting import MAIN_PAGE
 
 OBEDIENCE = 600.0
-#: Seconds between two checks of a child while the main process waits until the child acknowledges a command.
+#: Seconds between two checks whether a child has acknowledged a command.
 GLANCE = 0.002
 
 
 @dataclass(frozen=True)
 class StopPosition:
-    """The position where an earlier run of an epoch stopped.
+    """The position in an epoch where an earlier run stopped, and where this run resumes.
 
     Args:
         given: for each shard, the number and the checksum of the delivered items.
-        turn: the shard that was to return the next item.
+        turn: the number of the shard whose item follows next.
         resumptions: the positions of the shards, followed by the position of the dispatching process.
-        kept: the arguments for `Collector.keep`: the snapshots from which `resumptions` resume.
+        kept: the snapshots in `resumptions`, as the arguments for `Collector.keep`.
     """
 
     given: list[snapshots.Account]
@@ -123,8 +123,8 @@ class Children(Group):
     ) -> None:
         """Starts an epoch, or resumes it at `position`; `RestartableEpoch` explains `commands` and `resume`.
 
-        If `announced` is true, each worker sends a snapshot before its first item, and this method waits for all these
-        snapshots.
+        If `announced` is True, each worker sends a snapshot before its first item of the epoch. This method waits until
+        all these snapshots have arrived.
         """
         restarts, collector = self._restarts, self.collector
         if restarts is None:
@@ -145,7 +145,7 @@ class Children(Group):
         if restarts is not None:  # replacements receive these commands from `EpochRestarts`
             restarts.begin_run(RestartableEpoch(self._epoch, commands, resume, before))
             self._check_alive()
-        # The dispatching process receives its command first: the workers wait for its items.
+        # The dispatching process receives its command first, because the workers wait for its items.
         for index in (*range(self.num_workers, len(processes)), *range(self.num_workers)):
             command = (
                 self._epoch,
@@ -178,8 +178,8 @@ class Children(Group):
                 hangs.look(worker, time.monotonic() - began, hangs.seconds)
 
     def _without_snapshot(self) -> list[int]:
-        """Returns the workers whose snapshots are missing. If only the dispatching process's snapshot is missing,
-        returns worker 0, which forwards it to the main process.
+        """Returns the workers whose snapshots have not arrived. If only the dispatching process's snapshot is missing,
+        returns worker 0, because worker 0 forwards this snapshot.
         """
         found = self.collector.positions()
         missing = [] if found is None else [shard for shard, (_, kept) in enumerate(found[0]) if kept is None]
@@ -204,7 +204,7 @@ class Children(Group):
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child between two items, and waits until all have applied it.
 
-        Later exits of children are errors, because a new child would lack the effect of `function`.
+        From then on, the exit of a child is an error, because a new child's graph would lack the changes by `function`.
         """
         self._check_alive()
         if self._restarts is not None:
@@ -224,8 +224,8 @@ class Children(Group):
             for index in range(len(self._processes)):
                 began = time.monotonic()
                 while not self._is_resting(index) and not self._has_obeyed(index):
-                    # The child may wait for the dispatching process, which may wait for a worker that is not allowed to
-                    # send more items. This call allows all workers to send more items.
+                    # The child may wait for an item of the dispatching process, which may wait for a worker that has
+                    # sent as many items as allowed. This call allows all workers to send further items.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
@@ -236,8 +236,8 @@ class Children(Group):
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Kills a child that has not executed its command for too long, and then returns the current time as the start
-        of a new wait.
+        """Kills the child if it has not executed its command within the timeout. Returns the current time if the child
+        was killed, and `began` otherwise.
         """
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):
@@ -257,7 +257,8 @@ class Children(Group):
             return False
 
     def _send(self, index: int, kind: str, number: int, *content: Any, to: ChildProcess | None = None) -> None:
-        """If `to` is given, the attempt ends once another process has replaced `to`."""
+        """Sends a command to a child, and to its replacement if the child exits meanwhile. If `to` is given, no process
+        except `to` gets the command."""
         began = time.monotonic()
         while to is None or self._processes[index] is to:
             try:
@@ -281,7 +282,8 @@ class Children(Group):
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests
-        # A worker that waits for the dispatching process executes commands only after this process continues.
+        # With a dispatching process, all children are checked, because a worker that waits for a dispatched item does
+        # not execute commands.
         others = range(len(self._processes)) if self.dispatches else ()
 
         def look() -> None:

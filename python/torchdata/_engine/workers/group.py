@@ -54,7 +54,8 @@ class Group(OwnsChildren):
         dispatch_window: the number of items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for items; None for a quarter of the machine's memory.
         commands: bytes of shared memory for the commands to each child; with 0, commands are streamed through a ring.
-        pages: the counters of the children, for a loader that reads the group in threads; None to create counters.
+        pages: memory for the children's counters, if the group belongs to a loader that reads it in threads; None
+            creates this memory.
         snapshot_budget: bytes of the snapshots that the main process stores; None for no limit.
     """
 
@@ -156,7 +157,8 @@ class Group(OwnsChildren):
                 # Starting further children may take long, so an earlier child's exit is reported first.
                 members.check_alive(range(index))
             lines = members.setups[index].lines
-            # The dispatching process is started last, and needs the file descriptors of the links to the workers.
+            # The file descriptors of `lines.dispatched` stay open, because the dispatching process, which is started
+            # last, needs them.
             if index < members.num_workers:
                 lines.control.shared.close_descriptor()
                 for handle in lines.outputs:
@@ -204,8 +206,8 @@ class Group(OwnsChildren):
         in_order: bool = True,
         timeout: float | None = None,
     ) -> Collector:
-        """Creates the collector for the items of consecutive workers; `first` is the number of the first worker. If
-        `in_order` is True, the collector takes one item from each shard in turn.
+        """Creates the collector that receives the items of several workers with consecutive numbers, from `first` on.
+        If `in_order` is True, the collector takes one item from each shard in turn.
         """
         peers = [1 + first + index for index in range(len(outputs))]
         collector = Collector(
@@ -221,7 +223,7 @@ class Group(OwnsChildren):
         """
         signs = [(index, process.sign) for index, process in enumerate(self.members.processes)]
         if self.restarts is not None:
-            # With a strong reference, `collector`, `self.restarts` and the shutdown could form a reference cycle.
+            # A strong reference could create a reference cycle between `collector`, `self.restarts` and the shutdown.
             own = weakref.ref(self.restarts)
             collector.watch_and_replace(
                 signs,
@@ -250,8 +252,8 @@ class Group(OwnsChildren):
         return self.restarts.replace_dead(collector)
 
     def look_at(self, worker: int) -> Callable[[], object]:
-        """The returned function raises `Gone` if the worker has exited and will be replaced, and another error if the
-        exit is final.
+        """Returns a function that raises `Gone` if the worker has exited and will be replaced. If an exited worker is
+        not replaced, the function raises another error.
         """
         if self.restarts is None:
             return partial(self.members.check_alive, [worker])
@@ -307,7 +309,7 @@ def pickled_program(
     """Pickles an object for a child by pickle, or by cloudpickle if necessary (lambdas, local classes).
 
     Args:
-        refined: returns the pickler class; its argument is the base class.
+        refined: a function that returns the pickler class, given the class from which to derive it.
         copies_shared: whether tensors in shared memory are always copied. If False, tensors in shared memory are copied
             only if a child cannot import the object's functions and classes.
 
@@ -321,7 +323,8 @@ def pickled_program(
         except SharedMemoryHeld:
             raise
         except Exception as error:
-            # Locks and queues of multiprocessing can be pickled only while a child is being started.
+            # Multiprocessing raises this error for its locks and queues, which can be pickled only while a child is
+            # being started.
             if is_of_handler(error) or "inheritance" in str(error):
                 raise
     from torchdata._by_value import ByValuePickler

@@ -1,9 +1,10 @@
 """Finds child processes that hang, reports their stacks, and kills them.
 
-A process hangs if the main process has waited for it for `timeout` seconds and its counters have not changed. A counter
-changes whenever a pipe of the process yields an item, or the process sends a message. Processor time is no progress,
-because an endless loop also uses it. The limit `patience` applies to processes that use a processor. A process that
-waits for another process is not at fault, unless it is suspended (SIGSTOP).
+A process hangs if the main process has waited `timeout` seconds for it, and its counters have not changed during this
+time. A counter changes whenever a pipe of the process yields an item, or the process sends a message. The use of a
+processor alone does not count as progress, because an endless loop also uses a processor. For processes that use a
+processor, the limit is `patience` instead of `timeout`. A process that waits for another process does not count as
+hanging, unless it is suspended (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from torchdata._engine.workers.members import Members
 STARTING = 60.0
 #: A process counts as working if its threads use, or wait for, a processor for at least this fraction of the time.
 WORKING = 0.1
-#: A process on another machine hangs if no counters arrive for the time limit plus this number of seconds.
+#: A process on another machine also hangs if its counters have not arrived for this number of seconds in addition to
+#: its time limit.
 UNHEARD = 5.0
 
 
@@ -56,8 +58,8 @@ class Hung:
 
 @dataclass
 class _Seen:
-    """The counters of a worker and of the processes that the worker waits for. Counters last changed at `since` and
-    were last read at `waited`, in seconds since the wait began.
+    """The last known counters of a worker and of the processes that it waits for. `since` is the time of their last
+    change, and `waited` is the time when they were last read. Both are in seconds since the wait began.
     """
 
     counts: Any
@@ -123,7 +125,8 @@ class Hangs:
     ) -> None:
         self._members, self._board, self._first_page = members, board, first_page
         self._in_order = in_order
-        #: The timeouts of children without and with processor use.
+        #: `seconds`: the timeout of a child that uses no processor. `most`: the timeout of a child that uses a
+        #: processor.
         self.seconds, self.most = seconds, max(seconds, patience or 0.0)
         self._marks: dict[int, _WorkMark] = {}
         self._seen: dict[int, _Seen] = {}
@@ -138,7 +141,7 @@ class Hangs:
         """Must be called repeatedly while the main process waits for an item; returns whether a process was killed.
 
         Args:
-            peer: the shard that the main process waits for; None for shard 0.
+            peer: the shard whose item the main process waits for; None stands for shard 0.
             waited: seconds since the wait began.
             limit: seconds without progress after which a process hangs (a multiple of the timeout).
         """
@@ -159,7 +162,8 @@ class Hangs:
         return ended
 
     def end_if_over(self, child: int, waited: float) -> bool:
-        """Called repeatedly while waiting for an answer that is no item; returns whether the wait was too long."""
+        """Must be called repeatedly while the main process waits until a child executes a command. If the wait is too
+        long, kills the child and returns True."""
         if waited < self.seconds:
             self._works(child, None)
             return False
@@ -176,7 +180,7 @@ class Hangs:
         workers = range(self._members.num_workers)
         if self._in_order:
             return [workers[(peer or 0) % len(workers)]]
-        # A suspended worker may have received a command that it has not begun.
+        # Suspended workers are included, because they may have received a command that they have not begun.
         at_work = [child for child in workers if self._is_stopped(child) or (child in pages and _runs(pages[child]))]
         return at_work or workers
 
@@ -196,7 +200,7 @@ class Hangs:
 
     def _fault(self, chain: list[int], pages: dict[int, Any]) -> int:
         """Returns the child of `chain` that causes the wait: a suspended child if there is one, or else the last child.
-        If the children wait in a circle, returns the first child.
+        If the children wait for each other in a circle, returns the first child.
         """
         stopped = next((child for child in chain if self._is_stopped(child)), None)
         if stopped is not None:
@@ -234,16 +238,17 @@ class Hangs:
         worked = process.worked(page)
         if worked is None:
             return False
-        # The processor time of a process shrinks when one of its threads ends.
+        # The sum is smaller than before if a thread of the process has ended; the process then counts as working.
         grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked
-        # The kernel adds the time of waiting for a processor only when the wait ends, so the current state is also
-        # checked.
+        # The kernel counts the time of a wait for a processor only once the wait has ended, so `is_running` checks for
+        # a current wait.
         works = mark is None or grown >= WORKING * (now - mark.at) or process.is_running
         self._marks[child] = _WorkMark(pid, now, now, worked, works)
         return works
 
     def end(self, child: int, waited: float) -> bool:
-        """Kills a child that has made no progress for `waited` seconds; returns False if the child has ended before."""
+        """Kills a child that has made no progress for `waited` seconds; returns False if the child has already
+        exited."""
         from torchdata._observe.show.table import duration
         from torchdata._observe.stats.reading import pipe_at_work
 
@@ -270,8 +275,8 @@ class Hangs:
 
 
 def _unheard(page: Any, limit: float) -> float:
-    """Returns the seconds since the process's counters last arrived from another machine; 0 if they are overdue, which
-    counts as hanging.
+    """Returns how many seconds ago the counters of a process on another machine last arrived. Returns 0 if they are
+    overdue, because the process then counts as hanging.
     """
     if page is None or not page["heard"]:
         return 0.0

@@ -91,8 +91,8 @@ class Members:
         return [seeds for seeds, _ in each], each[0][1]
 
     def announced(self, index: int, starts: Sequence[Resumption | None] | None = None) -> int:
-        """Returns which snapshots a child must send at the beginning of an epoch, as a code of `Announced`. A
-        replacement for an exited child sends no snapshot if its positions in `starts` contain snapshots.
+        """Returns a code of `Announced` for the snapshots that a child must send at the beginning of an epoch. For a
+        replacement, `starts` contains its positions; if they contain snapshots, the replacement sends none.
         """
         if starts is None:
             return Announced.DEALT if index == 0 and self.dispatches else Announced.OWN

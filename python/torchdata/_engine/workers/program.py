@@ -1,7 +1,7 @@
-"""The interface between the engine, which handles processes, links and commands, and the programs that children run.
+"""The interface between the engine, which starts processes and connects them, and the programs that child processes
+run.
 
-Role: there are programs for the graphs of `DataLoader2`, the datasets of `StatefulDataLoader` and the functions of
-nodes.
+Role: there are different programs for `DataLoader2`, `StatefulDataLoader` and `torchdata.nodes`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    #: Whether the loop that sends items returns between two items if a command is waiting.
+    #: Whether a waiting command interrupts the loop that sends items, between two items.
     is_interrupted: ClassVar[bool]
     #: The runner sends this encoded exception instead of items, if the program could not be prepared.
     failure: tuple[Any, ...] | None
@@ -38,9 +38,9 @@ class Runner(Protocol):
 class Program(ABC):
     runner: ClassVar[type[Runner]]
     worker_name: ClassVar[str] = "worker process {}"
-    #: What a worker was doing, for the error that reports its exit.
+    #: What the workers do, in the words of the error that reports the exit of a worker.
     stage: ClassVar[str] = "reading items"
-    #: Words for the error message if a worker exits repeatedly at the same result. In error messages, `item` names a
+    #: Words for the error message if a worker exits repeatedly while it computes the same result. `item` names a
     #: result, `counted` follows the result's number, and `mended` names what the user should correct.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
@@ -51,7 +51,7 @@ class Program(ABC):
     @abstractmethod
     def why_unpicklable(self, start_method: str, error: Exception) -> str:
         """Returns the message of the `TypeError` for a program that cannot be pickled although the start method
-        requires this.
+        requires pickling.
         """
 
     def holds_shared_memory(self) -> bool:
@@ -64,8 +64,9 @@ class Program(ABC):
     def exit_error(
         cls, process: ChildProcess, worker: int | None, text: str | None = None, item: int | None = None
     ) -> WorkerExitedError:
-        """Without `text`, the error has the standard description and advice.
-        `item` is the number of the item at which the process exited, if restarts were allowed.
+        """Returns the error for the exit of a process, with the message `text`, or with a standard message if `text` is
+        None. `item` is the number of the item at which the process exited; None if the loader does not restart
+        processes.
         """
         stage = cls.stage if worker is not None else "dispatching items"
         return WorkerExitedError(text or exit_message(process), worker, process.exitcode, stage, item)
@@ -77,7 +78,8 @@ class ChildInfo:
     num_workers: int
     dispatches: bool
     open_dispatched: Callable[[], Iterator[Any]] | None
-    #: Returns the position in the dispatched items: the iteration, and the count and checksum of its items so far.
+    #: A function that returns the position in the items from the dispatching process: the number of the iteration, and
+    #: the number and checksum of the items received in it.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
     #: The size in bytes above which snapshots are sent only if the main process has requested large snapshots.
     largest_snapshot: int | None = None
@@ -117,8 +119,8 @@ class EpochProgram(Program):
         """Called after the last epoch, if the process continues."""
 
     def enter(self) -> None:
-        """Called when the process switches to this program from another shard's program. The engine itself saves and
-        restores `globals`, and calls `enter` only if the shards differ in more than `globals`.
+        """Called when the process switches to this program from another shard's program, unless the shards differ only
+        in their `globals`. The engine itself saves and restores `globals`.
         """
 
     def leave(self) -> None:
@@ -126,8 +128,8 @@ class EpochProgram(Program):
 
     @abstractmethod
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
-        """Called between two items. Returns the position in the dispatched items, and bytes for `go_on_from`; None if
-        no snapshot is possible now.
+        """Called between two items. Returns the position in the items from the dispatching process, and bytes to pass
+        to `go_on_from`. Returns None if no snapshot is possible now.
 
         Args:
             most: the maximum size in bytes; a larger snapshot raises TooLargeError.

@@ -33,7 +33,8 @@ from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 ROOM = 3.0
 GLANCE = 0.01
 
-#: Each shard's received items (`Account`) and newest snapshot, and the matching snapshot of the dispatching process.
+#: For each shard, the items that the main process has received (`Account`) and the newest snapshot. The snapshot of the
+#: dispatching process matches the snapshots of the shards.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
@@ -42,7 +43,8 @@ class Gone(Exception):
 
 
 class Restarts:
-    """Replaces children that hang if `hangs` is given, and children that have exited if `deaths` is True."""
+    """Replaces child processes. If `hangs` is given, children that hang are replaced; if `deaths` is True, children
+    that have exited are replaced."""
 
     def __init__(
         self,
@@ -60,8 +62,8 @@ class Restarts:
         self._epoch = 0
         self._replacing = Replacing(members.num_workers, members.dispatches)
         self._exitcodes: dict[int, int | None] = {}
-        #: Exits without a warning so far: a description, the loader's argument for restarts, and the stacks of a
-        #: process that hung.
+        #: The exits for which no warning was issued yet. Each entry contains a description of the exit, the name of the
+        #: loader's argument that allows the restart, and the stacks of a process that hung.
         self._untold: list[tuple[str, str, str]] = []
         #: Replacements that were started, but not yet reported to the engine.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
@@ -85,7 +87,8 @@ class Restarts:
         return self._replacing.rests(index)
 
     def replace_dead(self, collector: Collector) -> bool:
-        """Returns whether any child had exited. Raises WorkerExitedError if a child cannot be replaced."""
+        """Replaces the children that have exited, and returns whether there were any. Raises WorkerExitedError if a
+        child cannot be replaced."""
         processes = self._members.processes
         while True:
             dead = [i for i, process in enumerate(processes) if process.ended and not self.rests(i)]
@@ -94,7 +97,7 @@ class Restarts:
             time.sleep(GLANCE)  # a thread that is reading replaces the child itself
 
     def look_at(self, index: int) -> Callable[[], None]:
-        """The returned function raises `Gone` if the child has exited, or if the loader is shut down."""
+        """Returns a function that raises `Gone` if the child has exited, or if the loader is shut down."""
 
         def look() -> None:
             if self._members.processes[index].ended or self._shutdown.has_begun:
@@ -103,19 +106,19 @@ class Restarts:
         return look
 
     def _check(self, dead: Sequence[int]) -> None:
-        """Raises an error if replacements of the exited children could not continue the epoch."""
+        """Raises an error if the epoch could not continue after the exited children were replaced."""
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
-        """Sends commands to replacements, so that they resume after the received items; see `on_replace`."""
+        """Sends commands to the new processes, which then resume after the items received from the old processes."""
 
     def on_death(self, dead: Sequence[int], received: Sequence[int], ended: Sequence[bool], paused: bool) -> list[int]:
-        """Returns the children to replace, after their processes have ended.
+        """Ends the processes of the children that must be replaced, and returns these children.
 
         Args:
             received: for each shard, the number of received items.
             ended: for each shard, whether it sends no further items in this epoch.
-            paused: whether the workers are paused. A paused worker's exit does not count as a further failure at an
-                item, because no item has caused the exit.
+            paused: whether the workers are paused. If a paused worker exits, no item has caused the exit, so the exit
+                is not counted as another failure at its item.
         """
         if self._made is not None:
             return [index for index, *_ in self._made]
@@ -228,7 +231,8 @@ class Restarts:
         ]
 
     def _give_up(self, indices: Sequence[int], error: OSError) -> NoReturn:
-        """Raises an error after a replacement could not be started. The next epoch starts new processes."""
+        """Raises an error after a replacement could not be started. In the next epoch, the loader starts new
+        processes."""
         members = self._members
         for index in indices:
             members.processes[index].kill()

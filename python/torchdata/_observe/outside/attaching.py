@@ -147,7 +147,8 @@ def find(pid: int | None = None) -> list[Attached]:
 
 
 def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached | None:
-    """Returns None if the memory contains no counters, or if another process is the loader's main process."""
+    """Returns the loader whose counters are in the memory at `path`. Returns None if the memory contains no counters,
+    or if `candidate` has only inherited the memory from the loader's main process."""
     try:
         board = StatsBoard.observe(path)
         damage = board.damage()
@@ -159,7 +160,8 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
     owner, _ = board.made()
     numbers = _numbers(candidate)
     here = owner if numbers is None else numbers.get(owner, candidate)
-    # A forked child of the main process, as `candidate` may be, has only inherited the file descriptor.
+    # `candidate` is a forked child, which has inherited the file descriptor. The loader is found in its main process
+    # (`here`).
     if here != candidate and _holds(here, identity):
         return None
     inside = "" if numbers is None else f" (in a container, where it is {owner})"

@@ -1,18 +1,18 @@
 """Requests the Python stacks of another process by a signal, and reads the process's state from the kernel.
 
-Role: on a real-time signal, each process of a loader writes the stack of its main thread to its own anonymous memory,
-which an observer reads through `/proc`. The loader's counters (`StatsBoard`) contain the number of this signal and the
-file descriptor of this memory.
+Role: each process of a loader handles a real-time signal, by which an observer requests a stack. The process writes the
+stack of its main thread to its own anonymous memory, which the observer reads through `/proc`. The loader's counters
+(`StatsBoard`) contain the number of the signal and the file descriptor of the memory.
 
 `faulthandler` writes the stack in C and without the GIL, so that a process that hangs in native code also answers.
 `faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write.
-On a second signal, a Python handler in a worker writes the stacks of the other threads, once the main thread runs
-Python code.
+On a second signal, a Python handler in a worker writes the stacks of the other threads. The handler does not run before
+the main thread runs Python code.
 
-The signal would end a process without a handler. Therefore, a process installs the handler before it writes the
-signal's number, and an observer checks that the handler exists. After its last loader, the process ignores the signal,
-because a late observer may still send it. Only the main thread can make a process ignore a signal. If the first loader
-was created in another thread, the process keeps the handler until it exits.
+A real-time signal would end a process that has no handler for it. Therefore, a process installs the handler before it
+writes the signal's number, and an observer checks that the handler exists. After its last loader, the process ignores
+the signal, because a late observer may still send it. Only the main thread can make a process ignore a signal. If the
+first loader was created in another thread, the process keeps the handler until it exits.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ MOST = 1 << 20
 LOOK = 0.005
 
 _HEAD = "Stack (most recent call first):"
-#: `_END` is written after the stacks of the threads other than the main thread. `OTHERS` is the maximum wait for these
-#: stacks in seconds.
+#: `_END` marks the end of the stacks of the threads other than the main thread. `OTHERS` is the maximum time in seconds
+#: to wait for `_END`.
 _END, OTHERS = "\0", 0.5
 #: One integer in the counters contains two signal numbers. The lower 8 bits of the integer are the signal that requests
 #: the main thread's stack. The higher bits of the integer are the signal that requests the stacks of the other threads.
@@ -62,7 +62,8 @@ _STATES = {
 class _Answering:
     def __init__(self, inherited: _Answering | None = None) -> None:
         self.signal: int = 0 if inherited is None else inherited.signal
-        #: The signal that requests the stacks of a worker's other threads; 0 without a handler for this signal.
+        #: The signal that requests the stacks of a worker's other threads; 0 if the process has no handler for such a
+        #: signal.
         self.others: int = 0
         self.ignored: bool = inherited is not None and inherited.ignored
         #: The file descriptor and the inode of the memory into which this process writes stacks. The descriptor and the
@@ -102,7 +103,8 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        # The page is added before `_open`, so that a loader that ends in another thread does not close the memory.
+        # The page is added before `_open` is called. Otherwise, a loader that ends in another thread could close the
+        # memory.
         now.pages.add((id(board), page))
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
@@ -191,8 +193,8 @@ def answer_no_more(board: StatsBoard, page: int) -> None:
             return
         board.set_stack(page, 0, 0)
         now.pages.discard((id(board), page))
-        # Only the main thread may remove the handler. The handler runs in the main thread, so it may still be writing a
-        # stack while another thread runs this function.
+        # Only the main thread may continue and close the memory. The handler runs in the main thread, so it could still
+        # be writing a stack if another thread closed the memory.
         if now.pages or not now.ignored or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(now.signal) != signal.SIG_IGN:
@@ -216,7 +218,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
     of a worker's further threads follow if the main thread can run Python code.
 
     Args:
-        number: the number from the process's counters that contains its two signals (see `_OTHERS_AT`).
+        number: the integer in the counters of the process that contains its two signal numbers (see `_OTHERS_AT`).
         seconds: the time to wait for a process that is suspended or blocked.
         wakes: whether to resume a suspended process, so that it can answer.
     """
@@ -265,12 +267,13 @@ def _others_of(pid: int, number: int, answers: int, size: int) -> str:
 
 
 def _handles(pid: int, number: int) -> bool:
-    """Returns False if the signal would end the process."""
+    """Returns whether the process has a handler for the signal, which would otherwise end the process."""
     return signal.SIGRTMIN < number < signal.SIGRTMAX and bool(caught_signals(pid) >> (number - 1) & 1)
 
 
 def _trimmed(answer: str) -> str:
-    """Returns the first stack of a text. Further stacks answer simultaneous requests of other observers."""
+    """Returns the first stack of a text. The text contains more stacks if several observers have sent requests at the
+    same time."""
     stack = answer[answer.index(_HEAD) :].strip()
     head, *calls = stack.splitlines()
     calls = calls[: calls.index(head)] if head in calls else calls

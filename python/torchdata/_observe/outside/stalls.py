@@ -64,7 +64,7 @@ class Patience:
         self._children, self._seconds = weakref.ref(children), seconds
         self._lock = threading.Lock()
         self.is_awaited: Callable[[], bool] = bool
-        #: `came` is the number of items that have arrived, and `_seen` is this number at the last check.
+        #: `came` is the number of items that have arrived, and `_seen` is the value of `came` at the last check.
         self.came = self._seen = 0
         # For each process whose item is late, the time when the item became late.
         self._late: dict[int, float] = {}
@@ -97,7 +97,7 @@ class Patience:
 
 
 def warn_in_thread(warning: Warning) -> None:
-    """Issues a warning. If warnings are errors, the error is reported, and the thread continues."""
+    """Issues a warning. If the user has turned warnings into errors, the error is printed, and the thread continues."""
     try:
         warnings.warn(warning, stacklevel=3)
     except Warning as error:
@@ -172,8 +172,8 @@ def _is_ours(frame: Any) -> bool:
 
 
 def _words_of_main(board: Any, waited: float, thread: int) -> str | None:
-    """Returns the text of a warning that the main process hangs. Returns None if the main process waits for another
-    process, because the collector then issues a warning."""
+    """Returns the text of the warning which reports that the main process hangs. Returns None if the main process waits
+    for another process, because the collector then issues a warning."""
     from torchdata._observe.outside.stacks import kernel_state, own_stack
     from torchdata._observe.show.table import duration
     from torchdata._observe.stats.reading import read_board, summarise

@@ -37,8 +37,8 @@ class BatchClock:
     """Times some of the batches; fast batches are timed less often.
 
     Args:
-        read: the row of counters for reading; None if the dataset's pipes are timed separately.
-        collated: the row of counters for collating.
+        read: the number of the row of counters for reading samples; None if the dataset's pipes are timed separately.
+        collated: the number of the row of counters for collating.
     """
 
     __slots__ = ("_board", "_collated", "_full", "_gap", "_longest", "_page", "_random", "_read")
@@ -72,11 +72,11 @@ class BatchClock:
 def bind_reading(
     counting: Counting, dataset: Any, is_iterable: bool, collate_fn: Any, hands_out: bool = False
 ) -> tuple[BatchClock, int]:
-    """Registers reading and collating in this process's counters. Returns the clock, and the row that counts the
-    loader's batches.
+    """Registers reading and collating in this process's counters. Returns the `BatchClock`, and the number of the row
+    that counts the loader's batches.
 
     Args:
-        hands_out: whether the user's program receives the batches in this process.
+        hands_out: whether this process is the one in which the user's program receives the batches.
     """
     board = counting.board
     rows: list[_Row] = []

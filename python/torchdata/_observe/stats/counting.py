@@ -29,7 +29,7 @@ class Pages(NamedTuple):
 
 
 def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
-    """Exchanges two rows, and updates the rows that refer to them."""
+    """Exchanges the positions of two rows, and updates the indices by which other rows refer to these rows."""
     places = {one: other, other: one}
     rows = [(*row[:3], places.get(row[3], row[3]), *row[4:]) for row in rows]
     rows[one], rows[other] = rows[other], rows[one]
@@ -44,7 +44,8 @@ class Counting:
         self._epoch = 0
 
     def adopt_child(self, setup: Any, sender: Sender, dispatched: Collector | None, commands: Collector) -> None:
-        """In a worker, `dispatched` receives the items of the dispatching process."""
+        """Begins to count in a child process. In a worker, `dispatched` is the collector of items from the dispatching
+        process."""
         self.board.adopt(self.page, DISPATCHER if setup.dispatches else WORKER, setup.number)
         sender.count_into(self.board, self.page, 0, setup.output_peers)
         commands.count_idle(self.board, self.page)
@@ -73,7 +74,7 @@ class Counting:
         self.board.bind(self.page, rows, end)
 
     def begin(self, epoch: int | None = None) -> None:
-        """Begins an epoch. `epoch` is None if the current epoch continues with the next iteration over the graph."""
+        """Begins an epoch. With `epoch=None`, the next iteration over the graph still belongs to the current epoch."""
         self._epoch = self._epoch if epoch is None else epoch
         tidy()
         self.board.begin_span(self.page, self._epoch)

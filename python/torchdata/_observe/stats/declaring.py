@@ -37,7 +37,8 @@ def gauge(name: str = "") -> Family:
 
 
 def told(meaning: str, family: Family | None = None, *, summed: str = "", **options: Any) -> Any:
-    """Declares a field of statistics. `summed` is "workers" or "processes" for a sum, or "most" for the maximum."""
+    """Declares a field of statistics. `summed` determines the field's total: "workers" or "processes" means the sum
+    over these, and "most" means the maximum."""
     return field(metadata={_HELP: meaning, _FAMILY: family, _SUM: summed}, **options)
 
 

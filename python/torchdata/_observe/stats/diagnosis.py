@@ -287,7 +287,7 @@ def sending(stats: LoaderStats) -> Verdict | None:
         return None
     items = max(1, sum(worker.items for worker in workers))
     # A busy worker may wait for a core for longer than the work on a tiny item takes, so this wait is subtracted.
-    # Virtual machines do not report all waits. If the sum of the pipes' own times is smaller, this sum is used.
+    # Virtual machines do not report every wait for a core, so the sum of the pipes' own times is used if it is smaller.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -427,8 +427,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process's waiting times may not reveal the slow worker. The slow worker waits much
-    # less than the other workers for space in its link to the main process.
+    # On a busy machine, the main process's waiting times may not reveal the slow worker. The slow worker is also
+    # recognized by waiting much less than the other workers for space in its link to the main process.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
@@ -445,7 +445,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    # `waited_for` is used, because in a graph of nodes, any thread may wait for workers.
+    # `waited_for` also covers graphs of `torchdata.nodes`, in which other threads than the main thread wait for
+    # workers.
     return _loading_in_workers(stats) if stats.waited_for else _loading_in_main(stats)
 
 
@@ -498,8 +499,8 @@ def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
 
 
 def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
-    """Suggests a number of workers, or a maximum time of the pipe, with which the loader would be as fast as the
-    training step."""
+    """Suggests how many workers would make the loader as fast as the training step, or how fast the pipe would have to
+    be."""
     step = stats.step_seconds
     busy = sum(one.busy_seconds for one in stats.workers)
     items = sum(one.items for one in stats.workers)

@@ -65,9 +65,11 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """Returns the user's functions with which a pipe reads a dataset; empty for a pipe that does more.
+    """Returns the user's functions with which a pipe reads a dataset. The list is empty if the pipe does more than
+    reading.
 
-    Unless `full` is True, map-style pipes are not timed, so their readers are named after their functions.
+    Map-style pipes are timed only if `full` is True. If `full` is False, the pipe that reads a map-style pipe is named
+    after the functions of the map-style pipe.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)
@@ -77,7 +79,8 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
 
 
 def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
-    """Returns True for iterable pipes. Returns True for a map-style pipe with user code that its reader can time."""
+    """Returns True for iterable pipes, and for map-style pipes with user code if the pipe that reads them can time
+    them."""
     if isinstance(pipe, IterDataPipe):
         return True
     return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe, full)) and _is_timed(pipe, graph)

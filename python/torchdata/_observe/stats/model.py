@@ -112,7 +112,7 @@ class ProcessStats:
 @dataclass(frozen=True)
 class Reading:
     """The counters of all processes at the time `at`, in nanoseconds of the monotonic clock. For each running process,
-    `cpu` contains the seconds of running, of waiting for a processor, and of existence."""
+    `cpu` contains three times in seconds: running, waiting for a processor, and since the start of the process."""
 
     at: int
     full: bool

@@ -25,7 +25,7 @@ def processor_times(pid: int) -> tuple[float, float, float] | None:
 
 def working_time(pid: int) -> float | None:
     """Returns the seconds that the threads of a process have run or waited for a processor. The sum includes only
-    running threads, so it decreases when a thread ends."""
+    threads that have not ended, so it decreases when a thread ends."""
     times = processor_times(pid)
     if times is not None:
         return times[0] + times[1]

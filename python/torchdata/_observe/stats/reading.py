@@ -94,7 +94,8 @@ class _Since:
         return (now["total"] - before["total"]) * _NS / times if times > 0 else None
 
     def both(self, what: str) -> list[tuple[Page, Page | None]]:
-        """Returns (present counters, earlier counters) for each of the process's "flows" or "pipes" (`what`)."""
+        """Returns pairs of present and earlier counters, one pair for each flow or each pipe of the process; `what` is
+        "flows" or "pipes"."""
         before = self.before[what] if self.before else []
         return [(each, before[i] if i < len(before) else None) for i, each in enumerate(self.page[what])]
 
@@ -264,7 +265,8 @@ def _state(page: Page, now: Reading, names: Mapping[int, str]) -> tuple[str, str
 
 
 def _in_flight(page: Page, now: Reading) -> tuple[int, int]:
-    """Returns the number of items that were sent but not received yet, and its maximum."""
+    """Returns the number of items that were sent but not received yet, and the largest possible number of such
+    items."""
     items = limit = 0
     for flow in page["flows"]:
         if not flow["sends"] or flow["peer"] not in now.pages:

@@ -67,7 +67,8 @@ class Recorder:
         self._began = 0.0
         self._since: Reading | None = None
         self._pid = 0
-        #: The loader's number in the monitor of calls of `next`, and the `Delivery` that counts its items.
+        #: The loader's number in the thread that monitors calls of `next`, and the `Delivery` that counts the loader's
+        #: items.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
         #: The time, the level of detail and the counters when the loader was shut down.
@@ -136,8 +137,9 @@ class Recorder:
         self._processes = None
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
-            # The counters are stored unprocessed: nothing can be imported at interpreter exit. `_last` is set before
-            # `_counting` is cleared, so that other threads always find statistics.
+            # The counters are stored unprocessed, because the modules that process them cannot be imported at
+            # interpreter exit. `_last` is set before `_counting` is cleared, so that other threads always find
+            # statistics.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()
@@ -195,7 +197,7 @@ class Recorder:
         return Recorder("full" if self.full else "counts", self.stall_warning, self.wait_warning)
 
     def diagnose(self, since: LoaderStats | None = None, ended: int = 0) -> Verdict:
-        """Returns the diagnosis. `ended` is the number of finished epochs if no epoch is running, otherwise 0."""
+        """Returns the diagnosis. `ended` is the number of finished epochs, or 0 while an epoch is running."""
         from torchdata._observe.stats.diagnosis import diagnose
 
         stats = self.stats(since)

@@ -28,5 +28,6 @@ __all__ = [
     "traverse_dps",
 ]
 
-# Code for torchdata 0.9 imports this function from `graph.utils`, under a name with an underscore.
+# Code that was written for torchdata 0.9 imports `find_replicable_branches` from `graph.utils`, under a name with an
+# underscore.
 setattr(utils, "_find_replicable_branches", cutting.find_replicable_branches)  # noqa: B010 - not known to checkers there

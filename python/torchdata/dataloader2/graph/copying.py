@@ -6,11 +6,12 @@ The data in the graph is not copied, because this costs memory and time, and bec
 contents, their shared memory or their open files.
 
 - Pipes of the graph are copied, and objects that refer to a pipe, such as lists of pipes or methods.
-- A list, a dict or another container of the standard library is copied with the same members, because pipes keep the
-  items of an iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in total.
+- A container of the standard library, such as a list or a dict, is copied, because pipes store the items of an
+  iteration in containers. The copy has the same members, except that nested containers are also copied, up to
+  `LARGEST_STRUCTURE` members in total.
 - A random generator is copied.
-- All other objects, such as a dataset, a function, an array or an open file, are shared with the copy. Attributes in
-  `data_attributes` of the pipe's class are shared, if they do not refer to a pipe.
+- All other objects, such as a dataset, a function, an array or an open file, are shared with the copy. Attributes that
+  a pipe's class lists in `data_attributes` are also shared, if they do not refer to a pipe.
 """
 
 from __future__ import annotations
@@ -170,7 +171,7 @@ def _copied(generator: Any) -> Any:
 
 #: Data with at least this many bytes are shared by all replicas.
 _SHARED_BYTES = 1 << 16
-#: Types whose objects are shared, because they are immutable or cannot be copied.
+#: Objects of these types are shared with the copy, because they are immutable or cannot be copied.
 _SHARED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType, GeneratorType, IOBase, LockType)
 
 

@@ -16,13 +16,13 @@ from torchdata.datapipes.iter.ordering.sharding import ShardingRoundRobinDispatc
 class DispatchedSource(IterDataPipe[Any]):
     """Replaces, in a worker's graph, the pipes that run in the dispatching process.
 
-    The state contains only the number and the checksum of the items that this worker has read, because the dispatching
-    process stores the position of its pipes.
+    The state contains only the number and the checksum of the items that this worker has read. The dispatching process
+    saves the position of the replaced pipes.
 
     Attributes:
-        open_stream: returns an iterator over the items for this worker.
-        share: returns the number of the worker's current iteration over the dispatched items, and the count and
-            checksum of this iteration's items so far.
+        open_stream: a function that returns an iterator over the items for this worker.
+        share: a function that returns the number of the worker's current iteration over the dispatched items, and the
+            number and the checksum of the items that this iteration has yielded.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -40,7 +40,7 @@ class DispatchedSource(IterDataPipe[Any]):
         return {"share": list(self.share()[1]) if self.share is not None else [0, 0]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Ignores the state, because each new stream of dispatched items starts where the last stream stopped."""
+        """Ignores the state, because a new stream of dispatched items starts where the previous stream stopped."""
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
@@ -52,11 +52,11 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 
 
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
-    """Returns the last pipe that runs in the dispatching process, if any.
+    """Returns the last of the pipes that run in the dispatching process; None if no pipe runs there.
 
-    Of the pipes through which the items of all `sharding_round_robin_dispatch` pipes pass, the returned pipe is closest
-    to the sources. If a branch shares a source with a dispatched branch, both branches are dispatched. Pipes that read
-    from each other in a cycle are dispatched together.
+    The items of all `sharding_round_robin_dispatch` pipes pass through the returned pipe. Of several such pipes, the
+    one that is closest to the sources is returned. If a branch shares a source with a dispatched branch, both branches
+    are dispatched. Pipes that read from each other in a cycle are dispatched together.
     """
     graph = whole(graph)
     dispatched: set[int] = set()
@@ -80,7 +80,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
 
 
 def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tuple[Graph, Graph | None]:
-    """Returns the remaining graph, with `source` instead of the dispatched pipes, and the dispatched graph."""
+    """Returns `graph` with `source` in place of the dispatched pipes, and the graph of the dispatched pipes or None."""
     dispatching = find_lca_round_robin_sharding_dp(graph)
     if dispatching is None:
         return graph, None
@@ -89,8 +89,8 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """Returns `part`, which other processes run; appends `on_error` if `graph` contains a later `on_error`. The added
-    `on_error` skips the exceptions of those processes, because a process can skip only its own exceptions.
+    """Returns the graph `part`, which runs in other processes. If `graph` contains an `on_error` after `part`, also
+    appends an `on_error` to `part`, because a process can skip only its own exceptions.
     """
     for skipper in graph:
         if not isinstance(skipper, OnError):

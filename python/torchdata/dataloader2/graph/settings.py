@@ -25,8 +25,8 @@ def is_random(datapipe: Any) -> TypeGuard[Any]:
 
 
 def random_pipes(datapipes: Iterable[DataPipe]) -> list[Any]:
-    """Returns the pipes that accept a seed. If a pipe is iterated several times in an epoch, it derives later seeds
-    from the first seed, so that a resumed epoch can repeat these seeds.
+    """Returns the pipes that accept a seed. If a pipe is iterated several times in an epoch, each later iteration
+    derives its seed from the first seed, so that a resumed epoch has the same seeds.
     """
     found = [*filter(is_random, datapipes)]
     for pipe in found:
@@ -116,8 +116,8 @@ def apply_sharding(
     Args:
         num_of_instances: the number of copies of the graph that share the items.
         instance_id: the number of this copy, from 0.
-        sharding_group: the level of sharding (a `SHARDING_PRIORITIES`): ranks, workers, or unspecified. A filter for
-            one group ignores calls for all other groups.
+        sharding_group: the level of sharding (a `SHARDING_PRIORITIES`): ranks, workers, or unspecified. A
+            `sharding_filter` ignores calls for other groups than its own.
 
     Raises:
         RuntimeError: items would pass two filters of the same `sharding_group`, and would be lost.
@@ -132,7 +132,7 @@ def apply_sharding(
     told: set[int] = set()
 
     def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """`behind` is the next filter of `sharding_group` after the subgraph `graph`, or None."""
+        """`behind` is the nearest filter of `sharding_group` that reads the pipes in `graph`; None if there is none."""
         for pipe, sources in graph.values():
             if (id(pipe), id(behind)) in seen:
                 continue

@@ -24,7 +24,7 @@ def has_method(datapipe: Any, name: str) -> TypeGuard[Any]:
 
 
 def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
-    """Returns the graph of all pipes that `datapipe` reads from, directly or indirectly.
+    """Returns the graph of `datapipe` and all pipes from which it reads, directly or through other pipes.
 
     Pipes are found in the attributes of pipes, including nested lists, tuples, sets, dictionaries and deques.
 
@@ -80,8 +80,8 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        # Pipes that read one pipe share the dictionary of its sources, so that the size of a graph with forks grows
-        # linearly.
+        # If several pipes read the same pipe, they share one dictionary of its sources, so that the result contains
+        # this dictionary only once.
         if everywhere:
             finished[id(pipe)] = found
         return found, everywhere
@@ -211,7 +211,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
     """Returns the last pipe of the changed graph."""
-    # Pipes that the new pipe reads are not changed, even if they read the old pipe.
+    # The sources of the new pipe are not changed, even if they read the old pipe.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:

@@ -13,7 +13,7 @@ _UINT64_UPPER_BOUND = 2**64
 
 
 def check_seed(seed: Any) -> int:
-    """Raises TypeError or ValueError if the seed is not an unsigned 64-bit integer."""
+    """Raises TypeError if the seed is not an integer, and ValueError if it is outside the range of 64 bits."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise TypeError(f"a seed must be an integer, not {seed!r}")
     seed = seed.__index__()

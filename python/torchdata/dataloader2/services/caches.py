@@ -1,12 +1,13 @@
 """Leaves the items of large caches out of snapshots, because a process that resumes can recompute them.
 
 A process restores the items of a cache such as `in_memory_cache` by repeating the epoch that filled the cache. If the
-cached items exceed the worker's share of `snapshot_budget`, a snapshot contains only the seeds of this epoch.
+cached items exceed the worker's share of `snapshot_budget`, a snapshot contains only the seeds of the epoch that filled
+the cache.
 
-Role: repeating an epoch restores the cached objects only if no code has modified them, which a checksum detects at the
-beginning of each epoch. If the cache is the last pipe and yields only cached items, no code can modify the cached
-objects within an epoch. If later pipes may modify the cached objects, snapshots without these objects are taken only at
-an epoch's beginning. If cached objects were modified, all snapshots contain the cached items.
+Role: repeating an epoch restores the cached objects only if no code has modified them. A checksum detects modified
+objects at the beginning of each epoch. If the cache is the last pipe and yields only cached items, no code can modify
+the cached objects within an epoch. If later pipes may modify the cached objects, snapshots without these objects are
+taken only at an epoch's beginning. If cached objects were modified, all snapshots contain the cached items.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torchdata.datapipes._pipe.witnessing import SampleDigest
 
 
 class Caches:
-    """Includes cached items in snapshots if they have at most `most` bytes; None means no limit."""
+    """Leaves cached items out of snapshots if they have more than `most` bytes; None means no limit."""
 
     def __init__(self, most: int | None) -> None:
         self._most = most
@@ -47,7 +48,8 @@ class Caches:
         self._is_untouched = False
 
     def begin(self, datapipe: DataPipe, seeds: bytes | None) -> None:
-        """`seeds` is None if the epoch cannot be repeated."""
+        """Decides at the beginning of an epoch whether snapshots omit the cached items. `seeds` is None if the epoch
+        cannot be repeated."""
         values = self.values(datapipe)
         if not all(value is None or type(value) is list for value in values):
             seeds, values = None, []  # a container other than a list may be modified in place
@@ -65,8 +67,8 @@ class Caches:
             if not is_same or not (self._is_untouched or _measured(values) == self._measure):
                 self.forget()
         else:
-            # If the last epoch was interrupted, pipes after the cache may have modified only some of the cached
-            # objects. Repeating the whole epoch would not restore this mixture of modified and unmodified objects.
+            # In an interrupted epoch, pipes after the cache may have modified only some of the cached objects.
+            # Repeating the whole epoch would modify all of them.
             is_exact = was_empty and (_has_finished(datapipe) or self._ends_in_cache(datapipe))
             measure = _measured(values) if is_exact else None
             if measure is None or self._most is None or measure.size <= self._most:
@@ -120,7 +122,8 @@ class Caches:
             self._set(self._left_out)
 
     def note_call(self) -> None:
-        """A function that was applied to the graph may have modified the cached objects."""
+        """Makes snapshots contain the cached items, because a function that was applied to the graph may have modified
+        them."""
         self.forget()
         self._graph = None
 

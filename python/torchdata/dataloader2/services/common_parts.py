@@ -6,9 +6,10 @@ replica reads the pipes before the filter, the *common part*. The common part gi
 the items that the shards have not requested yet. A common part runs in the thread that runs the shards, either in a
 worker or in the main process. A `CommonPart` belongs to one filter, one epoch and one process.
 
-The common part's items do not depend on the number of workers: its generators are seeded equally everywhere, and
-torch's worker info shows one worker. A shard's state contains an earlier state of the common part, and the number of
-items to recompute from this state. The state does not depend on other shards, so any process can load it.
+The items of the common part do not depend on the number of workers, because its generators are seeded equally in all
+processes, and torch's worker info shows a single worker. A shard's state contains an earlier state of the common part,
+and the number of items to recompute from this state. The state does not depend on other shards, so any process can load
+it.
 """
 
 from __future__ import annotations
@@ -43,11 +44,12 @@ _MOST_SNAPSHOTS = 8
 
 
 class _Start(NamedTuple):
-    """A position in the items of the pipes before a filter.
+    """A position in the sequence of items that the pipes before a filter yield.
 
     Args:
         position: the number of items that the pipes before the filter have yielded.
-        entries: the states of the pipes before the filter; None if the shard's replica is already at `position`.
+        entries: the states of the pipes before the filter; None if the shard's own replica of these pipes is already at
+            `position`.
         generators: the states of the random generators; None if no number was drawn since the beginning of the epoch.
     """
 
@@ -60,8 +62,8 @@ class CommonParts:
     """Creates a `CommonPart` for each `sharding_filter` whose earlier pipes can run once for all shards of the process.
 
     Args:
-        is_alone: whether the process runs a single shard. If so, a `CommonPart` is created only for pipes that may draw
-            random numbers.
+        is_alone: whether the process runs only one shard. In this case, a `CommonPart` is needed only for pipes that
+            may draw random numbers.
     """
 
     def __init__(self, *, is_alone: bool) -> None:
@@ -111,7 +113,7 @@ class Share:
         #: resumed, and are dropped.
         self.queue: deque[Any] = deque()
         self.skips = 0
-        #: A position from which the shard's own replica can resume, not after the shard's position; None until the
+        #: A position, at or before the shard's position, from which the shard's own replica can resume; None until the
         #: `sharding_filter` is read.
         self.start: _Start | None = None
         self._begun = 0
@@ -140,7 +142,7 @@ class Share:
         return map(deque.popleft, iter(self._filled, None))
 
     def skip_from(self, position: int) -> None:
-        """Makes the shard drop its items between `position` and its present position."""
+        """Makes the shard drop its items from `position` up to its present position."""
         self.skips = self.division.own_before(self.datapipe._position()) - self.division.own_before(position)
 
     def _filled(self) -> deque[Any] | None:
@@ -182,17 +184,18 @@ class CommonPart:
         self._runner: Share | None = None
         #: The position of the first item that was put into the queues.
         self._first = 0
-        #: The replica's first position, and the number of items that its last pipe had yielded there.
+        #: The position where the replica began to run, and the number of items that its last pipe had yielded at this
+        #: position.
         self._began = 0, 0
         self._iterator: Iterator[Any] = iter(())
-        #: An iterator that appends one item to the queue of its shard in each step.
+        #: Each step of this iterator computes an item, and appends the item to the queue of its shard.
         self._dealt: Iterator[None] = iter(())
         self._has_ended = False
         #: Snapshots in the order of their positions. No shard is at an earlier position than the first snapshot.
         self._snapshots: list[_Start] = []
         self._wants_snapshot = False
-        #: `_dealing`: the number of shards, and the number of consecutive items for each shard. `_by_number`: the
-        #: shards by their numbers.
+        #: `_dealing`: the number of shards, and the number of consecutive items that a shard gets. `_by_number` maps
+        #: numbers to shards.
         self._dealing = 1, 1
         self._by_number: dict[int, Share] = {}
         self._reused = ReusedObjects(self._waits, self._oldest)
@@ -289,7 +292,8 @@ class CommonPart:
                 self._deal()
 
     def _move_to(self, share: Share) -> None:
-        """Makes another shard's replica compute the following items."""
+        """Makes the replica of the shard `share` compute the following items, instead of the replica that has computed
+        them so far."""
         self._whose, position = share, self.position
         self._turns.enter(1)
         try:
@@ -309,7 +313,7 @@ class CommonPart:
             share.queue = deque()
         for share in joined:
             share.skip_from(self._first)
-        # The same replica runs in every epoch, because a user's pipe may count epochs in an attribute.
+        # The first shard's replica runs in every epoch, because a user's pipe may count its epochs in an attribute.
         runner = self._shares[0]
         if start.entries is None and first is not runner:
             start = start._replace(entries=beginning_entries(Graph(first.source)))
@@ -360,7 +364,7 @@ class CommonPart:
         self._dealt = map(deque.append, cycle(order[offset:] + order[:offset]), items)
 
     def _waits(self, position: int) -> bool:
-        """Returns whether the item at a position is still in the queue of its shard."""
+        """Returns whether the item at `position` is still in a queue, because its shard has not requested the item."""
         shards, block = self._dealing
         share = self._by_number.get(position // block % shards)
         return share is not None and bool(share.queue) and share.datapipe._position() <= position

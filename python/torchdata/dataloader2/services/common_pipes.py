@@ -22,13 +22,14 @@ from torchdata.datapipes._pipe.state.hooks import hooks_of
 from torchdata.datapipes._pipe.state.iteration import COUNTERS, is_torchs
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 
-#: Pipes before these pipes cannot run once for all shards: these pipes read their source several times, join branches,
-#: or skip exceptions.
+#: The sources of these pipes cannot run once for all shards, because these pipes read their source several times, join
+#: branches, or skip exceptions.
 _UNSUITED = frozenset({"Cycler", "IterKeyZipper", "OnError", "Repeater", "Sampler", "_Split"})
 #: Pipes that lock files. A shard releases the locks of these pipes before another shard runs.
 _LOCKING = frozenset({"EndOnDiskCacheHolder", "OnDiskCacheHolder"})
 
-#: Types of attributes that contain no user code, and the names of attributes that this package adds to every pipe.
+#: `_PLAIN`: types whose objects contain no user code. `_BOOKKEEPING`: names of attributes that this package adds to
+#: every pipe.
 _PLAIN = frozenset({NoneType, bool, int, float, str, bytes, range, random.Random, deque})
 _BOOKKEEPING = frozenset({"_iteration_token", "_iteration_record"})
 
@@ -59,8 +60,8 @@ def _is_suited(pipe: Any) -> bool:
 
 
 def _is_apart(graph: Graph, datapipe: ShardingFilter[Any]) -> bool:
-    """Returns whether one replica of the filter's sources can compute the items of all shards, and no other pipe reads
-    these sources."""
+    """Returns whether the filter's sources can run once for all shards: a single replica can compute the items of all
+    shards, and only the filter reads the sources."""
     source = datapipe.source_datapipe
     if not datapipe._gives_each_item_to_one_worker() or not is_iter_pipe(source) or datapipe._skips_others():
         return False
@@ -91,7 +92,8 @@ def attributes_of(pipe: Any) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Returns whether an attribute of a pipe contains no user code. Only 64 members of a container are checked."""
+    """Returns whether the value of a pipe's attribute contains no user code. At most 64 members of a container are
+    checked."""
     if type(value) in (tuple, list, dict, set):
         parts = [*value, *value.values()] if isinstance(value, dict) else value
         return all(map(_is_plain, islice(parts, 64)))

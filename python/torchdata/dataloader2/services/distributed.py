@@ -36,11 +36,12 @@ class DistributedReadingService(ReadingServiceInterface):
         timeout: seconds after which an operation between the ranks fails. A process group or device mesh of torch may
             be the first argument, as in `DistributedReadingService(mesh["dp"])`.
         process_group: the ranks that share the items: a `ProcessGroup` of torch, or a `DeviceMesh` of one dimension. By
-            default, all ranks of `torch.distributed`, which must be initialized, share the items. Data-parallel groups
-            of the same size in one job use the same seeds, so ranks with the same number in their groups get the same
-            batches. For other kinds of communication, pass an object with the attributes `rank` and `world_size`, and
-            two methods for 64-bit integers: `broadcast(value)` returns the value of rank 0, and `all_reduce_min(value)`
-            returns the smallest value of all ranks. `all_reduce_min` is called in a separate thread.
+            default, all ranks of `torch.distributed`, which must be initialized, share the items. If a job has several
+            data-parallel groups of the same size, these groups use the same seeds. Ranks with the same number in
+            different groups thus get the same batches. For other kinds of communication, pass an object with the
+            attributes `rank` and `world_size`, and two methods for 64-bit integers: `broadcast(value)` returns the
+            value of rank 0, and `all_reduce_min(value)` returns the smallest value of all ranks. `all_reduce_min` is
+            called in a separate thread.
 
     Raises:
         RuntimeError: `process_group` requires `torch.distributed`, which is not available.
@@ -91,10 +92,10 @@ class DistributedReadingService(ReadingServiceInterface):
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
         #: Whether the next epoch (`_keeps_next`) or the running epoch (`_keeps_seeds`) resumes an epoch that began
-        #: without ranks. The ranks use the resumed epoch's seeds, and do not agree on new seeds.
+        #: without ranks. In such an epoch, the ranks use the saved seeds, and do not agree on new seeds.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
-        #: Whether the next epoch contains shards that began on other ranks.
+        #: Whether the next epoch resumes shards that began on another rank.
         self._has_moved = False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedReadingService:
@@ -183,8 +184,8 @@ class DistributedReadingService(ReadingServiceInterface):
         """
         if self._datapipe is None or self._pg is None:
             raise RuntimeError("DistributedReadingService.initialize must be called before initialize_iteration")
-        # The thread of `fullsync` must end first, because its messages and the seed's broadcast may share the user's
-        # group.
+        # The thread of `fullsync` must end before the seed is sent, because both may use the same process group of the
+        # user.
         self._fullsync.reset()
         self._keeps_seeds, self._keeps_next = self._keeps_next, False
         seed = (copy.copy(seed_generator) if self._keeps_seeds else seed_generator).generate_shared_seed()
@@ -197,7 +198,8 @@ class DistributedReadingService(ReadingServiceInterface):
             raise ValueError(
                 f"rank {self._rank} resumes from another state than rank 0: load the same one on all ranks"
             )
-        # Drawing seeds from a copy does not change the seeds of the next epoch.
+        # The pipes' seeds are drawn from a copy of the generator, so that the draws do not change the next epoch's
+        # seeds.
         own = seed_generator.spawn(self._rank, inplace=not self._has_moved)
         self._has_moved = False
         set_graph_random_seed(self._datapipe, copy.copy(own))
@@ -213,14 +215,14 @@ class DistributedReadingService(ReadingServiceInterface):
         self._resumed = resumed
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
-        """Replaces the seeds with those of the data-parallel group that is the first to begin this epoch."""
+        """Makes all data-parallel groups use the same seeds: those of the group that begins this epoch first."""
         from torchdata._ranks.torch_group import TorchGroup
 
         if isinstance(self._pg, TorchGroup):
             seed_generator.__setstate__(bytes.fromhex(self._pg.agree(seed_generator.exported().hex())))
 
     def keep_seeds(self) -> None:
-        """Makes the next epoch use each rank's own seeds, as in the resumed epoch."""
+        """Makes the next epoch use the saved seeds on each rank, because the resumed epoch began without ranks."""
         self._keeps_next = True
 
     def finalize(self) -> None:

@@ -73,8 +73,8 @@ class InProcessReadingService(ReadingServiceInterface):
         return datapipe
 
     def _with_prefetching(self, datapipe: DataPipe) -> DataPipe:
-        """The thread that reads ahead is inserted before `fullsync`; pausing a thread after `fullsync` would wait for
-        the ranks.
+        """Appends a thread that reads ahead. If the last pipe is `fullsync`, the thread is inserted before it, because
+        pausing a thread after `fullsync` would wait for the other ranks.
         """
         if not isinstance(datapipe, FullSync):
             return cast("IterDataPipe[Any]", datapipe).prefetch(self._prefetch_cnt)
@@ -86,7 +86,7 @@ class InProcessReadingService(ReadingServiceInterface):
         self, seed_generator: SeedGenerator, iter_reset_fn: IterResetFn | None = None
     ) -> IterResetFn | None:
         """Seeds the pipes. Returns a function that applies `iter_reset_fn` and then the user's `reset_fn`."""
-        # Drawing seeds from a copy does not change the next epoch's seeds.
+        # Seeds are drawn from a copy of the generator, so that the draws do not change the next epoch's seeds.
         seed_generator = copy.copy(seed_generator)
         set_graph_random_seed(self._end("initialize_iteration"), seed_generator)
         if self._reset_fn is None:

@@ -1,7 +1,7 @@
 """The interface of reading services to `DataLoader2`.
 
-Role: the loader owns a copy of the service, and calls its methods in the main process, in the thread that uses the
-loader.
+Role: a loader owns a copy of the service. The loader calls the methods of this copy in the main process, in the thread
+that uses the loader.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ class ReadingServiceInterface(ABC):
     epoch by `state_dict` of the pipe that `initialize` returns.
 
     Attributes:
-        _pause: a method `_pause(pause_fn=None)` that stops reading ahead; a function that `pause_fn` returns is applied
-            to the graph. `_pause` is None if the service cannot be paused.
+        _pause: a method `_pause(pause_fn=None)` that stops reading ahead; None if the service cannot be paused. If
+            `pause_fn` returns a function, this function is applied to the graph.
         _resume: a method `_resume(resume_fn=None)` that continues to read ahead; None if the service cannot be paused.
         _limit: a method `_limit(num_batches, limit_fn=None)` that `DataLoader2Iterator.limit` calls; None if the
             service does not need limits. The loader, not the service, counts the items.
@@ -115,7 +115,8 @@ class ReadingServiceInterface(ABC):
             iter_reset_fn: the return value of the previous service in a `SequentialReadingService`.
 
         Returns:
-            A function that the next service, or finally the loader, applies to the graph; None for no function.
+            A function that changes the graph for this epoch; None for no function. The next service applies the
+            function, or the loader if there is no further service.
         """
         return iter_reset_fn
 
@@ -135,14 +136,14 @@ class ReadingServiceInterface(ABC):
 
         Args:
             full_stats: whether the time of each pipe is measured.
-            resumed: returns the shards of the epoch that the loader resumes, once the rank is known; None at the
-                beginning of an epoch.
-            ranks: returns the rank, once it is known.
+            resumed: a function that returns the shards of the epoch that the loader resumes, or None at the beginning
+                of an epoch. It can be called once the rank is known.
+            ranks: a function that returns the rank of the loader, or None if it is not known yet.
         """
 
     def with_shards(self) -> ReadingServiceInterface:
-        """Returns the service that runs the remaining shards of an epoch that workers began. The default implementation
-        returns this service."""
+        """Returns the service that a loader without workers uses for the rest of an epoch that began in workers. The
+        default implementation returns this service."""
         return self
 
     def runs_shards(self) -> bool:
@@ -202,7 +203,8 @@ class ReadingServiceInterface(ABC):
         """Returns the processes of this package's engine that run the graph. The loader shows the counters of the
         returned processes.
 
-        Returns None if the service starts no processes of the engine; the loader then counts in the main process.
+        Returns None if the service starts no processes of the engine. The loader then counts the items in the main
+        process.
         """
         return None
 
@@ -263,7 +265,7 @@ class _NoService(ReadingServiceInterface):
 
 
 class _Answers(ReadingServiceInterface):
-    """Adapts a service that was written for torchdata 0.9, and therefore lacks the later methods."""
+    """Adapts a service that was written for torchdata 0.9, by adding the methods that such a service lacks."""
 
     def __init__(self, service: Any) -> None:
         self._service = service

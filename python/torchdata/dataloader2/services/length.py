@@ -37,7 +37,7 @@ def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
         for pipe in Graph(datapipe):
             if hasattr(type(pipe), "__del__"):
                 raise TypeError(f"{type(pipe).__name__} defines `__del__`")
-        # this context forbids guesses, and also lengths that a pipe can only compute by reading all items
+        # in this context, a pipe raises an error if it can only guess its length, or would have to read all items
         with certain_lengths():
             return _RankEpoch(clone(datapipe), service).length()
     except Exception as error:

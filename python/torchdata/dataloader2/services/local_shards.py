@@ -1,8 +1,9 @@
 """Runs the remaining shards of an epoch in the main process, if workers began the epoch and the loader has no workers.
 
-Role: a `WorkerOutput` reads these shards instead of worker processes. The threads that read the loader run this code,
-one thread at a time, with a copy of the pipes for each shard. While a shard runs, the process has the shard's worker
-info and global generators. Between two items, the worker info and the generators of the process are restored.
+Role: a `WorkerOutput` yields the items of these shards, instead of the items of worker processes. The threads that read
+the loader run this code, one thread at a time, with a copy of the pipes for each shard. While a shard runs, the process
+has the shard's worker info and global generators. Between two items, the worker info and the generators of the process
+are restored.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _REMEMBERED = 1 << 12
 
 
 class _Delivered(NamedTuple):
-    """The number of items that this run has delivered, the last item's shard, and each shard's number of items in the
-    epoch."""
+    """The position after an item: the number of items that this run has delivered, the shard of the last item, and the
+    `Account` of each shard's items in the epoch."""
 
     total: int
     shard: int
@@ -56,8 +57,8 @@ class LocalShards:
         #: The positions after the latest items. An item is recorded by one call of `append`, which Ctrl-C cannot
         #: interrupt.
         self._positions: deque[_Delivered] = deque(maxlen=_REMEMBERED)
-        #: Pairs: a number of delivered items, and the snapshots of all shards at this number. The first pair is for
-        #: this run's beginning. At most two pairs follow, for the last two snapshots.
+        #: Pairs of a number of delivered items, and the snapshots of all shards after these items. The first pair is
+        #: from the beginning of this run. At most two further pairs contain the latest snapshots.
         self._snapshots: list[tuple[int, Sequence[Kept | None]]] = []
         #: `_is_busy`: whether an item is being computed, or its computation was interrupted. `_is_stopped`: whether
         #: `stop` was called. Both flags prevent snapshots.
@@ -122,7 +123,7 @@ class LocalShards:
                 program.call(function)
 
     def end_epoch(self) -> None:
-        """Does nothing, whereas `Group.end_epoch` checks the files that forked children share."""
+        """Does nothing, because the check in `Group.end_epoch` is needed only for forked children."""
 
     def shutdown(self) -> None:
         """Ends the threads of the pipes."""
@@ -133,8 +134,8 @@ class LocalShards:
     # -- as a collector --------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Returns this object, which yields one item of each shard in turn. A generator would be unsuitable, because
-        Ctrl-C would end it.
+        """Returns this object, which yields one item of each shard in turn. This method is not a generator, because
+        Ctrl-C would end a generator.
         """
         return self
 
@@ -169,7 +170,8 @@ class LocalShards:
         return self._positions[-1].total
 
     def positions(self, delivered: int | None = None) -> tuple[list[tuple[Account, Any]], int, None] | None:
-        """Returns the positions of all shards after `delivered` items; None if these positions are no longer recorded.
+        """Returns the positions of all shards after `delivered` items of this run; None if these items are too old, so
+        that their positions were dropped.
 
         Args:
             delivered: the number of items; None for the current position.

@@ -57,23 +57,23 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     turn. Pipes that return False from `is_replicable()`, and all pipes after them, stay in the main process. If several
     workers would yield the same items, a `DataPipeLintWarning` is issued (see `torchdata.dataloader2.linter`).
 
-    A killed worker raises `torchdata.dataloader2.error.WorkerExitedError` within a second. Items that the worker had
-    sent are delivered before, as far as the order allows. An exception in a worker is raised in the main process with
-    the original type and traceback.
+    If a worker is killed, `torchdata.dataloader2.error.WorkerExitedError` is raised within a second. Items that the
+    worker had already sent are delivered before the error, as far as the order allows. An exception in a worker is
+    raised in the main process with the original type and traceback.
 
     With `on_worker_exit="restart"`, no item is lost or repeated, and the order of items does not change. The new
     process recomputes, compares and drops items that the main process has already received, so the pipeline must
     reproduce its items. Each restart causes a `RuntimeWarning`. If processes exit three times at the same item,
     `WorkerExitedError` is raised with the item's number. If there is a dispatching process, all processes are replaced
-    together. Under "fork", new processes are forked from a helper process that was forked at the start, so that threads
-    and CUDA in the main process cause no problems.
+    together. Under "fork", a helper process forks the new processes. It was forked when the loader started, so later
+    threads and CUDA in the main process cause no problems.
 
     `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
     processes. A process hangs if the main process has waited `timeout` seconds for its items while none of its pipes
-    yielded an item. A process whose filter drops all items does not count as hanging, because earlier pipes yield
-    items. If a function needs `timeout` seconds for one item, its process counts as hanging, unless `patience` grants
-    more time. The timeout doubles each time a process is killed at the same item, and is at least a minute while a
-    process starts.
+    yielded an item. If a filter drops all items, the process does not hang, because the pipes before the filter yield
+    items. If a function takes longer than `timeout` for one item, the process counts as hanging, unless `patience` is
+    greater. Each time a process is killed at the same item, the timeout for this item doubles. While a process starts,
+    the timeout is at least a minute.
 
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
@@ -91,7 +91,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             epoch, with the graph, the `WorkerInfo` and a `SeedGenerator`; it returns the graph.
         in_order: whether items are taken from the workers in turn, so that their order is deterministic; True by
             default. With `in_order=False`, the first ready item of any worker is taken. The dispatching process always
-            sends its items to the workers in turn.
+            sends its items to the workers in turn, whatever the value of `in_order`.
         memory_budget: bytes of shared memory that all the workers' items may use together, until the program frees the
             items; None for a quarter of the machine's memory. Only memory that items actually use is allocated. Items
             beyond `memory_budget` are copied, which is slower.
@@ -100,15 +100,15 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             replaces the process that has exited. The new process resumes from the last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
             that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
-        patience: with `on_timeout="restart"`, the time limit in seconds for busy processes; None (the default) means
-            the value of `timeout`. A process is busy if its threads have run or waited for a processor for at least a
-            tenth of the last `timeout / 2` seconds.
+        patience: with `on_timeout="restart"`, the timeout in seconds for processes that are busy; None (the default)
+            means the value of `timeout`. A process is busy if, for at least a tenth of the last `timeout / 2` seconds,
+            its threads have run or waited for a processor.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
-            for no limit. If a worker's pipes hold more data than its share of `snapshot_budget`, the worker sends no
-            snapshot until a state is requested. A restart without a recent snapshot recomputes the items since an older
-            snapshot or the beginning of the epoch. To refill a cache, a restarted worker repeats the epoch that filled
-            the cache. If the cached items were modified, the snapshot at the start of an epoch contains the cached
-            items regardless of `snapshot_budget`.
+            for no limit. If the data in a worker's pipes exceed the worker's share of `snapshot_budget`, the worker
+            sends snapshots only when a state is requested. A restarted worker then recomputes all items since its last
+            snapshot, or since the beginning of the epoch. To refill a cache, a restarted worker repeats the epoch that
+            filled the cache. If the cached items were modified, the snapshot at the start of an epoch contains the
+            cached items regardless of `snapshot_budget`.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -184,7 +184,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         self._worker_output: WorkerOutput | None = None
         self._end_datapipe: DataPipe | None = None
         self._dispatches = False
-        #: The epoch numbers of datasets in the workers' graph, and in the dispatching process's graph.
+        #: The epoch numbers that the user has set for datasets: in the workers' graph, and in the dispatching process's
+        #: graph.
         self._epochs = DatasetEpochs(None), DatasetEpochs(None)
 
     # -- the graph ---------------------------------------------------------------------------------
@@ -237,7 +238,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return end
 
     def _warn_of_copies(self, graph: Graph) -> None:
-        """No warning is given if a function of the user may divide the items."""
+        """Warns if workers would duplicate or lose data, unless a function of the user may divide the items."""
         from torchdata.dataloader2.linter import warn_of_silent_findings
 
         no_functions = self.worker_init_fn is None and self.worker_reset_fn is None
@@ -253,7 +254,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return shards if self._dispatches else min(shards, self.num_workers)
 
     def _own_shards(self) -> Sequence[Shard]:
-        """Returns this rank's splits if `splits` is set; otherwise one shard for each worker."""
+        """Returns the shards that this rank runs in a new epoch: if `splits` is set, its part of these shards;
+        otherwise, one shard for each worker."""
         if self.splits is not None:
             rank, ranks, _ = self._rank
             if ranks > self.splits:
@@ -314,7 +316,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         resumed: Callable[[], Sequence[Shard] | None],
         ranks: Callable[[], RankInEpoch | None],
     ) -> None:
-        """Stores whether the time of each pipe is measured, the shards of a loaded state, and the rank."""
+        """Stores the settings of the run; see `ReadingServiceInterface.before_initialize`."""
         self._full_stats, self._resumed, self._ask_rank = full_stats, resumed, ranks
 
     def runs_shards(self) -> bool:
@@ -369,11 +371,11 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         set_graph_random_seed(end, copy.copy(seed_generator))
         if self._worker_output is not None:
             generator = copy.copy(seed_generator)
-            # The generators are sent as bytes, because pickling would call reducers that torch has registered.
+            # The generators are sent as bytes, because pickling a generator would call reducers that torch has
+            # registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
-            # The last entry is the generator of the dispatching process, which draws only seeds that all processes
-            # share.
+            # The last entry is for the dispatching process, which uses only the shared seeds of its generator.
             seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
             number = len(self._shards)
             self._worker_output.start_epoch(
@@ -382,7 +384,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return None
 
     def _divide_anew(self, output: WorkerOutput) -> None:
-        """Replaces workers with a loaded state's shards by workers with this loader's own shards.
+        """If the workers run shards of a loaded state, replaces them by workers that run this loader's own shards.
 
         If pipes keep state from one epoch to the next, the shards do not change, because each state belongs to a shard.
         """
@@ -463,8 +465,8 @@ def _none() -> None:
 
 
 def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
-    """Returns the generator for a shard. `generator` belongs to this rank; if the shard may run on any rank (`moved`),
-    to all ranks."""
+    """Returns the seed generator of a shard, which is derived from `generator`. If the shard may run on any rank
+    (`moved`), `generator` must be equal on all ranks."""
     if shard.splits:  # the seeds of splits are equal on all ranks
         return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)
     if shard.moved and shard.ranks > 1:

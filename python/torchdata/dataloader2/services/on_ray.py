@@ -37,12 +37,12 @@ class RayReadingService(MultiProcessingReadingService):
 
     The items, their order and the state of the loader are the same as with `MultiProcessingReadingService` and the same
     number of workers. The states of this service and of `MultiProcessingReadingService` are interchangeable. Each
-    worker is a process next to a Ray actor, and exits when the loader is shut down. The service joins a running cluster
-    (`ray.init(address="auto")`), unless the program has called `ray.init()` itself.
+    worker is a process on the machine of a Ray actor, and exits when the loader is shut down. The service joins a
+    running cluster by `ray.init(address="auto")`, unless the program has already called `ray.init()`.
 
-    The pipeline is pickled; functions of the main program are pickled by value. All machines must have the modules that
-    the pipeline imports (`runtime_env`), the files that it reads, and the same versions of Python, NumPy and this
-    package. Pipes before a `sharding_round_robin_dispatch` run on the main process's machine.
+    The pipeline is pickled, and functions of the main program are pickled together with their code. All machines must
+    have the modules that the pipeline imports (`runtime_env`), the files that it reads, and the same versions of
+    Python, NumPy and this package. Pipes before a `sharding_round_robin_dispatch` run on the main process's machine.
 
     Args:
         num_workers: number of workers; "auto" is not supported and raises an error.
@@ -54,13 +54,13 @@ class RayReadingService(MultiProcessingReadingService):
         ray_remote_args: Ray's options of each worker's actor, such as `{"num_cpus": 2, "resources": {"fast_disk": 1},
             "scheduling_strategy": "SPREAD", "runtime_env": {"pip": ["emoji"]}}`; one CPU by default.
         in_order: see `MultiProcessingReadingService`.
-        memory_budget: bytes of shared memory for items in the main process, and the same number of bytes for items at
-            the workers; None (the default) for a quarter of the machine's memory.
+        memory_budget: bytes of shared memory for items in the main process. All workers together may use the same
+            number of bytes. None (the default) stands for a quarter of the machine's memory.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" raises `WorkerExitedError` if a worker, its actor or its machine fails. "restart"
             makes Ray start a new worker, which resumes from the last snapshot.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" ends the worker that
-            hangs, reports its stack, and makes Ray start a new worker.
+            hangs, reports the Python stack of this worker, and makes Ray start a new worker.
         patience: with `on_timeout="restart"`, the time limit in seconds for workers that use a processor, as reported
             by their hosts. None (the default) for `timeout`.
 
@@ -124,8 +124,8 @@ class RayReadingService(MultiProcessingReadingService):
 
 
 def _check_options(options: dict[str, Any]) -> dict[str, Any]:
-    """Raises TypeError if `options` is not a dictionary with string keys, and ValueError for an option that users must
-    not set.
+    """Raises TypeError if `options` is not a dictionary with string keys. Raises ValueError if `options` contains an
+    option that users must not set.
     """
     if not isinstance(options, dict) or not all(isinstance(key, str) for key in options):
         raise TypeError(f"{_NAME}: ray_remote_args must be a dictionary of options of Ray's actors, not {options!r}")

@@ -1,11 +1,12 @@
-"""Compares the orders in which workers read items.
+"""Detects workers that read the same items in different orders.
 
 Role: receives the samples that each worker takes before its `sharding_filter`, and raises an exception if workers read
 the same items in different orders. Different items at one position do not prove different orders, because a source may
 augment its items at random. Two workers' orders differ if some items have different positions, and some positions have
 different items.
 
-Workers must not read the same items of a source that divides its items among the workers.
+If a source divides its items among the workers, and two workers nevertheless read the same items, an exception is
+raised, too.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from collections.abc import Sequence
 from torchdata.datapipes._pipe.witnessing import Note
 
 #: Two orders differ if at least this many items have different positions, and at least this many positions have
-#: different items. If a source draws random items from a small set, the same item may have different positions by
-#: chance. Requiring `_PROOF` items limits false errors to one in a million epochs.
+#: different items. A source that draws random items from a small set may yield the same item at different positions by
+#: chance. With `_PROOF` items, this causes a false error in at most one of a million epochs.
 _PROOF = 20
 
 
@@ -25,16 +26,18 @@ class _Order:
     def __init__(self) -> None:
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: For the workers `key` and `key + 1`, `_differs` counts positions with different items, and `_moved` counts
-        #: items with different positions.
+        #: The workers `key` and `key + 1` are compared. `_differs` counts the positions at which they have read
+        #: different items. `_moved` counts the items that they have read at different positions.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
-        #: The checksums of each worker's samples: `_begun` during the reading of the source, `_whole` afterwards.
+        #: The checksums of each worker's sampled items are in `_begun` while the worker reads the source, and in
+        #: `_whole` afterwards.
         self._begun: dict[int, list[int]] = {}
         self._whole: dict[int, list[int]] = {}
 
     def differs(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Returns an item's position, another worker with a different order, and the item's position there, or None."""
+        """Returns an item's position, a worker that has read this item at another position, and that other position.
+        Returns None if the orders do not differ."""
         found: tuple[int, int, int] | None = None
         positions, at = self._positions.setdefault(worker, {}), self._at.setdefault(worker, {})
         for position, checksum in note.samples:
@@ -52,7 +55,7 @@ class _Order:
         return found or self._of_short_ones(worker, note)
 
     def _of_short_ones(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """If each item of a short source was sampled, compares the complete orders."""
+        """If all items of a short source were sampled, compares the workers' complete orders."""
         if note.start == 0:
             self._begun.setdefault(worker, []).extend(checksum for _, checksum in note.samples)
         if note.length is None or len(mine := self._begun.pop(worker, [])) != note.length:

@@ -94,7 +94,7 @@ def process_init_fn(
 ) -> DataPipe:
     """Prepares a graph for a worker: shards the graph, calls the user's function, and adds a `prefetch` pipe.
 
-    Branches that read from the dispatching process are not sharded, because their items are already distributed.
+    Pipes that read dispatched items are not sharded, because these items are already divided among the workers.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -152,7 +152,7 @@ def process_reset_fn(
         seed_generator: the generator for drawing seeds; each worker has one (`SeedGenerator.spawn`).
         distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. The value is
             True in the dispatching process, because its pipes run in no other process.
-        iter_reset_fn: the reset function of the reading services before this one, such as that of a
+        iter_reset_fn: the reset function that the preceding reading service has returned, for example a
             `DistributedReadingService`.
         custom_reset_fn: the user's reset function, which is called last.
 
@@ -238,7 +238,7 @@ class GraphProgram(EpochProgram):
         self._witness: Witness | None = None
         self._passes = 0
         self._common, self._place = CommonParts(is_alone=True), 0
-        #: Stops this shard's threads while another shard runs, because these threads draw random numbers.
+        #: Keeps this shard's threads stopped while another shard runs, because these threads draw random numbers.
         self._held = ExitStack()
         #: The pipes with threads; None until the graph has been searched for them.
         self._reading_ahead: list[Any] | None = None
@@ -249,7 +249,8 @@ class GraphProgram(EpochProgram):
         self._unsaved: Exception | None = None
         self._saved = False
         self._is_behind_share = False
-        #: The running iterator, and the number of items that the graph had yielded when the iterator began.
+        #: The iterator of the running epoch, and the number of items that the graph had yielded when this iterator was
+        #: created.
         self._running: tuple[Iterator[Any], int] | None = None
         self._watched: tuple[DataPipe, list[tuple[Any, str]]] | None = None
 
@@ -312,7 +313,8 @@ class GraphProgram(EpochProgram):
             source.share = child.share
         self._tell_torch()
         own_random.is_replica = True
-        # A user's replacement of `process_init_fn` may expect all these arguments.
+        # All arguments are given, even if they are None, because a user's replacement of `process_init_fn` may require
+        # them.
         self.datapipe = self._in_use("process_init_fn")(
             self.datapipe,
             worker_info=self._info,
@@ -338,7 +340,7 @@ class GraphProgram(EpochProgram):
             custom_reset_fn=self.reset_fn,
         )
         self._search_anew()
-        # An epoch with dispatched items or an `iter_reset_fn` cannot be repeated.
+        # An epoch can be repeated only if it has neither dispatched items nor an `iter_reset_fn`.
         is_alone = not self._child.dispatches and self._child.share is None
         self._caches.begin(self.datapipe, seeds if is_alone and iter_reset_fn is None else None)
         self._begun_with = seeds, iter_reset_fn
@@ -348,10 +350,10 @@ class GraphProgram(EpochProgram):
             self._begin_common_part(seeds)
 
     def _begin_left_epoch(self) -> None:
-        """If the last epoch ended before this shard computed an item, computes the first item of that epoch.
+        """If the last epoch was abandoned before this shard computed an item, computes the first item of that epoch.
 
-        A user's pipe may count its epochs when it computes its first item, and derive its order from this count.
-        Without this item, the shards' counts and thus their orders would differ.
+        A user's pipe may count its epochs when it computes its first item, and derive its order from this count. If
+        some shards computed no item, the counts and the orders would differ between the shards.
         """
         if self._running is not None and self._is_unread() and any(map(may_draw, Graph(self.datapipe))):
             with suppress(Exception):  # the error belongs to the epoch that was left
@@ -363,15 +365,15 @@ class GraphProgram(EpochProgram):
             self._running = None  # the iterator may have open files
 
     def _is_unread(self) -> bool:
-        """Returns whether this shard has an iterator that has not yielded an item yet. With dispatched items, returns
-        False."""
+        """Returns whether this shard's iterator exists and has not yielded an item yet. If items are dispatched,
+        returns False."""
         if self._running is None or self._child.dispatches or self._child.share is not None:
             return False
         return _yielded(self.datapipe) == self._running[1]
 
     def _begin_common_part(self, seeds: bytes) -> None:
-        """The pipes can run once for all shards only if the number of shards is fixed, and no user function may change
-        a shard's pipes.
+        """Runs pipes once for all shards. This requires that the number of shards is fixed, and that no user function
+        may change a shard's pipes.
         """
         if self._shard.splits and not self.replaced and self.init_fn is None and self.reset_fn is None:
             seed = partial(self._seed_common_part, seeds)
@@ -408,8 +410,8 @@ class GraphProgram(EpochProgram):
         return None if self._witness is None else self._witness.notes()
 
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
-        """Returns None if the graph cannot be saved, a pipe is rereading the epoch, or omitted cached items may have
-        been modified.
+        """Returns a snapshot of the shard. Returns None if the graph cannot be saved, if a pipe is rereading the epoch,
+        or if cached items that the snapshot would omit may have been modified.
 
         Raises TooLargeError if the state has more than `most` bytes.
         """
@@ -421,7 +423,7 @@ class GraphProgram(EpochProgram):
             most = self._child.largest_snapshot  # larger caches can be refilled from seeds
         try:
             graph = self._running_graph()
-            # Threads must stop during the snapshot, because they also draw random numbers.
+            # The threads of pipes are stopped during the snapshot, because they draw random numbers, too.
             with standing_still(graph.pipes), caches.left_out(), bounded(most):
                 entries, generators = entries_of(graph), current_generators()
             share = self._share_in(graph, entries)
@@ -437,12 +439,13 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # If this process has sent a snapshot earlier, the main process uses that snapshot. Without an earlier
-            # snapshot, the reason for the failure is sent.
+            # No snapshot can be taken. If this process has sent an earlier snapshot, the main process uses that one.
+            # Otherwise, the reason is sent to the main process.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
-        """Returns how many dispatched items the graph had read at the states `entries`; None if unknown."""
+        """Returns how many dispatched items the graph had read when its pipes had the states `entries`; None if this is
+        unknown."""
         if self._child.share is None:
             return _Share(0)
         reached, read = self._child.share()
@@ -450,7 +453,7 @@ class GraphProgram(EpochProgram):
             return None
         source = graph.first(_is_dispatched)
         if source is None or reached == 0:
-            # No dispatched item was requested yet: a resumed pipe may yield the items of its restored buffer.
+            # No dispatched item was requested yet, because the graph may first yield items from restored buffers.
             return _Share(1, read)
         entry = entries[graph.index(source)]
         if entry.restores and not entry.finished:
@@ -476,7 +479,8 @@ class GraphProgram(EpochProgram):
         return self._go_on(saved, cached, strict)
 
     def _refilled(self, filled: Filled) -> list[Any]:
-        """Returns the cached items that are missing in the snapshot."""
+        """Repeats the epoch that filled the caches, and returns the cached items, which the snapshot does not
+        contain."""
         running = self._begun_with
         self.begin_epoch(filled.seeds, None)
         start = filled.start
@@ -497,7 +501,8 @@ class GraphProgram(EpochProgram):
         if saved.read_out and self._child.share is not None:
             self._read_share_out()  # before the state is loaded, because a new epoch may interrupt this call
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
-            # The main process read ahead when the state was saved, so the state contains a `prefetch` pipe.
+            # In the saved run, a `prefetch` pipe read ahead in the main process. The saved state contains this pipe, so
+            # the graph needs it, too.
             self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()
             self._search_anew()
         load_entries(self.datapipe, entries)
@@ -510,9 +515,9 @@ class GraphProgram(EpochProgram):
         return self._iterate()
 
     def _read_share_out(self) -> None:
-        """Reads the dispatched items to their end, so that the dispatching process, whose pipes may keep state,
-        finishes the epoch. Raises RuntimeError if the dispatching process sends an item that was not read before the
-        state was saved.
+        """Requests the end of the dispatched items, so that the dispatching process finishes the epoch. Its pipes may
+        keep state, which the end of an epoch changes. Raises RuntimeError if the dispatching process sends a further
+        item.
         """
         source = Graph(self.datapipe).first(_is_dispatched)
         for _ in source.open_stream():
@@ -523,7 +528,7 @@ class GraphProgram(EpochProgram):
         self._is_behind_share = True
 
     def call(self, function: Callable[[DataPipe], DataPipe | None]) -> None:
-        """A pipe that the function returns replaces the graph in the next epoch."""
+        """Applies `function` to the graph. If it returns a pipe, this pipe replaces the graph in the next epoch."""
         self._watched = None
         self._caches.note_call()
         self._search_anew()
@@ -536,7 +541,8 @@ class GraphProgram(EpochProgram):
 
 
 def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
-    """Always draws three seeds, so that the seeds of the pipes do not depend on the loaded libraries."""
+    """Seeds the global generators. Always draws three seeds, even if NumPy or torch is not loaded, so that the
+    following seeds for pipes do not depend on this."""
     draw = seed_generator.generate_shared_seed if shared else seed_generator.generate_seed
     python_seed, torch_seed, numpy_seed = draw(), draw(), draw()
     random.seed(python_seed)
@@ -551,7 +557,8 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         numpy_random.seed(numpy_seed >> 32)  # the legacy generator accepts 32 bits
     else:
         awaited["numpy.random"] = numpy_seed >> 32
-    # Outside of shards, the main process must not seed a library, because the library's generator belongs to the user.
+    # Libraries that are imported later are seeded then. The main process does this only for a shard, because the
+    # library's generator otherwise belongs to the user.
     if parent_process() is not None or own_random.is_replica:
         seed_when_imported(awaited)
 

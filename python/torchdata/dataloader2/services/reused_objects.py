@@ -1,7 +1,7 @@
 """Finds items that change, or become unusable, when the source reads later items.
 
-Role: some sources reuse one buffer or object for all items, so that an item cannot be queued (see `common_parts`). An
-item that cannot be examined completely is treated like an item whose memory the source reuses.
+Role: some sources reuse one buffer or object for all items, so that an item cannot be queued (see `common_parts`). If
+an item cannot be examined completely, this module assumes that the source reuses the item's memory.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from io import BytesIO, IOBase, StringIO
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType, NoneType
 from typing import Any
 
-#: Values of these types never change. `_search` adds further types of immutable values.
+#: Types whose values never change. `_search` adds further such types to this set.
 _fixed: set[Any] = {NoneType, bool, int, float, complex, str, bytes, range, type, FunctionType, BuiltinFunctionType}
 #: The maximum number of examined objects per item, not counting values that never change.
 _MOST = 1 << 10
-#: The ids and addresses found in at least this many recent items are kept, to compare them with later items.
+#: The ids and addresses of at least this many recent items are kept, so that later items can be compared with them.
 _RECENT = 1 << 10
 #: Libraries whose objects use only memory that they own or that does not change.
 _LIBRARIES = frozenset({"PIL", "numpy", "pandas", "polars", "pyarrow", "torch", "torchdata"})
@@ -37,8 +37,9 @@ class ReusedObjects:
     """Examines the items of a source, in their order, for objects and memory that the source reuses.
 
     Args:
-        waits: returns whether the item at a position still waits for its shard.
-        oldest: returns a position before which no item waits for its shard; records of earlier items can be removed.
+        waits: a function that returns whether the item at a position still waits for its shard.
+        oldest: a function that returns a position. No earlier item waits for its shard, so records of earlier items can
+            be removed.
     """
 
     def __init__(self, waits: Callable[[int], bool], oldest: Callable[[], int]) -> None:
@@ -149,7 +150,8 @@ def _has_hidden_memory(kind: Any) -> bool:
 
 
 def _parts_of(item: Any) -> Sequence[Any]:
-    """Returns the objects that an object refers to; the values of its `__dict__` replace this dict."""
+    """Returns the objects to which an object refers. Its `__dict__` is not returned; the values in this dict are
+    returned instead."""
     parts = gc.get_referents(item)
     if type(item).__dictoffset__ and any(type(part) is dict for part in parts):
         attributes = item.__dict__
@@ -162,8 +164,8 @@ def _refuse(*_: Any) -> None:
 
 
 def _refuse_hidden(*_: Any) -> None:
-    """Returns None, because the source may overwrite a hidden buffer of the object. `_search_library` accepts hidden
-    buffers in objects of known libraries."""
+    """Returns None, because the object may have a buffer that Python cannot find, and that the source may overwrite.
+    For objects of known libraries, `_search_library` is used instead."""
 
 
 def _search_nothing(*_: Any) -> Sequence[Any]:
@@ -184,8 +186,8 @@ def _search_array(item: Any, _ids: list[int], views: list[tuple[int, int]]) -> S
         views.append((id(owner), address))
         if not hasattr(owner, "base"):  # the memory may have another owner in each item
             views.append((address, 0))
-    # Attributes of NumPy's own subclasses, such as the file of a memmap, are not examined, because they only describe
-    # the array's memory.
+    # Attributes of NumPy's own array classes, such as the file of a memmap, only describe the array's memory, so they
+    # are not examined.
     attributes = () if type(item).__module__.startswith("numpy") else _parts_of(item)
     return [*attributes, *item.flat] if item.dtype.hasobject else attributes
 
@@ -217,8 +219,8 @@ def _search_library(item: Any, ids: list[int], views: list[tuple[int, int]]) -> 
 
 
 def _search_object(item: Any, ids: list[int], _views: list[tuple[int, int]]) -> Sequence[Any]:
-    # A type that defines `__hash__` is assumed to be immutable, so its objects are not recorded. The members of these
-    # objects are still examined, because a tuple may contain mutable objects.
+    # An object whose type defines `__hash__` is assumed to be immutable, and is not recorded. Its members are examined
+    # nevertheless, because an immutable object such as a tuple may contain mutable objects.
     if not _has_own_hash(type(item)):
         ids.append(id(item))
     return _parts_of(item)

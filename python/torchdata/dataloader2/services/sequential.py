@@ -1,6 +1,6 @@
 """Runs a graph through several reading services, one after another.
 
-Role: calls that end an epoch or the services are forwarded in reverse order.
+Role: calls that end an epoch or a run are forwarded to the services in reverse order.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 
 
 def holds_nothing(serialized_state: Any) -> bool:
-    """Returns whether a result of `SequentialReadingService.checkpoint` contains no state of any service."""
+    """Returns whether `serialized_state`, which a `SequentialReadingService` has returned, contains no state of any
+    service."""
     try:
         return not any(_states_in(serialized_state))
     except ValueError:
@@ -121,7 +122,7 @@ class SequentialReadingService(CheckpointableReadingServiceInterface):
         return seal(to_plain({"states": states}, "a reading service"))
 
     def restore(self, datapipe: DataPipe, serialized_state: bytes) -> DataPipe:
-        """Restores each service from its own state, or initializes a service without a state.
+        """Restores each service that has saved a state, and initializes the services that have not saved a state.
 
         Raises:
             ValueError: the state was saved with another number or kind of services, or is damaged.

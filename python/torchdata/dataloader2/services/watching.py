@@ -25,10 +25,11 @@ _KEEP_ORDER = (MapMapper, MapShuffler, ShardingFilter, Shuffler)
 
 
 def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
-    """Returns the filters that may read different orders in the workers, and the names of each filter's sources.
+    """Returns the filters whose sources may have a different order in each worker, and the names of each filter's
+    sources.
 
-    `is_seeded`: whether every `shuffle` before a filter has the seed that all workers share. A user function that
-    changes the graph in the worker might set another seed.
+    `is_seeded`: whether every `shuffle` before a filter has the seed that all workers share. This is not certain if a
+    user function may change the graph in a worker.
     """
     # `isinstance` would also return True for torch's `sharding_filter`, which is a virtual subclass of
     # `ShardingFilter`. Torch's filter takes no samples that could be compared between workers.

@@ -31,14 +31,14 @@ class WorkerOutput(IterDataPipe[Any]):
     Args:
         lasts: whether a pipe that runs in the child processes keeps state from one epoch to the next.
         may_count: whether pipes may change their attributes in an epoch, so that later epochs depend on these
-            attributes. If so, the workers send a snapshot at the beginning of each later epoch.
+            attributes. If True, each worker sends a snapshot at the beginning of every epoch except the first.
         lasts_in_workers: the names of pipes in the workers that keep state between epochs.
         lasts_dealt: the names of pipes in the dispatching process that keep state between epochs.
         shards: the shards of the running epoch, if it began with another number of workers.
         divides_anew: whether the shards change at the next epoch.
     """
 
-    #: The positions of the workers are saved separately, not in the state of this pipe.
+    #: This pipe has no saved state of its own, because a loader's state contains the workers' positions separately.
     iteration_state = ()
 
     def __init__(
@@ -60,12 +60,13 @@ class WorkerOutput(IterDataPipe[Any]):
         self.in_order = in_order
         self._lasts_in_workers, self._lasts_dealt = lasts_in_workers, lasts_dealt
         self._commands: Callable[[int], tuple[Any, Any]] | None = None
-        #: Whether the next iteration only restores the state at the end of an epoch, instead of beginning an epoch.
+        #: Whether the next iteration only restores the state from the end of an epoch, and does not begin an epoch.
         self.is_between_epochs = False
         self.is_unread = False
         #: Whether the next epoch resumes an epoch of an earlier run.
         self.resumes = False
-        #: There are more iterations over the workers' items than epochs if a pipe in the main process rereads an epoch.
+        #: `_epochs` counts epochs, and `_passes` counts iterations over the workers' items. A pipe in the main process
+        #: that rereads an epoch causes further iterations.
         self._epochs = self._passes = self._passes_before = 0
         #: The reason why a process made no snapshot for the last requested position.
         self.unsaved: str | None = None
@@ -120,7 +121,7 @@ class WorkerOutput(IterDataPipe[Any]):
         children, (position, strict) = self._children, self._resume_at or (None, True)
         self._resume_at = None
         self._passes += 1
-        # The callback must not refer to the children, which could not be freed.
+        # The callback does not refer to the children, because such a reference would prevent them from being freed.
         resume = partial(_resume, children.num_shards, children.dispatches, self.in_order, strict)
         left, announced = None, self.may_count and self._passes > 1
         if position is not None:
@@ -175,8 +176,8 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._passes == self._passes_before + 1
 
     def untold(self, position: WorkersPosition | None) -> str | None:
-        """Returns why a position does not contain the state that pipes keep from earlier iterations. None as `position`
-        means the beginning of the epoch.
+        """Returns why `position` lacks state that pipes keep from earlier iterations; None if nothing is missing. If
+        `position` is None, it means the beginning of the epoch.
         """
         lasting = self._lasts_dealt or self._lasts_in_workers
         if not lasting or (self._epochs if position is None else self._passes) <= 1:
@@ -197,8 +198,8 @@ class WorkerOutput(IterDataPipe[Any]):
         )
 
     def read_out(self) -> None:
-        """Reads the end of the workers' items, which no pipe in the main process reads if an epoch is resumed after its
-        last item.
+        """Requests the end of the workers' items. This is needed if an epoch is resumed after its last item, because no
+        pipe in the main process then requests an item.
 
         Raises RuntimeError if the workers yield a further item.
         """

@@ -75,7 +75,7 @@ def _graph(where: str, snapshot: Any) -> Iterator[str]:
 
 
 def _weight(value: Any) -> int:
-    """Returns the approximate size in bytes, where a container that occurs several times counts once."""
+    """Returns the approximate size of `value` in bytes. A container that occurs several times is counted only once."""
     weight, waiting, seen = 0, [value], set()
     while waiting:
         part = waiting.pop()

@@ -1,4 +1,4 @@
-"""Compares the fingerprint and the pickle of a loader's pipeline with the fingerprint and the pickle in a state."""
+"""Compares a loader's pipeline with the pipeline that has saved a state, by their fingerprints and pickles."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ class Identity:
         self.checksum: int | None = None
 
     def note(self, datapipe: Any) -> None:
-        """The first call stores the pipeline's fingerprint, and must precede a service's changes to the graph."""
+        """Stores the pipeline's fingerprint at the first call. This call must precede any change of the graph by a
+        reading service."""
         if self._fingerprint is None and is_pipe(datapipe):
             self._fingerprint = fingerprint(datapipe)
 
     @property
     def outline(self) -> Outline:
-        """A state without the pipe contains no hash of the pipe's bytes, because a hash would help to guess a password
-        in the pipe.
+        """The pipeline's description in a state. It contains no hash of the pickled pipe, because a hash would help to
+        guess a password in the pipe.
         """
         if self._in_words is None:
             self._in_words = json.dumps(self._fingerprint, separators=(",", ":"))

@@ -1,6 +1,6 @@
 """The layout of a loader's state: `dump` converts its values to plain data, and `parse` converts them back.
 
-Role: no other module contains the keys of the layout, and this module unpickles no values that could run code.
+Role: only this module contains the keys of the layout. It never unpickles values that could run code.
 
 `parse` checks the type and range of each value, including values in snapshots, because a downloaded state may be
 forged. Checksums detect damage, but do not prove who wrote a state.
@@ -57,7 +57,7 @@ _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
 _MOST = 1 << 46
 _MOST_SHARDS = 1 << 20
 
-#: With fewer items than this, no time per item is estimated, because starting the workers takes most of a short epoch.
+#: The time per item is estimated only after this many items, because starting the workers takes most of a short epoch.
 _FEW = 100
 
 _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
@@ -71,7 +71,7 @@ _SUMMED = frozenset({NoneType, bool, int, bytes})
 
 
 def dump(state: LoaderState, of_pipe: int | None = None) -> dict[str, Any]:
-    """The argument `of_pipe` is the checksum of the pipe, if it is known."""
+    """Converts a state to plain data. `of_pipe` is the checksum of the pickled pipe, if it was already computed."""
     plain: dict[str, Any] = {
         SERIALIZED_DATAPIPE_KEY_NAME: state.pipe,
         READING_SERVICE_STATE_KEY_NAME: state.service,
@@ -121,7 +121,8 @@ def _dump_workers(workers: WorkersPosition) -> dict[str, Any]:
 
 
 def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[str, int]:
-    """The argument `of_datapipe` is the checksum of the pipe, if it is known."""
+    """Returns the checksums of a state's fields. `of_datapipe` is the checksum of the pickled pipe, if it was already
+    computed."""
     found = {}
     for field in (_POSITION, _PIPELINE, _RANKS):
         if field in state:
@@ -138,15 +139,16 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
 
 
 def _outline(value: Any) -> str:
-    """Converts `value` to text for a checksum. The bytes of a snapshot are replaced by their header, which contains a
-    checksum."""
+    """Converts `value` to a text, from which a checksum is computed. The text contains only the header of a snapshot,
+    because the header contains a checksum of the snapshot."""
     words: list[str] = []
     _add_words(value, words)
     return "".join(words)
 
 
 def _add_words(value: Any, words: list[str]) -> None:
-    """Members of basic types are appended without a recursive call, because states have hundreds of them."""
+    """Appends the text of `value`. Members of basic types need no recursive call, which saves time in states with
+    hundreds of members."""
     if isinstance(value, (list, tuple)):
         words.append(f"[{len(value)}]")
         for part in value:
@@ -276,7 +278,8 @@ def _ranks(ranks: Any) -> SavedRanks | None:
 
 
 def _randomness(packed: Any, is_of_0_9: bool) -> Randomness | None:
-    """Ignores the generators of torchdata 0.9, because they are pickles and draw other numbers."""
+    """Returns the seed and the generators in a state. Generators of torchdata 0.9 are ignored, because they are pickles
+    and draw other numbers."""
     if packed is None:
         return None
     if not isinstance(packed, (tuple, list)) or len(packed) != 4:

@@ -27,7 +27,7 @@ class Shard:
         of_main: whether the epoch began in the main process, where the pipes get the loader's seeds instead of a
             worker's seeds.
         moved: whether the shard may run on another rank than the rank that began it. If `moved` is True, the shard
-            yields the items of rank `rank`, and derives its seeds from the job's seeds.
+            still yields the items of rank `rank`, and derives its seeds from seeds that all ranks share.
         splits: whether the user has set the number of shards (`splits`).
     """
 
@@ -78,7 +78,7 @@ class Position(NamedTuple):
     Args:
         given: the number of delivered items of the epoch.
         drop: the number of items that were delivered after the snapshot of the main process's pipes.
-        graph: the positions of the main process's pipes; None if resuming does not need the state of these pipes.
+        graph: the states of the main process's pipes; None if a resumed loader does not need these states.
         generators: the states of the global generators, if the main process runs functions of the user.
         beginning: the global generators' states at the epoch's start, if resuming recomputes the epoch.
         seconds: the duration of the epoch so far.
@@ -120,8 +120,8 @@ class Filled(NamedTuple):
     """The epoch that a resuming process must repeat to refill its caches.
 
     Args:
-        start: the sealed snapshot from the beginning of the epoch; None for the first epoch of a graph. Inside this
-            snapshot, `start` is empty, because a snapshot cannot contain itself.
+        start: the sealed snapshot from the beginning of the epoch; None for the first epoch of a graph. In the snapshot
+            that `start` contains, this field is empty, because a snapshot cannot contain itself.
         checksum: the checksum of the items that a snapshot omits; None if the snapshot contains all items.
     """
 
@@ -134,7 +134,7 @@ class Content(NamedTuple):
     """The contents of a sealed snapshot: of the main process's pipes, of its generators, or of a child's graph.
 
     Args:
-        read_out: whether the worker had read all dispatched items; without a dispatching process, whether the epoch had
+        read_out: whether the worker had read all dispatched items. Without a dispatching process, whether the epoch had
             ended.
         filled: how to repeat the epoch that fills the caches; None if the epoch cannot be repeated.
     """
@@ -146,8 +146,8 @@ class Content(NamedTuple):
 
 
 class Randomness(NamedTuple):
-    """`is_due` is true if the user's seed must still be applied, and `initial` is the generator at the epoch's
-    beginning.
+    """The seed and the generators of a loader. `is_due` is True if the next epoch must start from the user's seed.
+    `initial` is the generator at the beginning of the last epoch.
     """
 
     seed: int | None

@@ -28,7 +28,8 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
             )
         shards = [each if each.moved else each.of_rank(number, old) for each in position.all_shards]
         by_rank.append([*zip(shards, workers.shards, strict=True)])
-    # Shards are numbered across ranks: first the first shard of each rank, then the second shard of each rank.
+    # The shards of all ranks are put in one order: first the first shard of each rank, then the second shard of each
+    # rank, and so on.
     longest = max(map(len, by_rank))
     each = [(turn, shards[turn]) for turn in range(longest) for shards in by_rank if turn < len(shards)]
     own = each[rank::ranks]
@@ -52,8 +53,8 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
 
 
 def _without_held(position: Position) -> WorkersPosition:
-    """Moves the workers' positions back by the items that pipes in the main process still buffer. Raises ValueError if
-    the shards that had yielded these items are unknown.
+    """Returns the workers' positions without the items that pipes in the main process still buffer. Raises ValueError
+    if the shards that had yielded these items are unknown.
     """
     workers, given = position.workers, position.given
     if workers is None:
@@ -74,12 +75,12 @@ def _without_held(position: Position) -> WorkersPosition:
 
 
 def in_workers(position: Position, pipes: int | None, *, alone: bool = False) -> Position:
-    """Converts the position of a pipeline that ran in the main process to the position of one shard in a worker.
+    """Converts a position that was saved without workers to the position of one shard in a worker.
 
     Args:
-        pipes: the number of pipes that the worker runs, if known; later pipes stay in the main process.
-        alone: whether to omit the state of pipes that stay in the main process. If these pipes have a state, the result
-            has no snapshot, so the shard recomputes all items from the beginning of the epoch.
+        pipes: the number of pipes that run in the worker, if known. The pipes after these run in the main process.
+        alone: whether to omit the state of pipes that run in the main process. If these pipes have a state, the result
+            contains no snapshot, and the shard recomputes the epoch from its beginning.
 
     Raises:
         ValueError: the pipes drew their own seeds, which workers cannot repeat.

@@ -17,7 +17,7 @@ from torchdata.datapipes._pipe.state.iteration import counters_of
 
 _ALL = 1 << 62
 
-#: Attributes with seeds, which are drawn again for each epoch.
+#: Names of attributes that contain a seed, which each epoch sets anew.
 _SEEDS = frozenset({"_seed", "_epoch_seed"})
 
 
@@ -36,7 +36,7 @@ def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
 
 
 def resumptions(position: WorkersPosition, num_shards: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
-    """Returns the positions of all shards, followed by the position of the dispatching process.
+    """Returns the positions where all shards resume, followed by the position where the dispatching process resumes.
 
     If `strict`, recomputed items must equal the original items.
 
@@ -108,7 +108,7 @@ def may_count(*datapipes: DataPipe | Graph | None) -> bool:
 
 
 def names_of_lasting(datapipe: DataPipe | Graph | None) -> list[str]:
-    """Returns the classes of pipes that keep state between epochs, except private classes."""
+    """Returns the class names of the pipes that keep state between epochs. Names of private classes are omitted."""
     names = [] if datapipe is None else [type(pipe).__name__ for pipe in graph_of(datapipe) if _lasts(pipe)]
     return [name for name in names if not name.startswith("_")]
 

@@ -35,8 +35,8 @@ class ArrowSource:
         return self  # a source never changes and may be large, so it is not copied
 
     def read(self, part: int, columns: list[str] | None, use_threads: bool) -> Any:
-        """Returns the rows of a part that pass the filter, with the given columns in their order; None means all
-        columns."""
+        """Returns the rows of a part that pass the filter. The result has the columns in `columns`, or all columns if
+        `columns` is None."""
         raise NotImplementedError
 
     def read_all(self, parts: list[int], columns: list[str] | None, use_threads: bool) -> Any:
@@ -53,7 +53,7 @@ class ArrowFragments(ArrowSource):
     excluded.
 
     Args:
-        lacks: whether to fill a column that a file does not have with nulls, instead of raising an error.
+        lacks: whether a column that is missing in a file is filled with nulls (True) or raises an error (False).
     """
 
     def __init__(self, dataset: Any, filter: Any, lacks: bool = False) -> None:
@@ -79,8 +79,8 @@ class ArrowFragments(ArrowSource):
 
 
 def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str], lacks: bool) -> None:
-    """Raises an error for a missing column, and for a column of another type. pyarrow would fill in nulls or convert
-    the values."""
+    """Raises an error if the file lacks a column, or has another type for it. Without this check, pyarrow would fill in
+    nulls or convert the values."""
     known = _arrow("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
     for column in wanted:
         if column in present.names:
@@ -92,8 +92,8 @@ def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str],
 
 
 def _family(kind: Any) -> str:
-    """Returns the family of an Arrow type, such as "integer". A column may have different types in the table and in a
-    file if both types belong to the same family."""
+    """Returns the family of an Arrow type, such as "integer". A file may store a column with another type than the
+    table if both types belong to the same family."""
     types = _arrow().types
     if types.is_dictionary(kind):
         return _family(kind.value_type)
@@ -152,7 +152,7 @@ def lance_dataset(pipe: str, dataset: Any) -> Any:
 
 
 class _Ranges(Sequence[str]):
-    """The names of a dataset's parts, created on demand, because each row may be a part."""
+    """The names of a dataset's parts, created on demand, because a dataset may have as many parts as rows."""
 
     def __init__(self, dataset: str, rows: int, part_rows: int, kind: str) -> None:
         self._dataset, self._rows, self._part_rows, self._kind = dataset, rows, part_rows, kind

@@ -1,5 +1,5 @@
-"""Names pipes in error messages. For a pipe that only reads a dataset, messages name the dataset's class or
-function."""
+"""Names pipes in error messages. If a pipe only reads a dataset, an error message names the class or function of the
+dataset instead of the pipe."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def codes_read_by(datapipe: Any) -> list[UsersCode]:
 
 
 def counted_at(datapipe: Any) -> IterationToken:
-    """Returns the `IterationToken` in which the skipped items of a pipe are counted.
+    """Returns the `IterationToken` that counts the skipped items of a pipe.
 
-    This is the token of the pipe's map-style source if the loader measures the source's time, and otherwise the pipe's
-    own token.
+    The result is the token of the pipe's map-style source if the loader times this source, and otherwise the token of
+    the pipe itself.
     """
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:

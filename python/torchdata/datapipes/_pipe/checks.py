@@ -66,7 +66,8 @@ def check_generator_function(pipe: str, argument: str, function: Any) -> None:
 
 @contextmanager
 def on_failure(clean_up: Callable[[], object]) -> Iterator[None]:
-    """Calls `clean_up` if the block raises an exception, or if its generator is closed."""
+    """Calls `clean_up` if the `with` block raises an exception, or if the generator that contains the block is
+    closed."""
     try:
         yield
     except BaseException:
@@ -75,7 +76,7 @@ def on_failure(clean_up: Callable[[], object]) -> Iterator[None]:
 
 
 #: For IterDataPipe and MapDataPipe: the module and the name of the class that wraps a plain iterable or sequence. This
-#: module cannot import these classes, because their modules import this module.
+#: module cannot import the wrapping classes, because their modules import this module.
 _wrappers: dict[type, tuple[str, str]] = {}
 
 
@@ -90,8 +91,8 @@ def _wrapper(kind: type) -> Callable[..., Any]:
 
 
 def check_source(pipe: str, value: S, argument: str = "datapipe") -> S:
-    """Returns the source of a pipe. A list is wrapped in an IterableWrapper, so that states contain the position in
-    it."""
+    """Returns `value` as the source of a pipe. An iterable that is not a pipe is wrapped in an IterableWrapper, so that
+    saved states contain the position in it."""
     if isinstance(value, MapDataPipe):
         raise TypeError(
             f"{pipe}: {argument} must be an IterDataPipe, but got the MapDataPipe {value!r}; convert it with "
@@ -107,8 +108,8 @@ def check_source(pipe: str, value: S, argument: str = "datapipe") -> S:
 
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
-    """Returns a pipe of `kind`, which may wrap a dataset. Raises TypeError for plain data, because passing plain data
-    may be a mistake."""
+    """Returns `value` if it is a pipe of the class `kind`, or wraps it in such a pipe if it is a dataset. Raises
+    TypeError for plain data, because passing plain data may be a mistake."""
     found = _as_pipe(value, kind)
     if found is None:
         raise TypeError(
@@ -135,8 +136,8 @@ def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe,
 
 
 def _as_pipe(value: Any, kind: type) -> Any:
-    """Wraps a dataset in a pipe; returns None if the value is neither dataset nor pipe. PyTorch's classes are
-    recognized by name, because this module does not import torch."""
+    """Returns a pipe unchanged, and wraps a dataset in a pipe. Returns None if the value is neither a pipe nor a
+    dataset. PyTorch's classes are recognized by name, because this module does not import torch."""
     if isinstance(value, kind) or any(cls.__name__ == kind.__name__ for cls in type(value).__mro__):
         return value
     if is_dataset(value) and (kind is IterDataPipe or is_indexed(value)):
@@ -273,8 +274,8 @@ def length_of(pipe: Any, source: Any) -> int:
 
 
 def no_length(pipe: Any, because: str) -> TypeError:
-    """Returns the error of a pipe without a length. The end of the message is that of torchdata 0.9, because user code
-    may compare it."""
+    """Returns the error of a pipe without a length. The error message ends with the message of torchdata 0.9, because
+    user code may compare messages."""
     return TypeError(f"{because}. So this {type(pipe).__name__} instance doesn't have valid length")
 
 

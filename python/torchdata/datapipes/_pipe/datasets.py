@@ -40,7 +40,8 @@ def _instance_of(value: Any, module: str, name: str) -> bool:
 
 
 def is_indexed(value: Any) -> bool:
-    """Returns whether the value has a length and integer indices. Mappings and PyTorch's `IterableDataset` do not."""
+    """Returns whether the value has a length and integer indices. Returns False for mappings and for PyTorch's
+    `IterableDataset`."""
     kind = type(value)
     return (
         hasattr(kind, "__getitem__")

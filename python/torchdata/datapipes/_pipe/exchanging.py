@@ -6,8 +6,8 @@ global generators (2.5 KB each) are exchanged whenever another shard runs.
 
 The public functions of `random`, NumPy and torch convert a generator's state to tuples and tensors, which takes up to
 300 microseconds. Copying the memory of the states takes 0.3 microseconds, so this module copies the memory. Before the
-first copy, a test with new generators shows whether copying the memory also copies the state. If the test fails, this
-module calls the libraries' public functions.
+first copy, this module tests with new generators whether copying a generator's memory also copies its state. If this
+test fails, this module calls the libraries' public functions instead.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from torchdata.datapipes._pipe import skipping, splitting, witnessing
 from torchdata.datapipes._pipe.state import generators
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 
-#: The module of the cache's locks. A shard must release its locks before another shard runs.
+#: The module with the file locks of `on_disk_cache`. A shard must release its locks before another shard runs.
 LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
-#: If one of these modules is imported, the `Exchange` object is replaced, because there are more variables to exchange.
+#: If one of these modules is imported, the `Exchange` object is replaced, because the module has further variables to
+#: exchange.
 _IMPORTED_LATE = (_NUMPY, "torch", _WORKER, LOCKS)
 _VARIABLES = (
     (vars(generators), "awaited"),
@@ -48,9 +49,9 @@ _VARIABLES = (
 _WORDS, _PLACE = 624 * 4, 4
 #: Sizes in bytes of PyTorch's generator state: of the header before the 624 numbers, and of the whole state.
 _BEFORE, _TORCH = 20, 2544
-#: In PyTorch's generator object, the 624 numbers of the state begin at this offset in bytes or earlier.
+#: The largest offset in bytes at which the 624 numbers of the state may begin in PyTorch's generator object.
 _HEAD = 256
-#: The size in bytes of the spare normal number that NumPy stores, and of the flag for its presence.
+#: The size in bytes of the spare normal number that NumPy stores, including the flag that shows whether it is present.
 _GAUSS = 16
 
 
@@ -60,7 +61,8 @@ class _Way(NamedTuple):
     Args:
         memory: the memory in which the generators store their states. Copying the bytes of this memory saves or loads
             the states.
-        variables: further variables of the generators, each as a dict and the variable's key in the dict.
+        variables: further variables of the generators. Each is given by the dict that contains it, and by its key in
+            this dict.
         others: for each generator whose memory is not copied, the functions that save and load its state.
     """
 
@@ -97,8 +99,8 @@ class ShardGlobals(SavedGlobals):
         """Saves the random generators and the other global variables of the running shard, before another shard runs.
 
         Args:
-            is_all: whether the shard has nothing else to save or stop, such as threads. If this is True for two shards,
-                `ShardTurns` may switch between the shards without calling `enter` and `leave`.
+            is_all: whether the caller has nothing else to save or stop for the shard, such as threads. `ShardTurns` may
+                switch between two shards with `is_all=True` without calling `enter` and `leave`.
         """
         global _has_exchanged
         _has_exchanged = True

@@ -26,8 +26,10 @@ def explain(
     The traceback of a KeyboardInterrupt is kept, because it shows where a program hangs.
 
     Args:
-        yielded: the number of items that the pipe had yielded before; None if `iter(datapipe)` raised the exception.
-        iterator: the iterator that the pipe's `__iter__` returned; None if the exception must not be skipped.
+        yielded: the number of items that the pipe had yielded before the exception; None if `iter(datapipe)` raised the
+            exception.
+        iterator: the iterator that the pipe's `__iter__` returned. If `iterator` is None, `on_error` does not skip the
+            exception.
 
     Returns:
         True for a skipped item; False if the caller must raise `error`; or the exception to raise instead of `error`.
@@ -55,7 +57,7 @@ def note_index(error: BaseException, index: Any) -> None:
 
 
 def _origin_of(error: BaseException, datapipe: Any, yielded: int | None) -> dict[str, Any]:
-    """Returns the origin of an exception, as a dict that is pickled with it."""
+    """Returns the origin of an exception, as a dict that is pickled with the exception."""
     sources = [represented(source) for source in sources_of(datapipe)]
     did = "began to iterate"
     if yielded is not None:
@@ -98,7 +100,7 @@ def _ordinal(number: int) -> str:
 
 
 def no_fault_of_an_item(error: E) -> E:
-    """Marks an error that `on_error` must not skip: items were lost, or the pipe would raise the error again."""
+    """Marks an error that `on_error` must not skip, because no single item has caused the error."""
     attributes_of(error)["never_skipped"] = True
     return error
 

@@ -6,7 +6,7 @@ from torchdata.datapipes._pipe.checks import check_int
 
 
 class GivenLength:
-    """Defines the length of a pipe. The class must precede IterDataPipe in the list of base classes."""
+    """Defines the length of a pipe. `GivenLength` must precede IterDataPipe in the list of base classes."""
 
     def _set_length(self, length: int) -> None:
         #: The number of items; -1 if the user has not set it.

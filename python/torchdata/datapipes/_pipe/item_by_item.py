@@ -11,8 +11,8 @@ from torchdata.datapipes.datapipe import IterDataPipe, T_co
 
 
 class SameLength:
-    """Defines `len` as the length of the source. The class must precede IterDataPipe or MapDataPipe in the list of base
-    classes."""
+    """Defines `len` as the length of the source. `SameLength` must precede IterDataPipe or MapDataPipe in the list of
+    base classes."""
 
     def __len__(self) -> int:
         return length_of(self, sources_of(self)[0])

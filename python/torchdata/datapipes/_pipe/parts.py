@@ -17,7 +17,7 @@ from torchdata.datapipes.datapipe import DataChunk
 
 SLICED: frozenset[type] = frozenset({list, tuple, range, str, bytes, DataChunk})
 
-#: Types of results that are in memory, but may not support slices. These results are converted to lists.
+#: Types of results that are in memory, but are converted to lists, because they may not support slices.
 _LISTED: tuple[type, ...] = (
     list,
     tuple,

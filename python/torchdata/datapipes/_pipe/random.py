@@ -16,9 +16,9 @@ is_replica = False
 def draw_seed(last: int | None = None, follows: bool = False) -> int:
     """Returns a new 63-bit seed from the global random generator of torch, or of Python if torch is not loaded.
 
-    A loader sets the seed of each pipe in each epoch, because replicas with different seeds before a `sharding_filter`
-    would lose or duplicate items. If an epoch reads the pipe several times (`cycle`), each further seed is derived from
-    the previous seed (`last`).
+    A loader sets the seed of each pipe in each epoch. With different seeds in two workers, a `sharding_filter` would
+    lose or duplicate items. If an epoch reads the pipe several times (`cycle`), each further seed is derived from the
+    previous seed (`last`).
 
     Args:
         last: the seed of the pipe's previous iteration.

@@ -1,4 +1,4 @@
-"""Names the work of each pipe for PyTorch's profiler, in the main process and the thread that iterates."""
+"""Shows the work of each pipe as a named range in PyTorch's profiler, for pipes in the main process."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 
 from torchdata._reporting import name_of
 
-#: Whether to name ranges: False in a forked child, because the parent's profiler does not record there.
+#: Whether pipes are shown in the profiler; False in a forked child, because the parent's profiler does not record
+#: there.
 _is_main = True
 
 

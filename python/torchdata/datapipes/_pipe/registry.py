@@ -1,4 +1,4 @@
-"""Manages functional forms: the methods of a pipe, such as `map`, that create another pipe on top of it.
+"""Manages functional forms, which are methods of a pipe, such as `map`, that create another pipe that reads this pipe.
 
 Role: IterDataPipe and MapDataPipe each have a registry of functional forms. When the module of a pipe class is
 imported, `functional_datapipe` adds the functional form of this class to the registry. `register_late` adds a
@@ -163,8 +163,8 @@ def _may_replace(before: Any, now: Any) -> bool:
 class functional_datapipe:
     """Class decorator that registers a pipe under a functional form.
 
-    Type checkers do not know forms that are registered at run time, and report an unknown attribute. In typed code,
-    call the class, `Doubler(pipe)`, or mark the line: `pipe.doubled() # type: ignore[attr-defined]`.
+    Type checkers do not know functional forms that are registered at run time, and report an unknown attribute. In
+    typed code, call the class, `Doubler(pipe)`, or mark the line: `pipe.doubled() # type: ignore[attr-defined]`.
 
     A class replaces an earlier class with the same module and qualified name, so that a notebook cell can be rerun.
     Existing pipes keep their class.

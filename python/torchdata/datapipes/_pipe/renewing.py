@@ -1,8 +1,8 @@
 """Replaces the iterator of a pipe of this package after `on_error` has skipped an exception that ended the iterator.
 
 Role: a generator cannot continue after it has raised an exception. A new call of the pipe's `__iter__` can resume the
-iteration, because the declared state contains the position of the exception. The new iterator must not restart the
-sources. `Renewal` therefore keeps the sources' running iterators for the new iterator.
+iteration, because the declared state contains the position of the exception. So that the new iterator does not restart
+the sources, `Renewal` keeps the running iterators of the sources for it.
 """
 
 from __future__ import annotations

@@ -3,12 +3,12 @@
 Role: a resumed run compares checksums of sampled items with the original run, to detect a stream that yields other
 items.
 
-A stream may draw from the global random generators in order to shuffle or to augment. If a stream draws random numbers
-for its first or second item, the stream's saved state contains the states that the generators had before the first
-draw. A resumed run restores the generators, rereads the items, and raises an error if the items differ from those of
-the original run. In two cases, the resumed run only warns: if the stream drew random numbers for its second item, or if
-the items differ only in floating-point numbers and arrays. In both cases, the stream probably draws numbers for each
-item, as for augmentation, and other code may have drawn numbers in between.
+A stream may draw from the global random generators in order to shuffle or to augment. The saved state of such a stream
+contains the states that the generators had before the stream first drew numbers. A resumed run restores the generators,
+rereads the items, and raises an error if the items differ from those of the original run. The resumed run only warns if
+the stream probably draws numbers for each item, as for augmentation, because other code may also have drawn numbers. A
+stream is assumed to do so if it drew numbers for its second item, or if the items differ only in floating-point numbers
+and arrays.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class SampledStream:
         yield stream
 
     def _complain(self, position: int, is_noise: bool) -> None:
-        """Raises an error because the reread items differ; only warns if random numbers per item may be the reason
-        (`is_noise`)."""
+        """Raises an error, because the reread items differ from the original items. Only warns if the stream may draw
+        random numbers for each item (`is_noise`)."""
         if is_noise:
             warn_outside(
                 f"the first {position} items of {self._name} have other numbers than before the state was saved. If "
@@ -98,8 +98,8 @@ class SampledStream:
     def _pieces(
         self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: SampleDigest | None = None
     ) -> Iterator[Iterator[Any]]:
-        """Yields iterators for `chain.from_iterable`: alternately over the items before the next sampled item, and over
-        this item."""
+        """Yields iterators for `chain.from_iterable`. An iterator over the items before the next sample alternates with
+        an iterator over the sampled item alone."""
         source = chain(source)  # `chain` does not call an exhausted iterator again
         digest, position = digest or self._digest, 0
         while True:

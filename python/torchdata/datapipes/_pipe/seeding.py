@@ -44,7 +44,7 @@ class Switched(Seeded):
             self._begin_order(self._take_seed())
 
     def _begin_order(self, seed: int) -> None:
-        """Called with the seed of each iteration that shuffles."""
+        """Called with the seed at the beginning of each iteration that shuffles."""
 
 
 class Shuffling(Switched):

@@ -11,7 +11,7 @@ from torchdata.datapipes._pipe.graph.graph import Graph as PipeGraph
 
 
 def graph_of_pipe(datapipe: Any, *, debug: bool = False) -> DrawnGraph:
-    """If `debug` is False, the main pipe of a split replaces its children."""
+    """If `debug` is False, the graph shows a split such as `fork` as one pipe, without its children."""
     whole = PipeGraph(datapipe)
     pipes = [pipe for pipe in whole if debug or not getattr(type(pipe), "_is_child_datapipe", False)]
     keys = {id(pipe): number for number, pipe in enumerate(pipes)}

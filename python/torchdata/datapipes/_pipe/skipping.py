@@ -5,8 +5,8 @@ exceptions it skips. If a pipe's iterator can yield further items after an excep
 next item is requested. The counts of skipped exceptions begin at zero in a new iteration, and at the saved counts in a
 resumed iteration.
 
-Three kinds of iterators can continue after an exception: the built-in `map`, the iterator of `filter`, and iterators of
-pipes with a method `_drop_broken`. A generator cannot continue, because it ends when it raises an exception.
+The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
+an exception. Any other iterator may be a generator, which ends when it raises an exception.
 
 `StatefulDataLoader` skips samples with other code, but uses the limits, messages and log format of this module.
 """
@@ -118,8 +118,8 @@ def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
 
 
 def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
-    """Returns a copy of the counts `kinds` in which `kind` has one more. `kinds` must not change, because a state may
-    contain it."""
+    """Returns a copy of the counts `kinds` in which `kind` has one more. The dict `kinds` itself is not modified,
+    because a saved state may contain it."""
     return {**kinds, kind: kinds.get(kind, 0) + 1}
 
 
@@ -145,8 +145,8 @@ def check_limit(who: str, name: str, limit: int | float | None) -> None:
 def too_many(
     skipped: dict[tuple[str, str], int], limit: int | float | None, name: str, items: str, where: str, last: str = ""
 ) -> TooManySkipped:
-    """Returns the error to raise if more items were skipped than `limit` permits. `items` names the items that the
-    limit counts, and `where` the process and the epoch of the count."""
+    """Returns the error to raise if more items were skipped than `limit` permits. In the message, `items` names the
+    items to which the limit applies, and `where` names the process and the epoch."""
     permitted = f"{100 * limit:g} % of {items}" if isinstance(limit, float) else f"{limit} {items.split()[-1]}"
     return TooManySkipped(
         f"on_error has skipped {sum(skipped.values())} items, more than {name}={limit!r} permits ({permitted}, in "
@@ -272,8 +272,8 @@ def _key_of(error: BaseException) -> str | None:
 
 
 def _row_read_for(datapipe: Any) -> str | None:
-    """Returns the row of the table from which the current item was computed; None unless only `map` and `filter` follow
-    an `ArrowReader`."""
+    """Returns the row of the table from which the current item was computed. Returns None if the pipeline contains
+    other pipes than `map` and `filter` after its `ArrowReader`."""
     while type(datapipe).__name__ in ("Mapper", "Filter"):
         [datapipe] = sources_of(datapipe)
         if hasattr(type(datapipe), "_last_row"):

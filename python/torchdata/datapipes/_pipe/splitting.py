@@ -23,7 +23,7 @@ _BASES = "torchdata.datapipes.datapipe"
 #: Libraries whose iterables never call `get_worker_info`.
 _INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
-#: Pipes before a `sharding_filter` that may call `get_worker_info`, which must report a single worker to them.
+#: Pipes that a `sharding_filter` reads, and that may call `get_worker_info`, which must report a single worker to them.
 _whole: WeakSet[Any] = WeakSet()
 
 

@@ -1,5 +1,5 @@
-"""Closes the streams in items that a pipe drops, and replaces the streams in items that a pipe stores. The functions
-cost almost nothing for items without streams."""
+"""Closes the streams in items that a pipe drops, and replaces the streams in items that a pipe stores. The functions of
+this module take almost no time for items without streams."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ def close_dropped(item: Any) -> None:
 
 
 def with_detached_streams(item: Any) -> Any:
-    """Returns `item`, or a copy in which placeholders replace its streams. A placeholder reopens the file when it is
-    read.
+    """Returns `item`, or a copy in which placeholders replace its streams. Reading a placeholder reopens the file.
 
     The file of a replaced stream is closed once nothing refers to the stream. A stream that cannot be reopened stays in
     the item. Containers without streams are not copied.
@@ -37,7 +36,8 @@ def with_detached_streams(item: Any) -> Any:
     if isinstance(item, streams.StreamWrapper):
         stand_in = streams.detached(item)
         return stand_in if isinstance(stand_in, streams.StreamWrapper) else item
-    # Subclasses of dict, tuple and list are not searched, because their constructors may differ.
+    # Subclasses of dict, tuple and list are not searched, because they may need other constructor arguments, so a copy
+    # could fail.
     if kind is dict:
         values = [*map(with_detached_streams, item.values())]
         changed = any(map(is_not, values, item.values()))

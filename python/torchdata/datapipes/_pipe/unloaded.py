@@ -1,9 +1,9 @@
 """Lets a `sharding_filter` distribute the indices of items, so that each process loads only the items of its share.
 
-Role: if the source is read by index, the pipes before a
-`sharding_filter` can yield indices instead of items. Only two kinds of pipes can yield indices: pipes that reorder
-items without inspecting them, such as `shuffle`, and pipes that call a function for each item, such as `map`. For each
-index of its share, the `sharding_filter` loads the item and calls the functions of the pipes before it.
+Role: if the source is read by index, the pipes before a `sharding_filter` can yield indices instead of items. Only
+pipes that reorder items without inspecting them (such as `shuffle`) and pipes that call a function for each item (such
+as `map`) can yield indices. For each index of its share, the `sharding_filter` loads the item and calls the functions
+of the pipes before it.
 
 Positions, seeds and states are equal for items and indices, because the indices have the order of the items. When a
 `sharding_filter` begins an iteration, it decides whether the pipes before it yield indices.
@@ -63,7 +63,8 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
 
 
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
-    """Begins an iteration for a `sharding_filter`, which skips items without creating them if possible.
+    """Begins an iteration that a `sharding_filter` reads. If possible, items of other shards are skipped without being
+    created.
 
     Items can be skipped only if the pipe's own class defines `_iter_by_index`, because a subclass may yield different
     items.

@@ -29,7 +29,7 @@ _MOST_SAMPLES = 1 << 13
 #: The samples of the current epoch; None if this process is not one of several workers.
 current: Witness | None = None
 
-#: A checksum contains values of these types unchanged.
+#: A checksum covers values of these types without a conversion.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
 #: The approximate number of elements per large array or tensor that a checksum covers.
@@ -37,7 +37,7 @@ _ELEMENTS = 1 << 10
 
 
 class Note(NamedTuple):
-    """A message from a worker to the loader: the samples that a filter has taken since its previous message.
+    """A message from a worker to the loader: the samples that a `sharding_filter` has taken since its previous message.
 
     Args:
         number: the number of the filter among the sharding filters of the graph.
@@ -58,7 +58,8 @@ class Note(NamedTuple):
 
 
 class SampleWatch:
-    """The samples of one filter. Sampling stops when an item occurs a second time."""
+    """The samples of one `sharding_filter`. Sampling stops when two items have the same checksum, because equal items
+    do not show in which order they were read."""
 
     def __init__(self, number: int, source: str, start: int, splits_itself: bool = False) -> None:
         self._number, self._source, self._start, self._splits_itself = number, source, start, splits_itself
@@ -96,8 +97,8 @@ class Witness:
         self._watches: dict[int, SampleWatch] = {}
 
     def watch(self, datapipe: Any, start: int) -> SampleWatch | None:
-        """Returns a `SampleWatch` that samples the items of a filter; None if the filter already has a `SampleWatch` in
-        this epoch."""
+        """Returns a `SampleWatch` that samples the items of the `sharding_filter` `datapipe`. Returns None if this
+        filter already has a `SampleWatch` in the current epoch."""
         for number, (known, source) in enumerate(self._filters):
             if known is datapipe and number not in self._watches:
                 self._watches[number] = SampleWatch(number, source, start, datapipe.source_splits_itself)
@@ -110,8 +111,8 @@ class Witness:
 
 
 class SampleDigest:
-    """A checksum of sampled items. The lower 32 bits cover all parts of the items. The upper 32 bits leave out
-    floating-point numbers and arrays, because random augmentation may change them.
+    """A checksum of sampled items. The lower 32 bits are a checksum of the whole items. The upper 32 bits are a
+    checksum without floating-point numbers and arrays, which random augmentation may change.
 
     Args:
         next: the position of the next sample.
@@ -144,7 +145,7 @@ class SampleDigest:
         self.checksum, self.next = checksum, following  # in one step, which Ctrl-C cannot interrupt
 
     def add_missing(self) -> None:
-        """Leaves out the next sample: the source ended before the sample's position."""
+        """Leaves out the next sample, because the source ended before the sample's position."""
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:

@@ -116,7 +116,7 @@ _PIPES = late_names(
         "web.online": "GDriveReader=read_from_gdrive HttpReader=read_from_http OnlineReader=read_from_remote",
     }
 )
-#: Private names, to which pickles refer.
+#: Private classes and functions that pickles refer to by the name of this package.
 _HELD = late_names(
     {
         "torchdata.datapipes._pipe.columns": "chosen",

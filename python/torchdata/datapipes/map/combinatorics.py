@@ -88,10 +88,11 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
 
     Functional form of MapDataPipe: `sample_by`.
 
-    Numbers that a sampler draws from the global generators depend only on the pipe's seed. Before a `sharding_filter`,
-    all workers and ranks therefore read in one order. The sampler does not change the states of the global generators
-    for other code. A sampler may also have its own random generator. A sampler with `set_epoch`, such as torch's
-    `DistributedSampler`, receives the number of each epoch, beginning with its attribute `epoch`.
+    Random numbers that a sampler draws from the global generators depend only on the pipe's seed, so all workers and
+    ranks use the same order, as a later `sharding_filter` requires. The sampler does not change the states of the
+    global generators for other code. A sampler may also have its own random generator. If a sampler has a method
+    `set_epoch`, as torch's `DistributedSampler` does, the method receives the number of each epoch. The epochs are
+    numbered from the sampler's attribute `epoch` on.
 
     Args:
         datapipe: the map pipe to read.

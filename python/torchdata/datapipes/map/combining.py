@@ -1,4 +1,4 @@
-"""Map pipes that join several pipes or split one: Concater, Zipper, UnZipper."""
+"""Map pipes that join several pipes, or split a pipe into its columns: Concater, Zipper, UnZipper."""
 
 from __future__ import annotations
 

@@ -88,8 +88,9 @@ class IterToMapConverter(MapDataPipe[Any]):
         self.key_value_fn = key_value_fn
 
     def _load_map(self) -> None:
-        """Reads the items into the dict. The method must keep its name, because old code overrides or calls it."""
-        # The pipe stores this dict only when it is complete: reading may raise an error.
+        """Reads the items into the dict. The method must keep its name, because code for torchdata 0.9 overrides or
+        calls it."""
+        # The pipe stores this dict only when it is complete, because reading an item may raise an error.
         loaded: dict[Any, Any] = {}
         for item in self.datapipe:
             key, value = self._pair(item)

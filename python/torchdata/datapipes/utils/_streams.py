@@ -68,7 +68,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     """A file object that closes itself when the last reference to it is dropped.
 
     All other attributes and methods are those of the wrapped file object. A wrapper is closed by `close()`, at the end
-    of a `with` block, or by garbage collection. After `autoclose()`, it is closed with the last of its child streams.
+    of a `with` block, or by garbage collection. After `autoclose()`, a wrapper is closed together with the last of its
+    child streams.
 
     Args:
         file_obj: the file object, which the wrapper closes.
@@ -88,11 +89,12 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         b'abc'
     """
 
-    #: If `debug_unclosed_streams` is True, all wrappers that were created and not closed.
+    #: All wrappers that were created and not closed yet. The dict is filled only if `debug_unclosed_streams` is True.
     session_streams: ClassVar[dict[Any, int]] = {}
     debug_unclosed_streams: ClassVar[bool] = False
 
-    # Default values are class attributes, because an archive creates a wrapper for each member.
+    # The default values are class attributes, so that wrappers are created faster, because an archive creates a wrapper
+    # for each member.
     file_obj: Any
     child_counter: int = 0
     parent_stream: StreamWrapper | None = None
@@ -140,7 +142,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 
     @classmethod
     def close_streams(cls, v: Any, depth: int = 0) -> None:
-        """Closes `v` if it is a wrapper, and every wrapper in its dicts, lists and tuples, up to ten levels deep."""
+        """Closes all wrappers in `v`, which may be a dict, list or tuple of up to ten nested levels."""
         if depth > _DEEPEST_STRUCTURE:
             return
         if isinstance(v, (dict, list, tuple)):
@@ -281,8 +283,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
 def _move(file_obj: Any, offset: int) -> None:
     try:
         file_obj.seek(offset)
-    # If a file cannot seek, `seek` raises UnsupportedOperation (a ValueError) or, in fsspec, AttributeError or
-    # ValueError.
+    # A file that cannot seek raises UnsupportedOperation, which is a ValueError. A file of fsspec may also raise
+    # AttributeError.
     except (AttributeError, ValueError):
         while offset > 0 and (skipped := len(file_obj.read(min(offset, _SKIPPED_AT_ONCE)))):
             offset -= skipped
@@ -299,7 +301,7 @@ def _closed_stream(name: str | None) -> StreamWrapper:
 
 
 def detached(stream: Any, offset: int | None = None) -> Any:
-    """Returns a placeholder without an open file, which reopens `stream` at `offset` (None: at its current position).
+    """Returns a placeholder without an open file, which reopens `stream` at `offset` or at the current position (None).
 
     For an in-memory file, the result is a copy of the file; for a stream that cannot be reopened, the stream itself.
     """
@@ -307,7 +309,7 @@ def detached(stream: Any, offset: int | None = None) -> Any:
     file_obj: Any = wrapper.__dict__.get("file_obj") if wrapper is not None else stream
     if wrapper is not None and wrapper.closed:
         return stream
-    # torch's `StreamWrapper` has no attribute `_recipe`.
+    # `wrapper` may be torch's `StreamWrapper`, which has no attribute `_recipe`.
     own_recipe: Recipe | None = None if wrapper is None else vars(wrapper).get("_recipe")
     if wrapper is not None and file_obj is None and own_recipe is not None:
         return StreamWrapper.reopening(own_recipe, wrapper._reopen_at if offset is None else offset, wrapper.name)
@@ -384,8 +386,8 @@ pair_streams_with_torch(StreamWrapper)
 
 
 def _stream_parts(stream: StreamWrapper) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """Returns a function and plain arguments that create an equal stream; None for an open stream that is neither a
-    file with a path nor in memory."""
+    """Returns a function and plain arguments that create an equal stream. Returns None for an open stream that cannot
+    be recreated, because it is neither in memory nor a file with a path."""
     if stream.closed:
         return _closed_stream, (stream.name,)
     file = stream.__dict__.get("file_obj")
@@ -403,8 +405,8 @@ def _wrapped(file: Any, name: str | None) -> StreamWrapper:
 
 
 def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, name: str | None) -> StreamWrapper:
-    """Opens a file. Raises ValueError unless the call reads a regular file: the arguments may come from a manipulated
-    state."""
+    """Opens a regular file for reading. Raises ValueError for other modes and other kinds of files, because the
+    arguments may come from a manipulated state."""
     if not isinstance(mode, str) or not set(mode) <= set("rbt"):
         raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
     if os.path.exists(path) and not os.path.isfile(path):

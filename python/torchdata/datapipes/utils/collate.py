@@ -32,15 +32,16 @@ def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> 
     """Converts a batch of items to one item, in which arrays contain the values of all items.
 
     Arrays are stacked along a new first dimension. Numbers become a one-dimensional array (of float64 for Python
-    floats, and int64 for integers). Strings and bytes become a list, or a tuple if they are members of tuples or lists.
-    Dicts, named tuples, tuples and lists are collated member by member, and tuples become lists. If PyTorch is
-    imported, the results are tensors, as from `torch.utils.data.default_collate`. If PyTorch is not imported, the
-    results are NumPy arrays. Pass `to="numpy"` or `to="torch"` if a library such as `datasets` may import PyTorch.
+    floats, and int64 for integers). Strings and bytes are collected in a list, or in a tuple if the items are tuples or
+    lists that contain them. Dicts, named tuples, tuples and lists are collated member by member, and tuples become
+    lists. If PyTorch is imported, the results are tensors, as from `torch.utils.data.default_collate`. If PyTorch is
+    not imported, the results are NumPy arrays. Pass `to="numpy"` or `to="torch"` if a library such as `datasets` may
+    import PyTorch.
 
     Args:
         batch: a non-empty sequence of items that have equal structure, such as dicts with equal keys.
-        to: "numpy" for arrays, "torch" for tensors. None (the default) means tensors if PyTorch is imported, and arrays
-            otherwise.
+        to: "numpy" for arrays, "torch" for tensors. If `to` is None (the default), the results are tensors if PyTorch
+            is imported, and arrays otherwise.
 
     Raises:
         TypeError: the items have a type that cannot be collated.
@@ -204,8 +205,7 @@ def stacked_tensors(torch: Any, batch: Any) -> Any:
 def arrays_as_tensor(torch: Any, batch: Any) -> Any:
     """Stacks arrays to a tensor in memory that a worker can send without a copy.
 
-    Returns None if the members are not arrays, have different shapes, or have a type that torch does not support. The
-    caller then converts each member separately.
+    Returns None if the members are not arrays, have different shapes, or have a type that torch does not support.
     """
     import numpy as np
 
@@ -245,7 +245,8 @@ def rebuilt(first: Any, collated: Any) -> Any:
     if type(first) is type(collated):
         return collated
     try:
-        # A copy of `first` keeps its other data, for example a default factory.
+        # `first` is copied if possible, because it may contain further data, such as the default factory of a
+        # `defaultdict`.
         if not isinstance(first, (MutableMapping, MutableSequence)):
             return type(first)(collated)
         clone: Any = copy.copy(first)

@@ -228,8 +228,8 @@ def handle_extension(extensions: str, f: Callable[[Any], Any]) -> Handler:
     """Returns a handler that decodes files with some extensions by a function.
 
     Args:
-        extensions: the extensions, separated by spaces. Case is ignored. An extension may contain dots (`"seg.png"`);
-            the `key_fn` of the `Decoder` must then return all extensions of a file, not only the last one.
+        extensions: the extensions, separated by spaces. Case is ignored. An extension may contain dots (`"seg.png"`) if
+            the `key_fn` of the `Decoder` returns all extensions of a file, not only the last one.
         f: a function of the contents of the file.
 
     Example:

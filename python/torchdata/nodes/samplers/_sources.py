@@ -21,7 +21,7 @@ class MultiNode(BaseNode[T]):
 
     Args:
         stop_criteria: when the epoch ends; a value of `StopCriteria`.
-        tag_output: whether to add the name of the source to each item.
+        tag_output: whether each item contains the name of the source that has yielded it.
     """
 
     DATASET_NODE_STATES_KEY = "dataset_node_states"
@@ -131,8 +131,8 @@ class MultiNode(BaseNode[T]):
         return {**state, self.DATASETS_BARREN_KEY: sorted(self._barren)} if self._barren else state
 
     def __len__(self) -> int:
-        """Returns the number of items per epoch. Raises TypeError if the length of a source is unknown, or the
-        criterion does not determine the length."""
+        """Returns the number of items per epoch. Raises TypeError if the length of a source is unknown, or if the
+        number of items cannot be computed for this `stop_criteria`."""
         lengths = [len(self.source_nodes[name]) for name in self.dataset_names]  # type: ignore[arg-type]
         if self.stop_criteria == StopCriteria.ALL_DATASETS_EXHAUSTED:
             return sum(lengths)

@@ -21,35 +21,37 @@ __all__ = ["MultiNodeWeightedSampler"]
 #: 0.11.
 _DRAWN = 1000
 
-#: The maximum epoch number in a state, because the time to compute an epoch's seed is proportional to the epoch number.
+#: The maximum epoch number that a loaded state may contain. The number is limited, because the time to compute an
+#: epoch's seed is proportional to it.
 _MOST_EPOCHS = 10_000_000
 
 
 class MultiNodeWeightedSampler(MultiNode[T]):
-    """Yields items of its sources, chosen at random by `torch.multinomial`, in the same order as torchdata 0.11.
+    """Yields items of randomly chosen sources. The choices are the same as in torchdata 0.11.
 
-    The choices depend on the seed, the rank, the number of ranks and the epoch. The node has a length if
-    `stop_criteria` is `ALL_DATASETS_EXHAUSTED` and all sources have a length.
+    `torch.multinomial` makes the choices, which depend on the seed, the rank, the number of ranks and the epoch. The
+    node has a length if `stop_criteria` is `ALL_DATASETS_EXHAUSTED` and all sources have a length.
 
     Subclasses may extend the checks in `_validate`, which `__init__` calls last. A subclass that chooses sources
-    differently returns its own iterator over names from `_get_new_weighted_sampler`, which `reset` calls, and whose
-    `state_dict()` is part of the node's state.
+    differently overrides `_get_new_weighted_sampler`, which `reset` calls. This method returns an iterator over names
+    of sources. The iterator's `state_dict()` becomes part of the node's state.
 
     Args:
         source_nodes: the nodes to read, by name.
         weights: the weight of each source by name; they need not add up to 1.
         stop_criteria: when the epoch ends; a value of `StopCriteria`.
-        rank: the number of this rank; by default (None), the rank in `torch.distributed`, or else the variable RANK.
-        world_size: the number of ranks; by default (None), the world size in `torch.distributed`, or else the variable
-            WORLD_SIZE.
+        rank: the number of this rank; by default (None), the rank in `torch.distributed`, or else the environment
+            variable RANK.
+        world_size: the number of ranks; by default (None), the world size in `torch.distributed`, or else the
+            environment variable WORLD_SIZE.
         seed: the seed of the choices.
         tag_output: whether items contain the name of their source: a dict gets the key `"dataset_key"`, and any other
             item becomes a dict with this key and `"data"`.
 
     Raises:
         TypeError: a source is not a node, or a numeric argument is not an integer.
-        ValueError: `source_nodes` is empty, `weights` has other keys than `source_nodes` or a value that is not a
-            positive finite number, `stop_criteria` is unknown, or the rank is out of range; while reading, an item
+        ValueError: `source_nodes` is empty, `stop_criteria` is unknown, or the rank is out of range; or `weights` has
+            other keys than `source_nodes`, or a value that is not a positive finite number. While reading: an item
             already has a key named `"dataset_key"`.
 
     Example:
@@ -70,8 +72,8 @@ class MultiNodeWeightedSampler(MultiNode[T]):
 
     _num_yielded = 0
     _started = False
-    #: The name of the chosen source until this source has yielded an item, so that the next call after an error reads
-    #: the same source.
+    #: The name of the chosen source, until this source has yielded an item. If it raises an error instead, the next
+    #: call reads the same source.
     _chosen: str | None = None
 
     def __init__(

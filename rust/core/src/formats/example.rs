@@ -64,11 +64,11 @@ impl<'a> Feature<'a> {
     }
 }
 
-/// If a name occurs several times, the last feature with this name is valid.
+/// If a name occurs several times, only the last feature with this name is used.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Example<'a> {
     pub context: Vec<(&'a str, Feature<'a>)>,
-    /// The features of a SequenceExample that have one value per step.
+    /// The feature lists of a SequenceExample, which contain one feature per step of the sequence.
     pub lists: Vec<(&'a str, Vec<Feature<'a>>)>,
 }
 

@@ -1,6 +1,6 @@
 //! Checks that a pickle contains only the instructions that Python writes for plain data.
 //!
-//! A rejected pickle could change objects, or make the unpickler allocate gigabytes of memory.
+//! The check rejects pickles that could change objects, or make the unpickler allocate gigabytes of memory.
 
 use thiserror::Error;
 

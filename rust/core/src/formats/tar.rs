@@ -39,7 +39,7 @@ fn octal(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// With longer numbers in a pax header, the regular expressions of `tarfile` could take quadratic time.
+/// If a pax header contained longer numbers, the regular expressions of `tarfile` could take quadratic time.
 const LONGEST_NUMBER: usize = 100;
 const SHORTEST_RECORD: usize = 5;
 
@@ -51,7 +51,7 @@ pub enum PaxError {
     Number,
 }
 
-/// Returns the number of records in an extended (pax) header, which may end with zeros.
+/// Returns the number of records in an extended (pax) header. Zeros may follow the last record.
 ///
 /// A record is `LENGTH KEYWORD=VALUE\n`, where LENGTH is the number of bytes of the whole record in decimal.
 pub fn pax_records(body: &[u8]) -> Result<usize, PaxError> {

@@ -1,7 +1,7 @@
 //! Splits the bytes of TFRecord files into records, and verifies the checksums of the records.
 //!
-//! A record consists of its length (`u64`, little-endian), the masked CRC-32C of these 8 bytes, the data, and the
-//! masked CRC-32C of the data (see TensorFlow's `record_writer.h`).
+//! A record consists of its length (`u64`, little-endian), a checksum of these 8 bytes, the data, and a checksum of the
+//! data. Both checksums are masked CRC-32Cs (see TensorFlow's `record_writer.h`).
 
 const HEAD: usize = 12;
 const TAIL: usize = 4;

@@ -1,4 +1,4 @@
-//! Manages the arena of a link: shared memory from which the producer allocates blocks for large buffers.
+//! Manages the arena of a link. The arena is shared memory from which the producer allocates blocks for large buffers.
 //!
 //! An allocation uses the lowest free range that is long enough, so that few memory pages are used.
 
@@ -19,7 +19,7 @@ struct Holders {
     len: u64,
     /// Whether a [`Block`] object in the producer's process refers to the block.
     local: bool,
-    /// How many sent references to the block the consumer has not returned.
+    /// The number of references to the block that were sent and that the consumer has not returned.
     remote: u64,
 }
 
@@ -205,8 +205,8 @@ impl Arena {
         Ok(self.lock().returns.available(&self.layout.header().return_tail)? > 0)
     }
 
-    /// Frees returned blocks and unused memory. If the result is true, the caller must repeat the call every few
-    /// seconds.
+    /// Frees returned blocks and unused memory. If the result is true, more memory may become unused, so the caller
+    /// must repeat the call every few seconds.
     pub fn tidy(&self, now: Instant) -> Result<bool, Corrupted> {
         if self.generation != fork::generation() {
             return Ok(false);

@@ -5,7 +5,7 @@
 //!       ◄─── data ────           ◄┄ frames ┄┄            ◄─── data ────
 //! ```
 //!
-//! A control word may overtake messages, because readers only need the latest value of each control word. The caller
+//! Control words may overtake messages, because readers only need the latest value of each control word. The caller
 //! must send each frame exactly once and in order.
 
 use std::sync::Arc;
@@ -21,14 +21,14 @@ use crate::error::{Corrupted, NoMemory, OpenError, TakeError};
 use crate::process::board::BellRef;
 use crate::protocol::Stream;
 
-/// Buffers of at least this number of bytes are sent separately from the head of a frame.
+/// In a frame, buffers of at least this number of bytes are sent separately from the other data.
 pub const OUT_OF_BAND: usize = 32 << 10;
 
 const SEPARATE: u64 = 1 << 63;
 const TIDY_EVERY: Duration = Duration::from_secs(1);
 const MESSAGE_HEAD: usize = 16;
 
-/// The control words of both links: `order`, `starving`, `granted` and `acknowledged`.
+/// The control words that a carrier transfers: `order`, `starving`, `granted` and `acknowledged`.
 pub type Words = [u64; 4];
 
 /// Several messages that are sent to the other machine together.
@@ -168,10 +168,10 @@ impl Carrier {
         ]
     }
 
-    /// Returns whether a control word has changed since the last `take`, or a message has arrived (only with
-    /// `messages`).
+    /// Returns whether a control word has changed since the last `take`. If `messages` is true, also returns true if a
+    /// message has arrived.
     pub fn has_news(&mut self, messages: bool) -> bool {
-        // An error counts as a message, so that the caller calls `take`, which reports the error.
+        // If the link is damaged, the result is true, so that the caller calls `take`, which reports the error.
         self.words() != self.given || messages && self.inbound.readable().unwrap_or(true)
     }
 
@@ -243,7 +243,7 @@ impl Carrier {
         })
     }
 
-    /// Copies a buffer into the arena, or sends fragments of the buffer if no space will become free.
+    /// Copies a buffer into the arena. If waiting cannot free enough memory, sends fragments of the buffer instead.
     fn put_buffer(&mut self, bytes: &[u8]) -> Result<Lack, Corrupted> {
         let Self { outbound, progress: FrameProgress { parts, streamed, .. }, .. } = self;
         if *streamed == 0 {
@@ -285,7 +285,7 @@ impl Carrier {
     }
 
     pub fn has_room(&mut self) -> bool {
-        // An error counts as room, so that the caller calls `put`, which reports the error.
+        // If the link is damaged, the result is true, so that the caller calls `put`, which reports the error.
         match self.lack {
             Lack::Nothing => true,
             Lack::Block => self.outbound.worth_allocating().unwrap_or(true),

@@ -1,4 +1,4 @@
-//! The consumer of a link: the end that receives messages.
+//! The consumer of a link is the end that receives messages.
 //!
 //! The consumer does not trust the producer, so the consumer verifies a private copy of each message.
 
@@ -30,7 +30,7 @@ impl Buffer {
         }
     }
 
-    /// Copies the buffer into private memory. Without enough memory for the copy, the result is the unchanged buffer.
+    /// Copies the buffer into private memory. If there is not enough memory for the copy, returns the unchanged buffer.
     pub fn into_owned(self) -> Self {
         match &self {
             Self::Owned(_) => self,
@@ -39,7 +39,7 @@ impl Buffer {
     }
 }
 
-/// A received message. Callers reuse one object for many messages, so that receiving does not allocate memory.
+/// A received message. Callers reuse one `Message` object, so that receiving a message does not allocate memory.
 #[derive(Debug, Default)]
 pub struct Message {
     /// The type of the message, which the producer has chosen.
@@ -49,7 +49,7 @@ pub struct Message {
     /// The bytes of the message that were stored directly in the ring, without large buffers.
     pub payload: Vec<u8>,
     pub buffers: Vec<Buffer>,
-    /// A hash of the message. The hash is 0 if the bytes of equal items may differ.
+    /// A hash of the message, or 0 if the bytes of equal items may differ.
     pub digest: u64,
 }
 
@@ -143,7 +143,7 @@ impl Consumer {
         self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
 
-    /// After a call with `wanted` set, the caller must check for items, because items that arrived earlier cause no
+    /// If `wanted` is true, the caller must then check for items, because items that arrived before this call cause no
     /// wake-up.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
@@ -172,9 +172,9 @@ impl Consumer {
         self.peer.ring();
     }
 
-    /// Returns whether the producer's process waits for a third process in this epoch.
+    /// Returns whether the producer's process waits for the dispatching process in this epoch.
     pub fn starves(&self) -> bool {
-        // SYNC(starve): pairs with Link::starve. A damaged word counts as false until the producer overwrites the word.
+        // SYNC(starve): pairs with Link::starve. If the word is damaged, the result is false.
         let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
         epoch == Some(u64::from(self.receiving.stream().epoch()))
     }
@@ -194,7 +194,8 @@ impl Consumer {
         self.flow.items.store(self.before.wrapping_add(self.taken), Ordering::Relaxed);
     }
 
-    /// To save system calls, a sleeping producer is woken up only if half of its window is free or the ring is empty.
+    /// A sleeping producer is woken up only if half of its window is free or the ring is empty, which saves system
+    /// calls.
     #[inline]
     pub fn item_taken(&mut self) {
         self.count();
@@ -207,14 +208,15 @@ impl Consumer {
         }
     }
 
-    /// Counts an item received early, and allows the producer to send another item even if the window is 0.
+    /// Counts an item that was received before its turn. The producer may then send one more item, even if the window
+    /// is 0.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
         self.tell(self.receiving.one_more());
     }
 
-    /// Allows one more item even if the window is 0, because another process waits for this producer.
+    /// Allows one more item even if the window is 0, because another process waits for an item of this producer.
     pub fn grant_one_more(&mut self) {
         self.tell_if_new(self.receiving.one_more());
     }
@@ -229,7 +231,7 @@ impl Consumer {
         }
     }
 
-    /// Records that this process waits for an item, and adapts the producer's byte limit.
+    /// Records that this process waits for an item, and adapts the number of bytes that the producer may send ahead.
     pub fn wait(&mut self) {
         if self.ahead.wait() {
             self.layout.header().ahead.store(seal(self.ahead.allowed()), Ordering::Relaxed);
@@ -251,7 +253,8 @@ impl Consumer {
         }
     }
 
-    /// Wakes up a producer that may have reached its byte limit, after each `Ahead::LEAST / 2` bytes of buffers.
+    /// Wakes up the producer after each `Ahead::LEAST / 2` bytes of buffers, because the producer may wait at its byte
+    /// limit.
     #[inline]
     fn count_blocks(&mut self, buffers: &[Buffer]) {
         if buffers.is_empty() {
@@ -274,7 +277,8 @@ impl Consumer {
         self.returns.bytes()
     }
 
-    /// Returns whether to copy a buffer: leases may use at most half of the arena and half of the blocks.
+    /// Returns whether to copy a buffer of `len` bytes, because leases may use at most half of the arena and half of
+    /// the blocks.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
         let leases = self.returns.count();
@@ -431,7 +435,8 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // If this message has no streamed buffer, the fragments belong to a message that the producer has abandoned.
+        // If this message has no streamed buffer, the received fragments belong to another message, which the producer
+        // has abandoned.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a message refers to fragments that differ from those received"));
         }

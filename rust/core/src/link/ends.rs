@@ -13,7 +13,7 @@ use crate::process::board::BellRef;
 use crate::process::region::Region;
 use crate::protocol::Obedience;
 
-/// The shared memory of a link. The producer and the consumer can each be taken once.
+/// The shared memory of a link. The producer and the consumer can each be taken only once.
 #[derive(Debug, Clone)]
 pub struct Link {
     pub(super) layout: Arc<Layout>,
@@ -32,8 +32,8 @@ impl Link {
         &self.layout.region
     }
 
-    /// Takes the producer end, unless the producer end is already taken. `peer` is the doorbell of the consumer's
-    /// process.
+    /// Takes the producer end, or returns an error if the producer end is already taken. `peer` is the doorbell of the
+    /// consumer's process.
     pub fn producer(&self, peer: BellRef) -> Result<Producer, OpenError> {
         if self.layout.header().producer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("producer"));
@@ -41,8 +41,8 @@ impl Link {
         Ok(Producer::new(Arc::clone(&self.layout), peer))
     }
 
-    /// Takes the consumer end, unless the consumer end is already taken. `peer` is the doorbell of the producer's
-    /// process.
+    /// Takes the consumer end, or returns an error if the consumer end is already taken. `peer` is the doorbell of the
+    /// producer's process.
     pub fn consumer(&self, peer: BellRef) -> Result<Consumer, OpenError> {
         if self.layout.header().consumer_taken.swap(1, Ordering::Relaxed) != 0 {
             return Err(OpenError::Taken("consumer"));
@@ -61,7 +61,8 @@ impl Link {
         self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns the numbers of sent items and bytes, or zeros if the producer counts on a statistics board.
+    /// Returns the numbers of sent items and bytes, or zeros if the producer stores these numbers on a statistics
+    /// board.
     pub fn sent(&self) -> (u64, u64) {
         let sent = &self.layout.header().sent;
         (sent.items.load(Ordering::Relaxed), sent.bytes.load(Ordering::Relaxed))
@@ -71,7 +72,7 @@ impl Link {
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // The words are equal if the positions are equal, because a word consists of a position and its check bits.
+        // Comparing whole words suffices, because equal positions have equal check bits.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 
@@ -84,9 +85,9 @@ impl Link {
         Ok(Obedience::is_superseded(epoch, order))
     }
 
-    /// Informs the consumer that the producer's process waits for a third process in `epoch`.
+    /// Informs the consumer that the producer's process waits for the dispatching process in `epoch`.
     pub fn starve(&self, epoch: u32, peer: &BellRef) {
-        // SYNC(starve): pairs with Consumer::starves; no other data is read through this word.
+        // SYNC(starve): pairs with Consumer::starves. No other data is read through this word.
         self.layout.header().starving.store(seal(u64::from(epoch)), Ordering::Release);
         peer.ring();
     }

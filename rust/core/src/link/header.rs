@@ -44,7 +44,7 @@ impl Default for LinkConfig {
 }
 
 impl LinkConfig {
-    /// Returns a copy whose sizes are rounded up and limited to valid sizes.
+    /// Returns a copy whose sizes are rounded up and inside the valid ranges.
     pub fn rounded(self) -> Self {
         Self {
             ring_capacity: self.ring_capacity.clamp(4096, 1 << 30).next_power_of_two(),
@@ -95,7 +95,7 @@ pub(crate) struct Header {
     pub granted: Word,
     /// A flag that the producer sets while it waits for returned blocks.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// The epoch in which the producer's process waits for a third process, or 0.
+    /// The last epoch in which the producer's process has waited for the dispatching process, or 0 if there is none.
     pub starving: Word,
     /// The latest epoch that the main process has ordered, or the order to stop.
     pub order: Word,
@@ -124,8 +124,8 @@ pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     page << 30 | placed(page, position)
 }
 
-/// Returns the block offset in an entry. The result is None if the entry is damaged, or from an earlier lap of the
-/// return ring.
+/// Returns the block offset in an entry. The result is None if the entry is damaged, or was written for an earlier
+/// position.
 pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     let offset = (entry >> 30) * BLOCK_ALIGN;
     (return_entry(position, offset) == entry).then_some(offset)
@@ -156,7 +156,7 @@ impl Layout {
         }
         header.items_wanted.raise();
         header.ahead.store(seal(Ahead::LEAST), Ordering::Relaxed);
-        // SYNC(version): pairs with `attach`; a process that reads the version also sees all earlier stores to the
+        // SYNC(version): pairs with `attach`. A process that reads the version also sees all earlier stores to the
         // header.
         header.version.store(VERSION, Ordering::Release);
         Ok(layout)

@@ -1,4 +1,4 @@
-//! Leases: permissions of the consumer to use blocks of the producer's arena.
+//! A lease is the consumer's permission to use a block of the producer's arena.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};

@@ -7,10 +7,12 @@ use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
 
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// The kind of a message's first fragment. Earlier fragments at the consumer belong to an abandoned message.
+/// The kind of the first fragment of a buffer. When this fragment arrives, the consumer drops older fragments, because
+/// their message was abandoned.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
-/// A flag in the kind of an item whose bytes may differ between two runs, for example because the item is pickled.
+/// A flag in the message kind of an item whose bytes may differ between two runs, for example because the item is
+/// pickled.
 pub const OPAQUE: u16 = 0x200;
 
 /// The number of bits of a buffer's length. The remaining bits of the word contain check bits of the buffer's bytes.
@@ -40,8 +42,8 @@ pub(crate) struct MessageHeader {
     pub epoch: u64,
 }
 
-/// The size of the three words of a message header: length and checksum; padding, shard, kind and number of blocks;
-/// epoch.
+/// The size of a message header in bytes. Its first word contains the length and the checksum. The second word contains
+/// the shard, the kind and the number of blocks, and the third word contains the epoch.
 pub(crate) const MESSAGE_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
 /// A flag in the length field that marks padding. Lengths of messages do not use this bit, because they are multiples
@@ -56,8 +58,8 @@ pub(crate) fn padding(position: u64, total: u64) -> u64 {
 
 /// Decodes the first word of a message at `position`. Returns the length and the checksum, or None for padding.
 ///
-/// `available` bytes are published, and `until_wrap` bytes precede the end of the ring. The function does not verify
-/// the checksum.
+/// From `position` on, `available` bytes contain data, and `until_wrap` bytes remain until the end of the ring. The
+/// function does not verify the checksum.
 #[inline]
 pub(crate) fn read_first(
     first: u64,

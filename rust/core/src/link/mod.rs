@@ -1,5 +1,5 @@
 //! A link sends data from a producer to a consumer, usually in two processes. The shared memory of a link contains a
-//! ring of messages, an arena for large buffers, and a ring through which the consumer returns blocks of the arena.
+//! ring of messages and an arena for large buffers. Through a second ring, the consumer returns blocks of the arena.
 
 pub mod arena;
 pub mod carrier;

@@ -1,4 +1,4 @@
-//! The producer of a link: the end that sends messages.
+//! The producer of a link is the end that sends messages.
 //!
 //! A single store publishes a message, so the consumer never reads an incomplete message, even if the producer is
 //! killed.
@@ -22,7 +22,8 @@ use crate::sync::cursor::ProducerCursor;
 
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and the maximum number of items between two calls of `tidy`, because reading the clock is expensive.
+/// The minimum and the maximum number of items between two calls of `tidy`. `tidy` is not called for each item, because
+/// reading the clock is expensive.
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -61,8 +62,8 @@ pub struct Producer {
     sending: Sending,
     account: Account,
     current: u16,
-    /// For each shard, the numbers of sent items and of items to recompute. `sending` and `account` contain the latest
-    /// numbers of the current shard, whose entry is outdated.
+    /// For each shard, the number of sent items and the number of items to recompute. The entry of the current shard is
+    /// outdated, because its latest numbers are in `sending` and `account`.
     shards: Vec<ShardProgress>,
     streaming: bool,
     clock: SampledClock,
@@ -138,7 +139,7 @@ impl Producer {
         self.shards.fill(ShardProgress::default());
         (self.ahead_bytes, self.ahead) = (0, VecDeque::new());
         self.give_up();
-        // A command that interrupts a wait for blocks leaves `blocks_wanted` set.
+        // An interrupted wait for blocks leaves `blocks_wanted` set.
         self.layout.header().blocks_wanted.lower();
     }
 
@@ -175,8 +176,8 @@ impl Producer {
             .map(move |(shard, &kept)| if shard == current { self.current_shard() } else { kept })
     }
 
-    /// Returns how many items the current shard must still recompute. Recomputed items are not sent, because an earlier
-    /// process has already sent them.
+    /// Returns how many items the current shard must still recompute. Recomputed items are not sent, because the
+    /// predecessor of this process has already sent them.
     #[inline]
     pub fn owed(&self) -> u64 {
         self.sending.owed()
@@ -235,13 +236,13 @@ impl Producer {
         if !far_ahead && self.sending.has_credit() {
             return Ok(Permit::Now);
         }
-        // SYNC(grant): pairs with Consumer::grant; no other data is read through this word.
+        // SYNC(grant): pairs with Consumer::grant. No other data is read through this word.
         let word = self.layout.header().granted.load(Ordering::Acquire);
         let permit = if far_ahead { self.sending.permit_far_ahead(word) } else { self.sending.permit(word) };
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Successive small items share one entry of `ahead`, so that `ahead` stays short.
+    /// Successive small items share one entry of the queue `ahead`, so that the queue stays short.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -267,7 +268,7 @@ impl Producer {
         Ok(self.ahead_bytes >= allowed)
     }
 
-    /// Returns how the consumer's stream relates to this producer's stream.
+    /// Returns which items of this producer's stream the consumer still wants.
     pub fn reader(&self) -> Result<Reader, Corrupted> {
         // SYNC(grant): pairs with Consumer::grant.
         let word = self.layout.header().granted.load(Ordering::Acquire);
@@ -290,7 +291,7 @@ impl Producer {
         Ok(self.arena.allocate(len))
     }
 
-    /// Returns whether the consumer has yet to take some sent blocks, so that waiting may free memory.
+    /// Returns whether a sent message with blocks is still in the ring, so that waiting may free memory.
     pub fn blocks_in_flight(&mut self) -> Result<bool, Corrupted> {
         let head = self.cursor.refresh(&self.layout.header().head)?;
         Ok(self.last_blocks > head)
@@ -325,12 +326,12 @@ impl Producer {
         if total <= until_wrap { total } else { until_wrap + total }
     }
 
-    /// Pushes an item. The consumer may be woken up later, together with other items.
+    /// Pushes an item. The consumer may be woken up later, after several items.
     ///
     /// # Panics
     /// If the message never fits (see [`Producer::fits`]), or a block belongs to another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        // Unused memory is freed here, because a busy producer may never wait for a command.
+        // A busy producer may never wait for a command, so it frees unused memory here.
         if self.arena.is_untidy()
             && let Some(now) = self.clock.sample()
         {
@@ -380,7 +381,8 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes a message. Returns false if there is no room, or if fragments of another message were pushed.
+    /// Pushes a message without waking up the consumer. Returns false if the ring is full, or if another message was
+    /// sent in part.
     pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {
         if !self.fits(parts.len(), payload.len()) || self.streaming {
             return Ok(false);
@@ -398,7 +400,7 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Wakes up the consumer if it waits for items. The producer must call this method before each pause.
+    /// Wakes up the consumer if it waits for items. The producer must call this method before it waits.
     pub fn flush(&mut self) {
         if self.wake.flush(&self.peer, &self.layout.header().items_wanted) {
             add(&self.flow.wakes, 1);

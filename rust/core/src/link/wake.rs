@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::process::board::BellRef;
 use crate::sync::bell::Wanted;
 
-/// The maximum delay of a wake-up. If items arrive less often, each item causes a wake-up.
+/// The maximum delay of a wake-up. If the time between two items is longer, each item causes a wake-up.
 const PATIENCE: Duration = Duration::from_micros(50);
 
 #[derive(Debug)]
@@ -24,8 +24,8 @@ impl WakePolicy {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
 
-    /// Must be called after each published item. The flag `wanted` is set while the consumer waits for an item of this
-    /// producer.
+    /// The producer must call this method after each published item. The flag `wanted` is set while the consumer waits
+    /// for an item of this producer.
     #[inline]
     pub fn published(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {
         if bell.has_sleeper() && wanted.is_raised() {

@@ -19,8 +19,8 @@ fn lacks() -> bool {
 }
 
 pub fn portable() -> bool {
-    /// The choice: 1 for the portable fallback, 2 for Linux, and 0 before the first call. The choice is atomic, because
-    /// a forked child could inherit a lock in locked state.
+    /// The value is 1 for the portable fallback, 2 for Linux, and 0 before the first call. The value has no lock,
+    /// because a forked child could inherit the lock in locked state.
     static CHOICE: AtomicU8 = AtomicU8::new(0);
     if CHOICE.load(Relaxed) == 0 {
         CHOICE.store(if is_requested() || lacks() { 1 } else { 2 }, Relaxed);

@@ -38,7 +38,7 @@ unsafe impl Send for InheritedEntry {}
 static FIRST: AtomicPtr<InheritedEntry> = AtomicPtr::new(ptr::null_mut());
 
 fn entries() -> impl Iterator<Item = &'static InheritedEntry> {
-    // SYNC(entries): pairs with `note`; a thread that reads a pointer to an entry also reads the entry's `next`.
+    // SYNC(entries): pairs with `note`. A thread that reads a pointer to an entry also reads the entry's `next`.
     let mut next: *const InheritedEntry = FIRST.load(Ordering::Acquire);
     std::iter::from_fn(move || {
         // SAFETY: the pointer is null or points to an entry, and entries are never freed.
@@ -124,8 +124,8 @@ impl Descriptor {
 
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let open = self.0.state.load(Ordering::Relaxed) == DESCRIPTOR;
-        // SAFETY: the descriptor is open while the state is `DESCRIPTOR`. A forked child changes the state before
-        // starting threads.
+        // SAFETY: the descriptor is open while the state is `DESCRIPTOR`. In a forked child, the state changes only
+        // before the child starts threads.
         open.then(|| unsafe { BorrowedFd::borrow_raw(self.0.start.load(Ordering::Relaxed) as i32) })
     }
 }
@@ -133,7 +133,8 @@ impl Descriptor {
 impl Descriptor {
     /// Closes the descriptor. The caller must not use a result of `get` during or after the call.
     pub fn close(&self) {
-        // The state changes first, so that a child forked in between does not close a reused descriptor number.
+        // The state changes before the descriptor is closed. Otherwise, a child that is forked between the two steps
+        // could close a reused descriptor number.
         if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let fd = self.0.start.load(Ordering::Relaxed) as i32;
             // SAFETY: this object owns the descriptor, and the exchange shows that no other code has closed it.
@@ -152,8 +153,8 @@ impl Drop for Descriptor {
 
 /// Drops all registered mappings and descriptors, except for pinned mappings and the mappings in `keep`.
 ///
-/// Must be called in a forked child that has a single thread. Zeros replace the mappings, so that remaining pointers
-/// are harmless.
+/// This function must be called in a forked child that has only one thread. Zeros replace the contents of the mappings,
+/// so that remaining pointers into the mappings are harmless.
 pub fn drop_all_but(keep: &[&Mapping]) {
     let mut dropped = Vec::new();
     for entry in entries() {

@@ -29,7 +29,8 @@ impl System for Linux {
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
-        // If another process could shrink the file, this process could receive SIGBUS after checking the size.
+        // Without the seals, another process could shrink the file, and this process would receive SIGBUS when it
+        // accesses the removed pages.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(File::from(fd))
     }

@@ -35,13 +35,13 @@ impl Watch {
         Ok(Self { pid: 0, fd: Some(Descriptor::note(fd)), parent: false })
     }
 
-    /// A zombie counts as exited.
+    /// A zombie is regarded as exited.
     pub fn exited(&self) -> bool {
         self.wait(Duration::ZERO)
     }
 
     fn number_exited(&self) -> bool {
-        // A zombie keeps its process id, so a new parent id of this process shows that the parent has exited.
+        // An exited parent may keep its process id as a zombie, but this process then has a new parent.
         if self.parent { parent_id() as i32 != self.pid } else { has_exited(self.pid) }
     }
 
@@ -58,7 +58,7 @@ impl Watch {
         !fds.is_empty() && poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    /// Returns whether the process has exited before the timeout.
+    /// Waits up to `timeout`, and returns whether the process has exited.
     pub fn wait(&self, timeout: Duration) -> bool {
         match &self.fd {
             Some(fd) => poll_exit(fd, timeout),
@@ -101,13 +101,13 @@ fn has_exited(pid: i32) -> bool {
 
 fn is_zombie(pid: i32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    // The state follows the process name, which is in parentheses and may itself contain parentheses.
+    // In this file, the state follows the process name, which is in parentheses and may itself contain parentheses.
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 
 /// Makes this process exit immediately when the watched process exits.
 ///
-/// A separate thread waits for the exit, so this process exits even if all its other threads are blocked.
+/// A separate thread watches the other process, so that this process exits even if all its other threads are blocked.
 pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
     let builder = std::thread::Builder::new().name("torchdata-parent".to_owned()).stack_size(64 << 10);
     let wait = move || {

@@ -65,7 +65,7 @@ fn reserve_file(fd: BorrowedFd<'_>, offset: u64, len: u64) -> io::Result<()> {
             done => return Ok(done?),
         }
     }
-    // Without support for reservations in the file system, writing zeros allocates the space.
+    // If the file system does not support reservations, writing zeros allocates the space.
     use std::os::unix::fs::FileExt;
     static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
     let file = File::from(fd.try_clone_to_owned()?);

@@ -1,5 +1,5 @@
-//! Manages anonymous memory that several processes map: a memfd on Linux, and an unlinked temporary file in the
-//! portable fallback.
+//! Manages anonymous memory that several processes map. On Linux, this memory is a memfd, and in the portable fallback,
+//! it is an unlinked temporary file.
 //!
 //! The system frees the memory when the last process closes and unmaps it, even if that process is killed.
 
@@ -16,14 +16,16 @@ use crate::error::{self, OpenError};
 
 #[derive(Debug)]
 pub struct Region {
-    /// The registration of the mapping. Fields are dropped in order, so `mapping` must precede `map`.
+    /// The registration of the mapping. The registration must be dropped before the memory is unmapped, so `mapping`
+    /// must precede `map`.
     pub mapping: Mapping,
     map: MmapRaw,
     fd: AtomicI32,
 }
 
 impl Region {
-    /// Creates a region of `len` zero bytes. Bytes beyond the first `reserved` bytes need a call of `reserve`.
+    /// Creates a region of `len` zero bytes. Bytes beyond the first `reserved` bytes need a call of `reserve` before
+    /// their first use.
     pub fn create(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;
@@ -84,15 +86,15 @@ impl Region {
         self.fd.load(Ordering::Relaxed)
     }
 
-    /// Closes the descriptor, except in the portable fallback, which needs the descriptor to reserve space. The caller
-    /// must no longer use a result of `fd`.
+    /// Closes the descriptor, except in the portable fallback, which needs the descriptor to reserve space. After this
+    /// call, the caller must not use a result of `fd`.
     pub fn close(&self) {
         if !system().keeps_files() {
             drop(self.take_descriptor());
         }
     }
 
-    /// Takes the descriptor. The caller must no longer use a result of `fd`, and must not call `reserve` later.
+    /// Takes the descriptor. After this call, the caller must not use a result of `fd`, and must not call `reserve`.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
         // SAFETY: the region owned the descriptor, and after the `swap`, no other call can take the same descriptor.

@@ -42,7 +42,8 @@ fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {
         return false; // the kernel sent the signal, not a process
     }
-    // SAFETY: a signal from a process has a sender, and for other signals, the field is still readable.
+    // SAFETY: if a process has sent the signal, the field contains the sender's id. For any other signal, the field is
+    // readable, but has no meaning.
     unsafe { info.si_pid() == libc::getpid() }
 }
 

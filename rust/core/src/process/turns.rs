@@ -10,15 +10,16 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 const MOST: u32 = 10;
-/// If `turns` is 0, every `TRY_AGAIN`th wait yields up to `TRIED` times, to test whether yielding helps again.
+/// While `turns` is 0, every `TRY_AGAIN`th wait yields up to `TRIED` times, to test whether yielding helps again.
 const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
 const NEAR: u64 = 50_000;
 
-/// A yield of at least this number of nanoseconds counts as a yield to an unrelated thread. Measured with up to 64
-/// workers on 2 cores, a yield within the loader lasts 0.1 to 0.5 ms, and a yield to a busy loop lasts 2 to 8 ms.
+/// A yield of at least this number of nanoseconds is regarded as a yield to an unrelated thread. In measurements with
+/// up to 64 workers on 2 cores, a yield within the loader lasted 0.1 to 0.5 ms, and a yield to a busy loop lasted 2 to
+/// 8 ms.
 const UNRELATED_YIELD: u64 = 1_500_000;
-/// Long yields of loaders with more processes are ignored, because these loaders' own yields are long.
+/// In loaders with more processes, long yields are ignored, because the loader's own processes cause long yields.
 const MOST_PROCESSES: usize = 32;
 const PRICE: u64 = 8;
 const CREDIT: u64 = 100_000_000;
@@ -28,8 +29,8 @@ const REST: u64 = 50;
 pub struct Turns {
     turns: AtomicU32,
     since_tried: AtomicU32,
-    /// A time in nanoseconds that each yield to an unrelated thread moves forward. Waits do not yield while this time
-    /// is more than `CREDIT` in the future.
+    /// A time in nanoseconds, which increases with each yield to an unrelated thread. While `paid` is more than
+    /// `CREDIT` in the future, waiting threads do not yield.
     paid: AtomicU64,
 }
 

@@ -1,4 +1,5 @@
-//! The watching thread stops before a fork, so that the child does not inherit incomplete state.
+//! Watches calls in a separate thread, and reports calls that do not return. The watching thread stops before a fork,
+//! so that the child does not inherit incomplete state.
 
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU8, AtomicU64};
@@ -9,7 +10,8 @@ use std::time::{Duration, Instant};
 use super::fork;
 use super::signals::without_signals;
 
-/// The upper bits of a heartbeat count all calls, in steps of `CALL`. The lower bits count the running calls.
+/// The upper bits of a [`Pulse`] contain the number of all calls so far, in steps of `CALL`. The lower bits contain the
+/// number of calls that have not returned yet.
 const CALL: u64 = 1 << 16;
 const INSIDE: u64 = 1;
 const ALL_INSIDE: u64 = CALL - 1;
@@ -27,11 +29,11 @@ pub fn this_thread() -> u64 {
     unsafe { libc::pthread_self() as u64 }
 }
 
-/// A flag of a heartbeat: the caller must check whether the loader is paused or limited.
+/// This flag of a [`Pulse`] means that each call must check whether the loader is paused or limited.
 pub const HELD: u8 = 1;
-/// A flag of a heartbeat: a fork has stopped the watching thread.
+/// This flag means that a fork has stopped the watching thread.
 pub const UNWATCHED: u8 = 2;
-/// A flag of a heartbeat: an asynchronous exception, such as KeyboardInterrupt, has interrupted the last call.
+/// This flag means that an asynchronous exception, such as KeyboardInterrupt, has interrupted the last call.
 pub const CUT: u8 = 4;
 
 #[derive(Default)]
@@ -74,7 +76,7 @@ impl Pulse {
 /// A report about a call that has not returned for some time.
 pub struct Stall {
     pub key: u64,
-    /// The time since the watching thread first saw the call.
+    /// The time since the watching thread first noticed the call.
     pub waited: Duration,
     /// The id of the calling thread, as returned by `pthread_self`.
     pub thread: u64,
@@ -139,7 +141,7 @@ static OVER: AtomicBool = AtomicBool::new(false);
 pub fn watch(tell: fn(&Stall)) -> &'static Watch {
     let generation = fork::generation();
     loop {
-        // SYNC(watch): pairs with the exchange below; a thread that reads the pointer also reads the initialized
+        // SYNC(watch): pairs with the exchange below. A thread that reads the pointer also reads the initialized
         // `Watch`.
         let current = WATCH.load(Acquire);
         // SAFETY: the pointer is null or points to a `Watch`, which is never freed.
@@ -188,7 +190,7 @@ impl Watch {
     }
 
     /// Stops the watching thread before a fork or at the end of the process. The caller must not hold a lock that the
-    /// thread may need.
+    /// watching thread may need.
     pub fn stop(&self) {
         let mut state = self.state();
         state.stop = true;

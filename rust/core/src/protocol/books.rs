@@ -1,7 +1,7 @@
 //! Records the items that a reader has received in an epoch, and the snapshots from which a later run can resume.
 //!
-//! A snapshot is kept until the user has received all items before the next snapshot. Pipes in the main process may
-//! read ahead of the user, so the reader logs its latest deliveries.
+//! A snapshot is kept until the user has received all items that were sent before the next snapshot. The reader may
+//! deliver items that the user has not received yet, so the reader keeps a log of its latest deliveries.
 
 use std::collections::VecDeque;
 
@@ -72,11 +72,12 @@ const LONG_LOOK_BACK: usize = 1 << 16;
 #[derive(Debug, Clone, Hash)]
 pub struct Books<S> {
     peers: Vec<Peer<S>>,
-    /// The latest deliveries: (sender, number and checksum of the sender's earlier items).
+    /// The latest deliveries. Each entry contains the sender, and the number and checksum of the sender's earlier
+    /// items.
     log: VecDeque<(u32, Account)>,
     total: u64,
     dealt: VecDeque<Dealt<S>>,
-    /// The number of deliveries that stay in the log after the user has received the items.
+    /// The number of deliveries that the log keeps although the user has received the items.
     beyond: usize,
     unknown: usize,
     longest: usize,
@@ -170,8 +171,8 @@ impl<S> Books<S> {
         self.longest = 2 * kept;
     }
 
-    /// Returns (items, checksum) of each sender before the last `back` deliveries, and the sender of the first of these
-    /// deliveries. Returns None if the log contains fewer than `back` deliveries.
+    /// Returns for each sender the number and the checksum of its items before the last `back` deliveries. Also returns
+    /// the sender of the first of these deliveries. Returns None if the log contains fewer than `back` deliveries.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -190,8 +191,7 @@ impl<S> Books<S> {
         Some((self.positions_at(accounts), turn))
     }
 
-    /// Returns the positions of all senders after the items that `accounts` counts, which may include undelivered
-    /// items.
+    /// Returns the positions of all senders after the items that `accounts` counts.
     pub fn positions_at(&self, accounts: Vec<Account>) -> Vec<PeerPosition<'_, S>> {
         let positions = self.peers.iter().zip(accounts).map(|(peer, given)| {
             let snapshot = peer.snapshots.iter().rev().find(|snapshot| snapshot.sent.items <= given.items);
@@ -208,7 +208,7 @@ impl<S> Books<S> {
         !self.dealt.is_empty()
     }
 
-    /// Returns the latest snapshot of the dispatching process from which workers at the positions `shares` can resume.
+    /// Returns the dispatching process's latest snapshot that allows workers at the positions `shares` to resume.
     pub fn dealt_before(&self, shares: &[Share]) -> Option<&Dealt<S>> {
         let is_before = |dealt: &&Dealt<S>| (0..shares.len()).all(|worker| dealt.is_behind(worker, shares[worker]));
         self.dealt.iter().rev().find(is_before)
@@ -226,7 +226,8 @@ impl<S> Books<S> {
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
-        // If `lag` is None, `earliest` is used, because the user has received all items before the start of the log.
+        // An unknown `lag` is replaced by `earliest`, because the user has received all items before the start of the
+        // log.
         let earliest = || self.log.iter().find(|(of, _)| *of as usize == peer).map(|(_, before)| *before);
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);
@@ -237,7 +238,7 @@ impl<S> Books<S> {
         snapshots.drain(..superfluous).map(|snapshot| snapshot.content).collect()
     }
 
-    /// Stores a snapshot of the dispatching process, and returns older snapshots that no worker needs to resume.
+    /// Stores a snapshot of the dispatching process, and returns older snapshots that workers no longer need.
     pub fn keep_dealt(&mut self, dealt: Dealt<S>) -> Vec<S> {
         if self.dealt.iter().any(|known| known.pass == dealt.pass && known.accounts == dealt.accounts) {
             return vec![dealt.content];

@@ -4,9 +4,8 @@ use crate::round_robin::RoundRobin;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Next {
-    /// Deliver the next item from this link.
     Deliver(usize),
-    /// Receive this link's next item early, because the sender whose turn it is waits for another process.
+    /// Receive this link's next item before its turn, because the sender of the next item waits for another process.
     TakeIn(usize),
     Wait,
     /// Raise an error, because a required process has exited.
@@ -15,10 +14,10 @@ pub enum Next {
     Over,
 }
 
-/// In strict order, each worker can only be a limited number of items ahead of the main process. A deadlock is
-/// possible: the main process waits for worker A, A waits for the dispatching process, and that process waits for
-/// worker B, which has reached its limit. To prevent a deadlock, the main process receives the items of worker B before
-/// their turn.
+/// In strict order, each worker can only be a limited number of items ahead of the main process. For example, the main
+/// process waits for worker A, and worker A waits for the dispatching process. If worker B has reached its limit, and
+/// the dispatching process waits for worker B, no process can continue. To prevent this deadlock, the main process
+/// receives the items of worker B before their turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     pub turn: RoundRobin,
@@ -30,8 +29,8 @@ impl Collecting {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
 
-    /// Returns the next step. `ready` returns whether a link's item can be delivered, and `arrived` whether it can be
-    /// received. `starves` returns whether the link's sender waits for the dispatching process.
+    /// Returns the next step. `ready` returns whether an item of a link can be delivered, and `arrived` returns whether
+    /// such an item can be received. `starves` returns whether the link's sender waits for the dispatching process.
     #[inline]
     pub fn next(
         &mut self,

@@ -39,7 +39,7 @@ impl Dealing {
         }
     }
 
-    /// Returns the next step of a worker whose shards all send to the same reader.
+    /// Returns the next step of a worker process, whose shards all send their items to the same reader.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)

@@ -1,11 +1,12 @@
-//! Defines the grant: a word in shared memory with which the reader of a link requests items.
+//! Defines the grant. The reader of a link writes this word to shared memory to request items.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! A grant contains only the low bits of its numbers, because the reader and the writer are never far apart.
+//! A grant contains only the low bits of its numbers, because the numbers of the reader and of the writer differ only a
+//! little.
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};
@@ -16,7 +17,7 @@ const EPOCH_BITS: u32 = 14;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Wish {
-    /// The reader wants this total number of items from the stream, modulo 2^30.
+    /// The total number of items that the reader wants from the stream, modulo 2^30.
     Items(u32),
     /// The reader wants no more items of the current pass, but may request another pass.
     Left,
@@ -34,7 +35,7 @@ pub struct Grant {
 pub enum Reader {
     /// The reader is still in an earlier stream.
     Behind,
-    /// The reader wants this total number of items from the writer's stream, modulo 2^30.
+    /// The total number of items that the reader wants from the writer's stream, modulo 2^30.
     Here(u32),
     /// The reader has ended the writer's pass, but may request the next pass.
     Left,

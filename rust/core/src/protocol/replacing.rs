@@ -1,9 +1,9 @@
-//! Decides which child processes are replaced after an exit, and when the loader gives up.
+//! Decides which child processes are replaced when one of them exits, and when the loader gives up.
 //!
-//! If a loader has a dispatching process, any exit replaces all children, because the remaining children cannot
-//! determine the lost items.
+//! If a loader has a dispatching process, all children are replaced when one of them exits, because the remaining
+//! children cannot determine which items were lost.
 
-/// The number of exits at the same item after which the loader gives up.
+/// If this number of processes exit at the same item, the loader gives up.
 pub const TRIES: usize = 3;
 
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
@@ -71,8 +71,8 @@ impl Replacing {
         wanted
     }
 
-    /// Records an exit, and counts the exits at the same item. If `halted` is true, the count restarts, because no item
-    /// has caused the exit of a paused child.
+    /// Records that a child has exited, and counts the processes that have exited at the same item. If `halted` is
+    /// true, counting starts anew, because an item cannot cause the exit of a paused child.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];

@@ -5,7 +5,6 @@ use super::stream::Stream;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Permit {
-    /// The reader accepts the item now.
     Now,
     /// The reader does not accept the item yet, because its window is full or it still reads an earlier stream.
     Wait,
@@ -110,7 +109,7 @@ impl Sending {
         })
     }
 
-    /// Like `permit`, but for a writer that has reached its byte limit: `Wait` replaces `Now`.
+    /// Like `permit`, but a writer that has reached its byte limit must wait instead of sending an item.
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })

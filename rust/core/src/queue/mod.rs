@@ -1,4 +1,4 @@
-//! Lets threads read ahead: a queue for their results, and the position of the consumer.
+//! Provides the queue with which threads read ahead of a consumer, and the consumer's position.
 
 pub mod ordered;
 pub mod place;

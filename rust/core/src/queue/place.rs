@@ -25,7 +25,8 @@ pub struct QueuePosition<M> {
 }
 
 impl<M> QueuePosition<M> {
-    /// Creates the position of a consumer that has received the first `steps` items after `mark`, and those in `ahead`.
+    /// Creates the position of a consumer that has received the first `steps` items after `mark`, and the items with
+    /// the numbers in `ahead`.
     pub fn new(mark: M, steps: u64, ahead: impl IntoIterator<Item = Index>) -> Self {
         let ahead = ahead.into_iter().collect();
         Self { mark, steps, next: steps, ahead, marks: BTreeMap::new(), spent: Vec::new() }

@@ -29,7 +29,7 @@ struct Trial {
 pub struct Hub {
     operation: u64,
     values: Vec<Option<i64>>,
-    /// The entry of rank 0 is not used, because rank 0 is the hub.
+    /// The entry of rank 0 stays empty, because rank 0 is the hub itself.
     seats: Vec<Seat>,
     trial: Option<Trial>,
     last: Option<(u64, i64)>,
@@ -43,12 +43,12 @@ impl Hub {
         Self { values: vec![None; size], seats: vec![Seat::Empty; size], ..Self::default() }
     }
 
-    /// Members may connect only during operation 0.
+    /// Members connect during operation 0, so no member may connect later.
     pub fn expects(&self, rank: u32) -> bool {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// Records that a member has connected, and stores 0 as the member's value for operation 0.
+    /// Records that a member has connected, which also submits the value 0 for operation 0.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);
@@ -159,8 +159,8 @@ impl Hub {
         }
     }
 
-    /// Stops waiting for missing ranks once each has sent a message, or after the duration `WATCH`. Callers call this
-    /// method at least once per heartbeat interval.
+    /// Stops waiting once all missing ranks that are connected have sent a message, or after the duration `WATCH`.
+    /// Callers call this method at least once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

@@ -209,7 +209,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// The wake-up socket until the thread starts, and the thread afterwards.
+    /// The socket that the background thread will read, or the thread itself after it has started.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 

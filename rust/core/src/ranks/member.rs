@@ -76,11 +76,10 @@ impl Member {
         self.fail(Fault::Dead);
     }
 
-    /// Checks whether the hub has timed out. Must be called once per heartbeat interval.
+    /// Checks whether the hub has timed out. The caller must call this method once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
-        // A hub that has sent a message since the timeout may itself wait for missing ranks, so the member waits
-        // longer.
+        // The hub may itself wait for missing ranks, so the member waits longer for a hub that still sends messages.
         let heard = self.heard.is_some_and(|heard| heard > since);
         let patience = if heard { 2 * WATCH } else { WATCH };
         if now >= since + patience && self.verdict.is_none() {

@@ -7,7 +7,7 @@ pub type Token = [u8; 16];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Message {
-    /// A member's first message, which counts as its value for operation 0.
+    /// The first message of a member, which also submits the value 0 for operation 0.
     Hello { token: Token, rank: u32 },
     /// The first message of the hub, which proves the hub's identity to the member.
     Welcome { token: Token },
@@ -35,7 +35,7 @@ const HEAD: usize = 3;
 /// The maximum number of bytes that the hub reads from an unidentified connection.
 pub const HELLO_LEN: usize = HEAD + 16 + 4;
 
-/// The maximum length of a message without its head, in bytes.
+/// The maximum length of a message in bytes, without the fields for its kind and length.
 const LONGEST: usize = u16::MAX as usize;
 
 const FAULTS: [Fault; 6] = [Fault::Absent, Fault::Late, Fault::Dead, Fault::Silent, Fault::Parted, Fault::Left];

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 pub const BEAT: Duration = Duration::from_millis(250);
 
-/// A rank that sends no message for this duration counts as silent.
+/// A rank that sends no message for this duration is regarded as silent.
 pub const WATCH: Duration = Duration::from_millis(1000);
 
 /// The reason why an operation has failed.
@@ -35,7 +35,7 @@ pub enum Fault {
     Late,
     /// The connections to some ranks broke, because their processes exited or were disconnected.
     Dead,
-    /// Some ranks sent no message after the timeout: they have exited, are stopped or disconnected.
+    /// Some ranks sent no message after the timeout, because they have exited, are stopped or are disconnected.
     Silent,
     /// Some ranks left the group normally before the operation.
     Parted,

@@ -6,7 +6,8 @@ use std::sync::Arc;
 
 use super::message::{HELLO_LEN, Message};
 
-/// The number of unsent bytes beyond which heartbeats are dropped, because the other rank does not read.
+/// If at least this number of bytes are unsent, heartbeats are dropped, because the other rank does not read its
+/// messages.
 const MOST_BUFFERED: usize = 4096;
 
 const MOST_READ: usize = 64 << 10;

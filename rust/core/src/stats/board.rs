@@ -1,4 +1,4 @@
-//! Manages boards: shared memory with counters of all processes of a loader.
+//! Manages boards, which contain the counters of all processes of a loader in shared memory.
 
 use std::fs::File;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -16,7 +16,7 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// A value that differs from the generation of every process, for a board that is only read.
+/// The generation of a board that is only read, which differs from the generation of every process.
 const NO_PROCESS: u64 = u64::MAX;
 
 /// The maximum size in bytes of another loader's board, because reading a board allocates memory.
@@ -34,8 +34,8 @@ pub enum Role {
     Dispatcher = 3,
 }
 
-/// The counters of all processes of a loader, in shared memory. In a child that user code has forked, zeros replace the
-/// board.
+/// The counters of all processes of a loader, in shared memory. In a child that user code has forked, the memory of the
+/// board contains only zeros.
 #[derive(Debug)]
 pub struct Board {
     pub region: Region,
@@ -118,7 +118,7 @@ impl Board {
         self.fd.as_ref().and_then(Descriptor::get)
     }
 
-    /// Closes the descriptor of the board. The caller must no longer use a result of `fd`.
+    /// Closes the descriptor of the board. After this call, the caller must not use a result of `fd`.
     pub fn close(&self) {
         self.fd.iter().for_each(Descriptor::close);
     }
@@ -199,7 +199,7 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns a page of counters to this process, which continues the counts of its predecessor.
+    /// Assigns a page to this process. The counts on this page continue from those of the previous process.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();
@@ -228,7 +228,7 @@ impl PageRef {
         Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _) })
     }
 
-    /// Returns the counter of the waits for commands.
+    /// Returns the counter with which the process measures its waits for commands.
     pub fn idle(&self) -> WaitRef {
         // SAFETY: the counter is in the memory of the board, which the `Arc` keeps mapped.
         unsafe { WaitRef::new(&self.header().idle, Arc::clone(&self.board) as _) }
@@ -246,7 +246,7 @@ impl PageRef {
         self.header().first.whom.store(flow.map_or(0, |flow| flow as u32 + 1), Relaxed);
     }
 
-    /// The number of the epoch is `epoch`, or the next number if `epoch` is None.
+    /// Begins to measure an epoch. The epoch's number is `epoch`, or the next number if `epoch` is None.
     pub fn begin_span(&self, epoch: Option<u32>) {
         let span = &self.header().span;
         span.end(nanoseconds());
@@ -263,7 +263,7 @@ impl PageRef {
     /// 0, this process writes no stacks.
     pub fn set_stack(&self, signal: u32, descriptor: u32) {
         self.header().stack.store(descriptor, Relaxed);
-        // SYNC(stack): pairs with the readers' load; a reader that sees the signal also sees the descriptor.
+        // SYNC(stack): pairs with the readers' load. A reader that sees the signal also sees the descriptor.
         self.header().signal.store(signal, Ordering::Release);
     }
 
@@ -276,7 +276,7 @@ impl PageRef {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds the estimated duration of all calls that one measured call represents.
+    /// Adds an estimated duration, which covers a measured call and the unmeasured calls that this call represents.
     pub fn inside(&self, nanoseconds: u64) {
         super::layout::add(&self.header().inside, nanoseconds);
         super::layout::add(&self.header().inside_samples, 1);
@@ -285,7 +285,7 @@ impl PageRef {
     pub fn set_pipes(&self, all: usize) {
         let header = self.header();
         header.all_pipes.store(all as u32, Relaxed);
-        // SYNC(pipes): pairs with `PageRef::counted_pipes`; a reader that sees the number also sees the records.
+        // SYNC(pipes): pairs with `PageRef::counted_pipes`. A reader that sees the number also sees the records.
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 
@@ -330,7 +330,8 @@ impl PipeRef {
         self.page.record_at(self.index).expect("checked when it was named")
     }
 
-    /// Returns the word that shows which pipe of the process is running, and this pipe's value of the word.
+    /// Returns the word that identifies the running pipe of the process, and the value of the word while this pipe
+    /// runs.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

@@ -18,7 +18,7 @@ const CONTRADICTS: Corrupted = Corrupted("the counters of a process on another m
 
 struct Span {
     words: Range<usize>,
-    /// The index of the sequence number that guards `words`, or None if no number guards them.
+    /// The index of the sequence number (seqlock) of `words`, or None if `words` has no sequence number.
     guard: Option<usize>,
     moment: Option<usize>,
 }
@@ -119,7 +119,8 @@ impl PageRef {
         }
     }
 
-    /// Stores the counters and the system times of a process on another machine.
+    /// Stores the counters of a process on another machine, and for how long this process has run, has waited for a
+    /// processor, and has existed.
     pub fn hear(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
         self.take_in(carried)?;
         let header = self.header();

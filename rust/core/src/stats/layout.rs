@@ -28,7 +28,7 @@ pub(super) const PLACE: usize = 112;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BoardConfig {
     pub pages: u32,
-    /// The maximum number of link ends that a process can count.
+    /// The maximum number of link ends for which a process has counters.
     pub flows: u32,
     pub pipes: u32,
 }
@@ -67,18 +67,20 @@ pub(super) struct BoardHeader {
     pub wants_large: AtomicU32,
 }
 
-/// A sequence number (seqlock) that guards data. The number is odd while the only writer changes the data.
+/// A sequence number (seqlock) that guards data. The number is odd while the writer changes the data. Only one thread
+/// may write.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data. If a killed writer has left an odd number, the number is even after the change.
+    /// Changes the guarded data. After the change, the sequence number is even, even if a killed writer has left an odd
+    /// number.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
         self.0.store(odd, Relaxed);
-        // SYNC(sequence): pairs with the fence in `read`; a reader that sees changed data also sees the odd number.
+        // SYNC(sequence): pairs with the fence in `read`. A reader that sees changed data also sees the odd number.
         fence(Ordering::Release);
         let changed = change();
         // SYNC(sequence): pairs with the first load of `read`.
@@ -111,9 +113,9 @@ impl Sequence {
 #[repr(C, align(64))]
 pub struct Wait {
     sequence: Sequence,
-    /// The number of the link end from which the process awaits an item.
+    /// The number (from 1) of the link end from which the process waits for an item, or 0 if this number is unknown.
     pub whom: AtomicU32,
-    /// The time at which the wait in progress began, in nanoseconds, or 0.
+    /// The time in nanoseconds at which the current wait began, or 0 if no wait is in progress.
     pub since: AtomicU64,
     pub total: AtomicU64,
     pub count: AtomicU64,
@@ -187,7 +189,7 @@ pub(super) struct SkippedKind {
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct PipeRecord {
-    /// The number of items that the current iterator has yielded, including items before a resumption.
+    /// The number of items that the current iterator has yielded, including items before the epoch was resumed.
     pub yielded: AtomicU64,
     /// The number of items that all iterators of this pipe have yielded, minus `yielded`.
     pub base: AtomicI64,
@@ -241,7 +243,7 @@ impl PipeRecord {
             } else if place.name.iter().zip(&mut cut).any(|(one, other)| one.load(Relaxed) != *other.get_mut()) {
                 continue;
             }
-            // SYNC(kind): pairs with PipeRecord::skipped_kinds; a reader that sees the count also sees `name`.
+            // SYNC(kind): pairs with PipeRecord::skipped_kinds. A reader that sees the count also sees `name`.
             place.count.store(count.wrapping_add(1), Ordering::Release);
             return;
         }
@@ -283,7 +285,7 @@ pub(super) struct PageHeader {
     pub stack: AtomicU32,
     pub restarts: AtomicU32,
     pub snapshots: AtomicU32,
-    /// The total duration in nanoseconds of the calls of the last pipe in the main process's graph.
+    /// How many nanoseconds the calls of the last pipe in the main process's graph have taken in total.
     pub inside: AtomicU64,
     pub inside_samples: AtomicU64,
     /// Whether a process on another machine has exited (1) or not (0). Only the main process writes `place` and the

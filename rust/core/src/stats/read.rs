@@ -10,14 +10,11 @@ use super::layout::{Flow, PipeRecord, STEPS, Wait, middle_of, read_text};
 pub enum Value {
     Nothing,
     Flag(bool),
-    /// A number, such as a count, a process id or a time in nanoseconds.
     Number(u64),
     /// A duration in nanoseconds that was estimated from samples.
     Estimate(f64),
     Text(String),
-    /// Values of the same kind, such as the values of all pipes.
     List(Vec<Self>),
-    /// Named values, such as all counters of one pipe.
     Fields(Vec<(&'static str, Self)>),
 }
 
@@ -121,7 +118,7 @@ fn wait(wait: &Wait) -> Value {
 }
 
 fn flow(flow: &Flow) -> Value {
-    // SYNC(used): pairs with Allocator::mirror; a reader that sees a value of `arena_used` also sees the `arena_peak`
+    // SYNC(used): pairs with Allocator::mirror. A reader that sees a value of `arena_used` also sees the `arena_peak`
     // that was stored before it.
     let used = flow.arena_used.load(Ordering::Acquire);
     fields!(

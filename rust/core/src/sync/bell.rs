@@ -1,4 +1,4 @@
-//! Implements doorbells: a process sleeps on its bell until another process rings the bell.
+//! Implements doorbells. A process sleeps on its bell until another process rings this bell.
 //!
 //! A sleeping thread increments the count of sleepers, executes a fence, and checks for work. A ringing thread
 //! publishes its change, executes a fence, and reads the count of sleepers.
@@ -36,7 +36,7 @@ fn count(sleepers: u64) -> u64 {
 impl Bell {
     /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Returns the last result of `ready`.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
-        // SYNC(claim): pairs with `ring`; a thread that reads the new word increments `sleepers` after `ring` has reset
+        // SYNC(claim): pairs with `ring`. A thread that reads the new word increments `sleepers` after `ring` has reset
         // the count.
         let seen = self.word.load(Ordering::Acquire);
         let joined = self.sleepers.fetch_add(SLEEPER, Ordering::Relaxed);

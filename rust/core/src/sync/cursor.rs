@@ -43,9 +43,10 @@ impl ProducerCursor {
     /// Reads the consumer's cursor from shared memory into the cache, and returns this cursor.
     #[inline]
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
-        // SYNC(release): pairs with ConsumerCursor::release; the consumer has read all slots before `head`.
+        // SYNC(release): pairs with ConsumerCursor::release. The consumer has read all slots before `head`.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
-        // The word contains only the low bits of the cursor, so a decrease looks like a large increase.
+        // A cursor that has decreased looks like a large increase, because the word contains only the low bits of the
+        // cursor.
         let head =
             head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor is outside the ring"))?;
         self.head = head;
@@ -56,7 +57,7 @@ impl ProducerCursor {
     #[inline]
     pub fn publish(&mut self, shared_tail: &AtomicU64, by: u64) {
         self.tail += by;
-        // SYNC(publish): pairs with ConsumerCursor::available; the producer has written all slots before `tail`.
+        // SYNC(publish): pairs with ConsumerCursor::available. The producer has written all slots before `tail`.
         shared_tail.store(seal(self.tail), Ordering::Release);
     }
 }
@@ -94,7 +95,7 @@ impl ConsumerCursor {
     #[inline]
     pub fn release(&mut self, shared_head: &AtomicU64, by: u64) {
         self.head += by;
-        // SYNC(release): pairs with ProducerCursor::refresh; the consumer has read all slots before `head`.
+        // SYNC(release): pairs with ProducerCursor::refresh. The consumer has read all slots before `head`.
         shared_head.store(seal(self.head), Ordering::Release);
     }
 

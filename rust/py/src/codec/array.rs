@@ -17,7 +17,7 @@ use crate::numpy_api::numpy;
 
 pub const MOST_DIMENSIONS: usize = 64;
 
-/// The axes of an array from outermost to innermost in memory, or an empty slice if the axes are in order.
+/// The axes of an array from outermost to innermost in memory, or an empty slice if the axes are in ascending order.
 type Order = [usize];
 
 pub fn write_order(order: &Order, payload: &mut Vec<u8>) {
@@ -66,7 +66,7 @@ fn extents<'a>(array: &'a Bound<'_, PyAny>) -> (&'a [npy_intp], &'a [npy_intp]) 
     }
 }
 
-/// Returns the parts of an array that are sent, or None if the array must be pickled.
+/// Returns the properties of an array that the encoder sends, or None if the array must be pickled.
 pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     let fields = fields(array);
     let (dtype, item) = Dtype::of(array.py(), fields.descr)?;
@@ -86,14 +86,14 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     Some(ArrayParts { dtype, order, shape, data: fields.data.cast(), len, strided })
 }
 
-/// Returns the block of an array from `torchdata.empty`, if the array covers the whole block and no object outside the
-/// item can access the block.
+/// Returns the block of an array from `torchdata.empty`. The result is None unless the array covers the whole block,
+/// and no object outside the item can access the block.
 ///
 /// The caller ensures that only the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
-    // SAFETY: the GIL is held, and the loop only reads objects that `array` keeps alive. Array fields are read only
-    // from objects whose type is exactly `ndarray`.
+    // SAFETY: the GIL is held, and the loop only reads objects that `array` keeps alive. The loop accesses array fields
+    // only if the type of the object is exactly `ndarray`.
     unsafe {
         let class = ffi::Py_TYPE(object);
         while ffi::Py_TYPE(object) == class {

@@ -116,8 +116,8 @@ impl<'py, 'a> Decoder<'py, 'a> {
         usize::try_from(self.word()?).map_err(|_| malformed())
     }
 
-    /// Reads the number of members of a container. Each member takes at least one byte, so a number that exceeds the
-    /// number of remaining bytes is an error.
+    /// Each member of a container takes at least one byte, so a number of members above the number of remaining bytes
+    /// is an error.
     fn count(&mut self) -> PyResult<usize> {
         self.length().and_then(|count| if count <= self.rest.len() { Ok(count) } else { Err(malformed()) })
     }

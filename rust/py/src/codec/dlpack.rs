@@ -296,8 +296,8 @@ impl<M> Home<M> {
     /// # Safety
     /// `leave` returned `managed`, and no code uses `managed` after this call.
     unsafe extern "C" fn free(managed: *mut M) {
-        // SAFETY: the caller passes a pointer from `leave`, which is the address of a boxed `Home`, because `managed`
-        // is the first field of `Home`.
+        // SAFETY: the caller passes a pointer from `leave`. The pointer is the address of a boxed `Home`, because
+        // `managed` is the first field of `Home`.
         drop(unsafe { Box::from_raw(managed.cast::<Self>()) });
     }
 

@@ -1,4 +1,4 @@
-//! Encodes those NumPy dtypes whose elements are sent as their bytes in memory.
+//! Encodes the NumPy dtypes whose elements can be sent as their bytes in memory.
 
 use std::ffi::c_int;
 
@@ -15,7 +15,8 @@ pub struct Dtype {
     unit: Option<TimeUnit>,
 }
 
-/// The unit of a `datetime64` or `timedelta64` dtype: NumPy's number for a base unit, and a multiplier.
+/// The unit of a `datetime64` or `timedelta64` dtype, which consists of NumPy's number for a base unit and a
+/// multiplier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TimeUnit {
     base: u32,
@@ -23,7 +24,7 @@ struct TimeUnit {
 }
 
 impl TimeUnit {
-    /// NumPy does not use the number 3 for a base unit.
+    /// The number 3 is invalid, because NumPy does not use this number for a base unit.
     fn is_known(self) -> bool {
         matches!(self.base, 0..=2 | 4..=14) && self.count > 0
     }
@@ -60,7 +61,7 @@ impl Dtype {
         }
         let mut unit = None;
         if is_time(number) {
-            // SAFETY: the type number shows that `descr` describes a dtype of times.
+            // SAFETY: the type number shows that `descr` describes a `datetime64` or `timedelta64` dtype.
             let metadata = unsafe { numpy(py).ok()?.unit_of(descr.cast()).as_ref() };
             let meta = metadata?.meta;
             unit = Some(TimeUnit { base: meta.base as u32, count: meta.num }).filter(|unit| unit.is_known());
@@ -105,7 +106,7 @@ impl Dtype {
         let number = c_int::from(self.number);
         let numpy = numpy(py)?;
         // SAFETY: `self.number` is the number of a built-in dtype. A descriptor with a unit is a new object with the
-        // layout of dtypes of times, and no other code uses this object yet.
+        // layout of `datetime64` dtypes, and no other code uses this object yet.
         let descr = unsafe {
             let descr = numpy.dtype(py, number, self.unit.is_some())?;
             if let Some(unit) = self.unit {

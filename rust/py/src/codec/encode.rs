@@ -71,7 +71,8 @@ pub struct Encoder {
     /// address valid.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     announced: u64,
-    /// The memory ranges of the item's tensors: the end address of each range, by its start address.
+    /// The memory ranges of the item's tensors. The key is the start address of a range, and the value is its end
+    /// address.
     spans: BTreeMap<usize, usize>,
     /// A member that must be pickled, and the offset in the payload where its pickle belongs.
     pickled_member: Option<(usize, Py<PyAny>)>,
@@ -121,8 +122,7 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// Records an object that may occur twice in the item. An object with at most two references occurs only once,
-    /// because one of the references belongs to the encoder.
+    /// An object with at most two references occurs only once, because one of the references belongs to the encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: the call only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
@@ -134,7 +134,8 @@ impl Encoder {
 
     /// If this string has occurred earlier in the item, writes a reference and returns true.
     ///
-    /// Every new long string receives a number (`Tag::Kept`), because the encoding must not depend on reference counts.
+    /// Every new long string receives a number (`Tag::Kept`), even without further references, so that equal items have
+    /// equal encodings.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
@@ -162,8 +163,7 @@ impl Encoder {
         Ok(false)
     }
 
-    /// Records the memory range of a tensor. If two tensors share memory, the whole item is pickled, because only
-    /// pickle preserves the sharing.
+    /// If two tensors share memory, the whole item is pickled, because only pickle preserves the sharing.
     fn visit_span(&mut self, (start, end): Span) -> Result<(), Stop> {
         if start == end {
             return Ok(());

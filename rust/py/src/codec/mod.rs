@@ -35,10 +35,10 @@ pub fn malformed() -> PyErr {
     )
 }
 
-/// The minimum number of bytes of a buffer that is sent outside of the payload. Copying a smaller buffer twice is
-/// cheaper than leasing its memory.
+/// The minimum number of bytes of a buffer that is sent separately from the payload. For smaller buffers, two copies
+/// are cheaper than a lease of shared memory.
 pub const OUT_OF_BAND: usize = 8 << 10;
-/// The maximum number of buffers outside of the payload. Further buffers are sent in the payload.
+/// The maximum number of buffers that are sent separately from the payload. Further buffers are part of the payload.
 pub const MOST_BUFFERS: usize = 512;
 
 /// The first byte of an encoded value. The comment of each tag lists what follows the tag.

@@ -19,7 +19,7 @@ fn width(element: Tag) -> usize {
     if element == Tag::True { 1 } else { 8 }
 }
 
-/// Converts an int to a word of 64 bits. No Python exception is set when this function returns.
+/// Converts an int to a word of 64 bits. When this function returns, no Python exception is set.
 ///
 /// # Safety
 /// `object` is an existing int, and the GIL is held.

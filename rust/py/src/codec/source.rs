@@ -17,7 +17,7 @@ pub enum OutBuffer {
 type Owner<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 
 pub struct Source {
-    /// The address is a number, because Rust does not send pointers to other threads.
+    /// The address is a number, because Rust does not allow sending pointers to other threads.
     address: usize,
     len: usize,
     strided: Option<Box<Strided>>,

@@ -27,8 +27,8 @@ impl Layout {
     }
 }
 
-/// Returns how to copy the elements without gaps, and the strides of the copy. Like `torch.clone`, the copy preserves
-/// the memory order of the dimensions. Returns None if a dimension repeats its elements.
+/// Returns the layout for a copy without gaps between the elements, and the strides of this copy. Like `torch.clone`,
+/// the copy preserves the memory order of the dimensions. Returns None if a dimension repeats its elements.
 fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided, Vec<i64>)> {
     if shape.iter().zip(strides).any(|(&count, &stride)| stride == 0 && count > 1) {
         return None;

@@ -17,8 +17,8 @@ const FIRST: u8 = 0x1f;
 #[pyclass(module = "torchdata._native")]
 pub struct GzipReader {
     decoder: Option<GzDecoder<GzipSource>>,
-    /// The source after the last member. Dropping the source without the GIL would make PyO3 take a lock, which a
-    /// forked child could inherit in locked state.
+    /// The source moves to this field after the last member. Dropping the source without the GIL would make PyO3 take a
+    /// lock, which a forked child could inherit in locked state.
     ended: Option<GzipSource>,
     buffer: Vec<u8>,
     /// An error in the stream, which is raised once the bytes before the error have been returned.
@@ -91,7 +91,7 @@ impl GzipReader {
     }
 }
 
-/// Returns whether another gzip member follows. Like gzip(1), skips zeros and ignores other data after a member.
+/// Like gzip(1), this function skips zeros after a member, and ignores all other data.
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
         let bytes = stream.fill_buf()?;

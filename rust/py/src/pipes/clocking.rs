@@ -1,7 +1,7 @@
 //! Measures the time of pipes in a sample of their calls, so that measuring is cheap even for small items.
 //!
-//! An outermost call is a call of a pipe from outside of all pipes. About one of `interval` outermost calls is
-//! measured, together with its nested calls. The own time of a pipe excludes the time of the pipes from which it reads.
+//! An outermost call is a call of a pipe that no other pipe makes. About one of `interval` outermost calls is measured,
+//! together with its nested calls. The own time of a pipe excludes the time of the pipes from which it reads.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -15,7 +15,7 @@ pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
-/// A call of at least this duration in nanoseconds counts as slow, even if only a coarse clock has timed the call.
+/// A call of at least this duration in nanoseconds is recorded as slow, even if only a coarse clock has timed the call.
 pub const NOTICED: u64 = 12_000_000;
 
 pub const LOOK_AGAIN: u32 = 128;
@@ -28,7 +28,7 @@ pub fn is_measuring() -> bool {
 }
 
 struct Clocking {
-    /// The number of calls of pipes in progress in this thread: the outermost call, and the calls nested in it.
+    /// The number of calls of pipes in progress in this thread, which are the outermost call and its nested calls.
     depth: Cell<u32>,
     /// The number of calls that the current outermost call represents, or 0 if the outermost call is not measured.
     weight: Cell<u64>,
@@ -73,8 +73,8 @@ pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }
 
-/// Returns a random number of calls until the next measured call, on average `mean`. The first gaps are shorter, so
-/// that short runs contain measured calls.
+/// Returns a random number of calls until the next measured call, on average `mean`. The first gaps are shorter than
+/// `mean`, so that short runs also contain measured calls.
 pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     let least = mean.min(most.get());
     most.set((2 * most.get()).min(LONGEST_METERED));
@@ -96,9 +96,10 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// (nanoseconds of a measured call without its nested calls, number of calls that the measured call represents)
+    /// The nanoseconds of a measured call without its nested calls, and the number of calls that the measured call
+    /// represents.
     pub own: Option<(u64, u64)>,
-    /// (nanoseconds of a measured or slow outermost call, number of calls that this call represents)
+    /// The nanoseconds of a measured or slow outermost call, and the number of calls that this call represents.
     pub whole: Option<(u64, u64)>,
     pub passed: u64,
 }
@@ -135,7 +136,7 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// Records a slow call. The next call is measured, because more slow calls may follow.
+/// Records a slow call. The call after a slow call is measured, because this call may also be slow.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);

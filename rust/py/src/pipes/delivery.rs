@@ -1,4 +1,4 @@
-//! Returns the items of a loader to the user, and counts the items, in one thread at a time.
+//! Returns the items of a loader to one thread at a time, and counts the items.
 //!
 //! No Python code runs between counting and returning an item, so signal handlers always find the correct count.
 
@@ -82,7 +82,7 @@ impl Delivery {
         }
     }
 
-    /// Drops the result of an epoch that has ended, but raises exceptions such as KeyboardInterrupt.
+    /// If the epoch has ended during the call, the result is dropped, except for exceptions such as KeyboardInterrupt.
     #[cold]
     fn left<'py>(&self, py: Python<'py>) -> DeliveryStep<'py> {
         match PyErr::take(py) {
@@ -91,7 +91,7 @@ impl Delivery {
         }
     }
 
-    /// Records an exception such as KeyboardInterrupt, which can interrupt a pipe anywhere, so that items may be lost.
+    /// Records that an exception such as KeyboardInterrupt has interrupted a pipe, which may have lost items.
     #[cold]
     fn note(&self, py: Python<'_>, error: PyErr) -> PyErr {
         if !error.is_instance_of::<PyException>(py) {
@@ -295,7 +295,7 @@ impl DeliveryIterator {
 #[cold]
 fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = slf.py();
-    // The watching thread counts the time until the item is returned.
+    // The time that the watching thread measures includes this wait.
     delivery.pulse.enter();
     let stepped = match slf.call_method0("_wait_until_released") {
         Ok(_) => delivery.step(py),

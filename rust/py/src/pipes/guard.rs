@@ -1,5 +1,5 @@
-//! Implements the iterator that `iter(pipe)` returns (the guard). The guard ensures that only the newest iterator of a
-//! pipe is valid, and counts items.
+//! Implements the iterator that `iter(pipe)` returns (the guard). The guard counts items, and ensures that only the
+//! newest iterator of a pipe is valid.
 //!
 //! Every item of every pipe passes through a guard. PyO3's wrapper around `__next__` would take longer than the guard
 //! itself, so the guard's type consists of C slots.
@@ -35,7 +35,7 @@ const CLEARED: u64 = u64::MAX;
 struct Guard {
     ob_base: ffi::PyObject,
     // Fields that are used for each item come first, to share one cache line.
-    /// The guard is valid while the token contains the same number.
+    /// The guard is valid while the token contains this iterator number.
     id: u64,
     token: *const IterationToken,
     /// The function that returns the next item from `argument`. After the end of the data, `no_more` replaces the
@@ -241,7 +241,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator. The
-    // call may bind the token to another record, so the record is looked up again after the call.
+    // iterator may replace the token's record in the statistics, so the record is looked up after the call.
     unsafe {
         let first = (*guard).metering.measured == 0;
         begin_first(guard, first);
@@ -456,7 +456,7 @@ fn outcome(
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<Outcome> {
     let py = pipe.py();
     let value = error.value(py);
-    // Before Python 3.12, the traceback is stored separately from the exception.
+    // The traceback is passed separately, because exceptions do not contain their traceback before Python 3.12.
     let passed = (value, error.traceback(py), pipe, yielded, iterator);
     let told = PyModule::import(py, "torchdata.datapipes._pipe.explaining")
         .and_then(|module| module.call_method1("explain", passed));

@@ -101,7 +101,8 @@ impl<'py> Deferred<'py> {
             Ok(()) // user code has installed another signal handler in the meantime
         };
         if noted.get().pressed.load(Relaxed) {
-            // SAFETY: the GIL is held. The call only marks the signal as received, and runs no signal handler.
+            // SAFETY: the GIL is held. `PyErr_SetInterruptEx` only marks the signal as received, and runs no signal
+            // handler.
             unsafe { ffi::PyErr_SetInterruptEx(libc::SIGINT as c_int) };
         }
         restored

@@ -38,7 +38,7 @@ pub fn iternext_of(iterator: &Bound<'_, PyAny>) -> Option<ffi::iternextfunc> {
     unsafe { std::mem::transmute(ffi::PyType_GetSlot(iterator.get_type().as_type_ptr(), ffi::Py_tp_iternext)) }
 }
 
-/// Replaces a StopIteration of a user function by a RuntimeError, because StopIteration means the end (PEP 479).
+/// Replaces a StopIteration of a user function by a RuntimeError, because a StopIteration would end the data (PEP 479).
 pub fn stopped_by(py: Python<'_>, function: &str, error: PyErr) -> PyErr {
     let raised = PyRuntimeError::new_err(format!(
         "{function} raised StopIteration, which would end the iteration although the source has more items; catch it \

@@ -30,7 +30,8 @@ impl Metering {
         self.countdown == 0
     }
 
-    /// Records a measured call, and returns the estimated nanoseconds of all calls that the call represents.
+    /// Records a measured call, and returns the estimated nanoseconds of this call and of the unmeasured calls before
+    /// it.
     pub fn note(&mut self, began: u64) -> u64 {
         let now = nanoseconds();
         let (took, passed) = (now - began, now - self.measured);
@@ -108,8 +109,8 @@ impl CountedItems {
     }
 }
 
-/// Adds items that no pipe has yielded to the record of a pipe. One measured call took `own` nanoseconds, and
-/// represents `weight` calls.
+/// Adds `items` items, which no iterator of a pipe has yielded, to the record of `pipe`. One measured call took `own`
+/// nanoseconds, and represents `weight` calls.
 pub fn add_work(pipe: &PipeRef, items: u64, own: u64, weight: u64) {
     let record = pipe.record();
     let all = own.saturating_mul(weight);

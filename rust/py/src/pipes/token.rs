@@ -34,10 +34,11 @@ impl BoardSlot {
 #[repr(C)]
 pub struct IterationToken {
     current: AtomicU64,
-    /// The number of items that the newest iterator has yielded or skipped, including items before a resumption.
+    /// The number of items that the newest iterator has yielded or skipped, including items before the epoch was
+    /// resumed.
     own: AtomicU64,
     place: AtomicPtr<BoardSlot>,
-    /// The record in the statistics that the next `begin` activates.
+    /// The record in the statistics to which the next call of `begin` switches.
     pending: GilCell<Option<Box<BoardSlot>>>,
     finished: AtomicBool,
     /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.
@@ -59,7 +60,7 @@ impl IterationToken {
     }
 
     /// Returns the pipe's record in the statistics. Callers must not keep the result while Python code runs, because
-    /// Python code may bind the token to another record.
+    /// Python code may replace the record.
     pub fn place(&self) -> Option<&BoardSlot> {
         // SAFETY: the pointer is null, or points to a box that exists as long as the token.
         // SYNC(slot): pairs with the store in `activate`.
@@ -93,7 +94,7 @@ impl IterationToken {
         });
     }
 
-    /// Sets the number of yielded items. The totals in the statistics still include the items of earlier iterators.
+    /// The totals in the statistics still include the items of earlier iterators.
     fn restart(&self, yielded: u64) {
         self.own.store(yielded, Relaxed);
         if let Some(place) = self.place() {

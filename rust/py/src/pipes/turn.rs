@@ -21,8 +21,8 @@ use crate::seconds::duration;
 
 const ADDRESS: u32 = 48;
 
-/// Returns an id of this thread, which includes the number of forks, because a thread of the parent process may have
-/// the same id.
+/// Returns an id of this thread. The id includes the number of forks, because a thread of the parent process may have
+/// the same thread id.
 fn this_thread() -> u64 {
     watching::this_thread() ^ (fork::generation() << ADDRESS)
 }
@@ -40,8 +40,8 @@ struct Crowd {
 #[pyclass(frozen, weakref, module = "torchdata._native")]
 pub struct Turn {
     reader: GilNumber,
-    /// The value 1 means that threads wait or `close` has been called. If the value is 0, a thread may read without
-    /// accessing `crowd`.
+    /// The value is 1 if threads wait or if `close` has been called, and otherwise 0. While the value is 0, a thread
+    /// may read without accessing `crowd`.
     is_crowded: GilNumber,
     crowd: GilCell<Crowd>,
     process: u32,
@@ -123,7 +123,8 @@ impl Turn {
         Ok(())
     }
 
-    /// Lets this thread read if the thread is first in the queue. Returns an error if this thread can never read.
+    /// Lets this thread read if the thread is first in the queue. Returns an error if this thread can never read, for
+    /// example after a call of `close`.
     fn is_next(&self, py: Python<'_>, thread: u64, reads: bool) -> PyResult<bool> {
         let (first, closed) = self
             .crowd

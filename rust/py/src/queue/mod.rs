@@ -31,7 +31,7 @@ struct Entry {
     index: Option<Index>,
     /// The state of the source after the item, or an object that a worker has attached to the item.
     mark: Option<Py<PyAny>>,
-    /// Whether worker threads cannot change the item.
+    /// True if worker threads cannot change the item.
     is_plain: bool,
     is_small: bool,
 }
@@ -58,12 +58,12 @@ fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyRes
     py.check_signals()
 }
 
-/// (state of the source, number of items delivered after this state, number of all delivered items, numbers of items
-/// delivered out of order)
+/// The state of the source, the number of items delivered after this state, the number of all delivered items, and the
+/// numbers of the items delivered out of order.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
-/// (number of the slot, kind, content, saved state of the source), where the kind is "waiting", "running", "result" or
-/// "error".
+/// The number, the kind, the content and the saved source state of a slot. The kind is "waiting", "running", "result"
+/// or "error".
 type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 
 #[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]
@@ -120,7 +120,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Unneeded source states are dropped after the access to `place`, because dropping may run Python code.
+    /// Superfluous source states are dropped after `place` is released, because dropping may run Python code.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
             place.as_mut().map(|place| {
@@ -286,7 +286,7 @@ impl ReadAheadQueue {
         self.settle(Some(slot), Outcome::Error(Entry { index, mark, ..Entry::new(error) }))
     }
 
-    /// Stores an error of the source. Once the consumer has received the error, the source is read again.
+    /// Stores an error of the source. After the consumer has received the error, workers read the source again.
     fn break_off(&self, slot: Slot, error: Py<PyAny>) -> PyResult<()> {
         self.settle(Some(slot), Outcome::Break(Entry::new(error)))
     }
@@ -314,7 +314,7 @@ impl ReadAheadQueue {
         if queue.wait_filled(Duration::ZERO) { Ok(()) } else { wait_for(py, |slice| queue.wait_filled(slice)) }
     }
 
-    /// Returns the next result or raises its error. Raises StopIteration at the end.
+    /// Returns the next result, or raises the result if it is an exception. Raises StopIteration at the end.
     fn pop(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let queue = self.get()?;
         loop {
@@ -335,7 +335,7 @@ impl ReadAheadQueue {
         slf
     }
 
-    /// Returns the next result. A loop in C, such as `list(queue)`, handles no signals before it stores the result.
+    /// Returns the next result. A loop in C, such as `list(queue)`, stores the result before Python handles signals.
     fn __next__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.pop(py)
     }
@@ -352,8 +352,8 @@ impl ReadAheadQueue {
         })
     }
 
-    /// Returns the number of consecutive small items, and the maximum number of items that were taken from the source
-    /// but not delivered.
+    /// Returns the number of consecutive small items, and the maximum number of items that may have been taken from the
+    /// source but not delivered.
     fn growth(&self, py: Python<'_>) -> Option<(u64, u64)> {
         let given = self.place.with(py, |place| place.as_ref().map_or(0, QueuePosition::given));
         let window = self.window.with(py, |window| *window)?;
@@ -440,8 +440,8 @@ impl ReadAheadQueue {
         self.get().map_or(0, Queue::len)
     }
 
-    /// All traversals by the garbage collector must find the same objects, so this method waits for the lock. In a
-    /// forked child, the lock may never be released, so nothing is visited.
+    /// This method waits for the lock, because all traversals by the garbage collector must visit the same objects. In
+    /// a forked child, no object is visited, because the child's copy of the lock may never be released.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(queue) = self.get() else { return Ok(()) };
         queue.try_for_each(|_, view| view.content().visit(&visit))?;

@@ -1,4 +1,4 @@
-//! Reads items and occasional states of a source for the threads that read ahead.
+//! Reads the items of a source for the threads that read ahead, and saves the source's state from time to time.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -25,8 +25,8 @@ pub struct SourceReader {
     unsaved: Py<PyAny>,
     /// The number of items between two saved states, or 0 if no states are saved.
     frequency: u64,
-    /// An earlier run of the program has delivered the first `dropped` items and the items in `ahead`, which are
-    /// dropped.
+    /// An earlier run of the program has delivered the first `dropped` items and the items in `ahead`, so this run
+    /// drops these items.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,
@@ -36,7 +36,7 @@ pub struct SourceReader {
 }
 
 impl SourceReader {
-    /// Takes the next item of the source. If this method raises an exception, the position has not changed.
+    /// If this method raises an exception, the position has not changed.
     fn next(&self, py: Python<'_>) -> PyResult<Taken> {
         self.ended.store(false, Relaxed);
         if let Some(state_error) = self.state_error.with(py, Option::take) {

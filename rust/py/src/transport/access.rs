@@ -23,8 +23,8 @@ pub struct Access {
     /// The id of the thread that uses the reader, or 0.
     holder: GilNumber,
     pub signs: Signs,
-    /// Whether the first request begins a stream, as in a worker process that reads dispatched items. If the value is
-    /// false, the stream begins with the epoch.
+    /// Whether a stream begins with the request for its first item, as in a worker process that reads dispatched items.
+    /// If the value is false, the stream begins with the epoch.
     on_demand: bool,
     /// The process that created the reader. A forked child must not take items of its parent.
     pub owner: OwningProcess,
@@ -74,8 +74,8 @@ impl Access {
         }
     }
 
-    /// Returns the epoch and the pass number of a new iterator. The pass number is 0 if the iterator's first request
-    /// begins a pass.
+    /// Returns the epoch and the pass number of a new iterator. The pass number is 0 if a new pass begins with the
+    /// iterator's first request.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
@@ -171,8 +171,8 @@ impl Access {
         self.set_paused(py, true);
     }
 
-    /// Replaces all exited processes, including the processes in `dead`. Returns false if a reading thread will replace
-    /// them.
+    /// Replaces all exited processes, including the processes in `dead`. If another thread is reading, returns false,
+    /// because that thread replaces the processes.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;
@@ -204,7 +204,7 @@ impl Access {
         next
     }
 
-    /// Ends an unfinished iteration, because unread items of this worker would block other workers.
+    /// Ends an unfinished iteration, because items that this worker does not read would block other workers.
     pub fn leave(&self, py: Python<'_>, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;

@@ -90,9 +90,9 @@ impl PyCarrier {
         Ok(())
     }
 
-    /// Waits up to `seconds`, and then returns unused memory to the system. The wait ends early if a control word
-    /// changes, `ring` is called, a message arrives (only with `messages`), or a frame's rest has room (only with
-    /// `lacks`).
+    /// Waits up to `seconds`, and then returns unused memory of the arena to the operating system. The wait ends early
+    /// if a control word changes or `ring` is called. If `messages` is true, a message that arrives ends the wait. If
+    /// `lacks` is true, free space for the rest of a frame ends the wait.
     fn wait(&self, py: Python<'_>, seconds: f64, messages: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {

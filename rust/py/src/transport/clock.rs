@@ -54,7 +54,7 @@ impl Clock {
         }
     }
 
-    /// `tries` is not reset, because a replacement process may send the same item.
+    /// `tries` keeps its value, because a replacement process may compute the same item.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;

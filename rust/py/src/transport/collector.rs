@@ -82,19 +82,19 @@ impl Collector {
         Ok(Self { access: Access::new(reader, own, on_demand), books, relay })
     }
 
-    /// Watches processes, given by an id or by a descriptor that becomes readable at the exit. After an exit, a waiting
-    /// reader calls `on_exit(index)`, which must raise an exception.
+    /// Watches processes, which are given by an id or by a descriptor that becomes readable when the process exits.
+    /// When a process has exited, a waiting reader calls `on_exit(index)`, which must raise an exception.
     fn watch(&self, py: Python<'_>, processes: Vec<(usize, Sign<'_>)>, on_exit: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py)?.watch.watch(processes, on_exit).map_err(errors::open)
     }
 
     /// Watches processes, and replaces processes that exit.
     ///
-    /// `on_death(dead, received, ended, paused)` receives the exited processes, each shard's number of received items,
-    /// whether each shard's items are complete, and whether the senders are paused. The callback returns the indices of
-    /// the processes to replace.
+    /// `on_death(dead, received, ended, paused)` receives the exited processes, and the number of items received from
+    /// each shard. `ended` shows whether each shard's items are complete, and `paused` shows whether the senders are
+    /// paused. `on_death` returns the indices of the processes to replace.
     ///
-    /// `on_replace(dead, positions, ended)` then starts the replacements. The callback returns (index, new link or
+    /// `on_replace(dead, positions, ended)` then starts the replacements. `on_replace` returns (index, new link or
     /// None, id or descriptor of the new process) for each replacement.
     ///
     /// If a callback raises an exception, nothing changes, and the next read calls the callbacks again.
@@ -108,13 +108,14 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.watch.watch_and_replace(processes, Replacing { on_death, on_replace }))
     }
 
-    /// Replaces all exited processes, or returns False if a reading thread will replace them.
+    /// Replaces all exited processes. If another thread is reading, returns False, because that thread replaces the
+    /// processes.
     fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.access.replace_dead(py, dead)
     }
 
-    /// Calls `on_surplus(next peer, early peer, bytes)` at most once per epoch, when items received early exceed `most`
-    /// bytes.
+    /// Calls `on_surplus(next peer, early peer, bytes)` when more than `most` bytes were received early, but only once
+    /// per epoch.
     fn tell_surplus(&self, py: Python<'_>, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py).map(|mut held| held.peers.tell_surplus_to(most, on_surplus))
     }
@@ -171,8 +172,8 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.interrupt = Some(interrupt))
     }
 
-    /// Starts an epoch. Must be called before the command that starts the epoch is sent. A thread that still reads an
-    /// earlier epoch stops.
+    /// Starts an epoch. This method must be called before the command that starts the epoch is sent. A thread that
+    /// still reads an earlier epoch stops.
     ///
     /// To resume, `starts`, `turn` (next shard) and `passed` (number of iterations over the dispatched items) describe
     /// the position.
@@ -198,8 +199,8 @@ impl Collector {
     /// Returns the position after `delivered` items, or the current position if `delivered` is None. Returns None if
     /// the position is no longer known.
     ///
-    /// A position consists of (items, snapshot) of each shard, the shard of the next item, and the dispatching
-    /// process's snapshot.
+    /// A position consists of the received items and the snapshot of each shard, the shard of the next item, and the
+    /// snapshot of the dispatching process.
     #[pyo3(signature = (delivered=None))]
     #[expect(clippy::type_complexity, reason = "a tuple for Python")]
     fn positions(
@@ -240,8 +241,8 @@ impl Collector {
         drop(superfluous);
     }
 
-    /// Returns the number of the current iteration (pass) over the dispatched items, and this worker's (items,
-    /// checksum) in the pass.
+    /// Returns the number of the current iteration (pass) over the dispatched items, and the number and checksum of the
+    /// items that this worker has read in the pass.
     fn share(&self, py: Python<'_>) -> (u64, Entry) {
         (self.access.signs.pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }
@@ -265,9 +266,9 @@ impl Collector {
         self.access.stop(py);
     }
 
-    /// Receives items early while the caller waits for child processes to execute a command. Without this method, a
-    /// child could wait forever for the dispatching process. The caller repeats the call during the wait. In the last
-    /// call, `done` is true.
+    /// Receives items before their turn while the caller waits for child processes to execute a command. Without this
+    /// method, a child could wait forever for the dispatching process. During the wait, the caller calls this method
+    /// repeatedly. After the wait, the caller calls this method once more, with `done` = True.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold(py) else { return Ok(()) }; // the reading thread receives these items
         if done {
@@ -297,8 +298,8 @@ impl Collector {
         self.access.hold(py)?.receive(py, peer, seconds.map(duration))
     }
 
-    /// Returns (results of the calls after number `last`, their total time in seconds, the next message or None). If a
-    /// result cannot be decoded, the error is returned in place of the message.
+    /// Returns the results of the calls after number `last`, their total time in seconds, and the next message or None.
+    /// If a result cannot be decoded, the error is returned in place of the message.
     #[pyo3(signature = (peer, last, seconds = None))]
     fn receive_results<'py>(
         &self,
@@ -311,8 +312,8 @@ impl Collector {
         self.access.hold(py)?.receive_results(py, peer, last, seconds.map(duration))
     }
 
-    /// While a thread reads, the thread's reference keeps this object alive, so nothing is visited. A thread takes the
-    /// reader only with the GIL held, so all traversals by the garbage collector visit the same references.
+    /// While a thread reads, nothing is visited, because the thread's reference keeps this object alive. A thread takes
+    /// the reader only with the GIL held, so all traversals by the garbage collector visit the same references.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         // SAFETY: the garbage collector holds the GIL during this call, but provides no interpreter token.
         let py = unsafe { Python::assume_attached() };

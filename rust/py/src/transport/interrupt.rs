@@ -12,8 +12,8 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// Returns whether a command ends this epoch. A damaged control word counts as a command, so that the worker
-    /// process looks for a command.
+    /// Returns whether a command ends this epoch. If the control word is damaged, the result is true, so that the
+    /// worker process looks for a command.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> bool {
         self.control.is_superseded(epoch).unwrap_or(true)

@@ -8,7 +8,7 @@ pub const MESSAGE: u16 = 3;
 pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
 /// A snapshot of the sender's state, which is valid after all items that were sent before the snapshot.
 pub const STATE: u16 = 4;
-/// A snapshot of the dispatching process, which a worker process sends on to the main process.
+/// A snapshot of the dispatching process, which a worker process forwards to the main process.
 pub const RELAYED: u16 = 5;
 /// The result of a function call. The number of the call follows the result.
 pub const RESULT: u16 = 6;
@@ -16,8 +16,8 @@ pub const RESULT: u16 = 6;
 pub const NOTE: u16 = 7;
 pub const WHAT: u16 = 0xff;
 
-/// Returns the bytes that follow a result: the number of the call, and the seconds since work on the batch of calls
-/// began.
+/// Returns the bytes that follow a result: the number of the call, and how many seconds this process has worked on the
+/// batch of calls.
 pub fn result_tail(number: u64, spent: f64) -> [u8; 16] {
     (u128::from(number) | u128::from(spent.to_bits()) << 64).to_le_bytes()
 }

@@ -78,7 +78,8 @@ impl PyBellBoard {
     }
 }
 
-/// Unmaps inherited shared memory in a forked child without threads, except for the arguments and used memory.
+/// Unmaps the shared memory that a forked child without threads has inherited. Memory of the arguments, and memory that
+/// is in use, stays mapped.
 #[pyfunction]
 #[pyo3(signature = (links, bells, stats = None))]
 pub fn drop_inherited(

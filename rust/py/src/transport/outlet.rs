@@ -1,6 +1,7 @@
 //! Holds the state of the thread that sends messages in a child process.
 //!
-//! After an interruption by a command, the next call sends the rest of the message, so that no item is lost.
+//! If a command interrupts the sending of a message, the next call sends the rest of the message, so that no item is
+//! lost.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,7 +42,8 @@ pub(super) struct Outlet {
     pub producers: Vec<Producer>,
     /// The arenas of the producers, so that `tidy` can free memory while a wait borrows the producers.
     arenas: Vec<Arc<Arena>>,
-    /// Selects the target of the next item: a shard in a worker process, or a worker in the dispatching process.
+    /// Selects the target of the next item, which is a shard in a worker process, or a worker in the dispatching
+    /// process.
     pub dealing: Dealing,
     pub has_shards: bool,
     /// Whether a shard may still have to recompute items.
@@ -79,7 +81,7 @@ pub(super) struct Departing {
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
-    /// The message's stored buffers, followed by the payload if the payload is long.
+    /// The buffers of the message that were already stored. A long payload is the last buffer.
     pub parts: Vec<Part>,
     pub streamed: usize,
 }
@@ -365,7 +367,7 @@ impl Outlet {
         })
     }
 
-    /// Copies a buffer into the arena. Sends larger buffers in fragments, starting at byte `streamed`.
+    /// Copies a buffer into the arena. If this is impossible, sends the buffer in fragments, from byte `streamed` on.
     fn put_in_memory(
         &mut self,
         py: Python<'_>,
@@ -401,7 +403,7 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Copies a buffer of a message into the arena. Returns None if waiting cannot free memory.
+    /// Returns None if waiting cannot free memory.
     fn put_in_arena(&mut self, py: Python<'_>, target: usize, source: &Source) -> PyResult<Option<Placed>> {
         loop {
             let producer = self.producer(target);
@@ -442,7 +444,7 @@ impl Outlet {
         }
     }
 
-    /// Waits until there is space. Returns None, or the reason why the message can no longer be sent.
+    /// Returns None when there is space, or the reason why the message can no longer be sent.
     fn wait_for_room(
         &mut self,
         py: Python<'_>,

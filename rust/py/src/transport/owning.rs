@@ -1,4 +1,4 @@
-//! Ensures that an end of a link is used only by the process that created this end, and not by a forked child.
+//! Ensures that only the process that created an end of a link uses this end, and that its forked children do not.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;

@@ -38,7 +38,7 @@ fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
 }
 
-/// Returns whether items may refer to shared memory. If the result is false, the buffers of the items are copied.
+/// Returns whether items may refer to shared memory instead of private copies.
 fn may_lease(consumer: &Consumer) -> bool {
     !consumer.should_copy(0)
 }
@@ -131,7 +131,8 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. `looked_into` means that the stream has begun with a window of 0, to receive only a snapshot.
+    /// Begins a stream. If `looked_into` is true, the stream has already begun with a window of 0, so that only a
+    /// snapshot was received.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -271,7 +272,6 @@ impl Peers {
         self.tell_surplus(py, peer, turn)
     }
 
-    /// Stores a message that was received before its turn.
     #[cold]
     fn keep_for_later(&mut self, peer: usize, message: Message) {
         let taken = Taken { message, counted: true };
@@ -300,7 +300,8 @@ impl Peers {
 
     /// If a peer waits for the dispatching process, receives items of other peers early, so that these peers continue.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // Items of the next peer are received early too, because this peer's answer to a command may follow the items.
+        // Items of the next peer are received early too, because the peer may reply to a command only after these
+        // items.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = collecting.to_take_in(|peer| self.has_arrived(peer), |peer| starving[peer]) {
             self.take_in(py, peer, collecting.turn.next())?;

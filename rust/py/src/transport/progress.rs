@@ -32,8 +32,7 @@ impl StreamProgress {
         drop(self.books.with(py, |books| books.begin(&starts)));
     }
 
-    /// Begins the epoch in `books` before the peers begin the stream, because a thread may request a position at any
-    /// time.
+    /// Begins the epoch in `books` early, because a thread may request a position before the peers begin the stream.
     pub fn begin_early(&mut self, py: Python<'_>, starts: Vec<Account>) {
         drop(self.books.with(py, |books| books.begin(&starts)));
         self.starts = starts;

@@ -145,8 +145,8 @@ impl Reader {
             }
             kind::ERROR => {
                 let description = decode(py, &self.peers.current.message, self.peers.may_lease(peer));
-                // `put_back` precedes the callback, so that the next call raises this error even after an exception of
-                // a signal handler.
+                // The message is put back before the callback, so that the next call raises this error if a signal
+                // handler interrupts the callback.
                 self.peers.put_back(peer);
                 self.on_error.call1(py, (peer, description?))?;
                 return Ok(false); // reached only if `on_error` does not raise an exception
@@ -246,7 +246,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for a shard's first message. Returns false if the epoch ends, the timeout expires or a process exits.
+    /// Returns false if the epoch ends, the timeout expires or a process exits.
     fn await_first(
         &mut self,
         py: Python<'_>,
@@ -295,7 +295,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Waits for an event. Returns the reader's next step, or None if a process has exited.
+    /// Returns the reader's next step, or None if a process has exited.
     fn sleep(&mut self, py: Python<'_>, signs: &Signs, epoch: u32, turn: Option<usize>) -> PyResult<Option<Next>> {
         let Self { peers, collecting, clock, meters, watch, interrupt, own, .. } = self;
         clock.start();
@@ -409,7 +409,7 @@ impl Reader {
         visit.call(self.interrupt.as_ref().map(|interrupt| &interrupt.exception))
     }
 
-    /// Removes and returns the callbacks. The caller must release the reader before dropping the callbacks, because
+    /// Removes and returns the callbacks. The caller must release the reader before it drops the callbacks, because
     /// dropping may run arbitrary code.
     pub fn clear(&mut self) -> impl Sized + use<> {
         let (on_exit, replacing) = self.watch.clear();
@@ -424,11 +424,11 @@ impl Reader {
     }
 }
 
-/// (results of function calls, total time in seconds, message after the results)
+/// The results of function calls, their total time in seconds, and the message after the results.
 pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
 
 enum Came<'py> {
-    /// The result of a function call, and the seconds since work on the batch of calls began.
+    /// The result of a function call, and how many seconds the process has worked on the batch of calls.
     Result(Bound<'py, PyAny>, f64),
     Message(Bound<'py, PyAny>),
     Late,

@@ -140,7 +140,7 @@ impl Outlet {
         }
     }
 
-    /// Checks that all items were recomputed. Must be called after the last item for `target`.
+    /// Checks that all items were recomputed. This method must be called after the last item for `target`.
     pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());

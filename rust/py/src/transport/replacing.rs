@@ -12,7 +12,7 @@ use super::snapshots::{KeptPositions, kept_positions};
 use super::watched::{Replacing, Sign};
 use crate::errors;
 
-/// (index of the replaced process, replacement's link or None, replacement's id or descriptor)
+/// The index of the replaced process, the link of the replacement or None, and the replacement's id or descriptor.
 type Replacement<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {

@@ -1,7 +1,7 @@
 //! Provides the Python class that sends the items of a worker process or of the dispatching process.
 //!
-//! The method `pump` loops over the pipe's iterator, so that sending an item creates no Python frame of this package.
-//! Commands are executed between two items, or while a message waits for space.
+//! The method `pump` loops over the pipe's iterator in Rust, so that sending an item runs no Python code of this
+//! package. Commands are executed between two items, or while a message waits for space.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -100,8 +100,9 @@ impl Sender {
 
     /// Starts an epoch, and drops any unsent rest of an earlier message.
     ///
-    /// `starts` has one entry per shard or reader, from which the epoch resumes: items and checksum so far, number of
-    /// items to recompute, and checksum afterwards. `turn` is the shard or reader of the next item.
+    /// `starts` contains for each shard or reader the position at which the epoch resumes. An entry consists of the
+    /// number and the checksum of the earlier items, the number of items to recompute, and the checksum after these
+    /// items. `turn` is the number of the first shard or reader.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -132,7 +133,8 @@ impl Sender {
     /// Makes `pump` call `taker(shard)` from time to time, between two items. The pause between two calls is `factor`
     /// times a call's duration, but at least `seconds`.
     ///
-    /// `taker` returns None or a snapshot: (number of the pass over the dispatched items, (items, checksum), content).
+    /// `taker` returns None or a snapshot, which consists of the number of the pass over the dispatched items, the
+    /// number and checksum of the items in this pass, and the content.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
         self.outlet().map(|mut outlet| outlet.taker = Some((taker, Cadence::new(duration(seconds), factor))))
     }
@@ -147,7 +149,8 @@ impl Sender {
         self.outlet().map(|mut outlet| outlet.relay = Some(Arc::clone(&collector.get().relay)))
     }
 
-    /// Sends a snapshot. If a command is pending, returns False, and `pump` later sends the rest of the snapshot.
+    /// Sends a snapshot. If a command is pending, returns False, and a later call of `pump` sends the rest of the
+    /// snapshot.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
@@ -162,8 +165,8 @@ impl Sender {
         self.outlet()?.send_relayed(py)
     }
 
-    /// Sends the items that the readers request. A tuple contains the iterators of several shards, which are used in
-    /// turn.
+    /// Sends the items that the readers request. If `iterator` is a tuple, it contains the iterators of several shards,
+    /// which take turns.
     ///
     /// Returns True once all requested items have been sent. Returns False if the caller must execute a pending command
     /// and call this method again.
@@ -194,8 +197,8 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The lock of `outlet` is held while the item is computed: no other thread sends, and `allocate` needs no
-            // lock.
+            // The lock of `outlet` is held while the item is computed. This blocks no other thread, because no other
+            // thread sends, and `allocate` needs no lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {
@@ -243,7 +246,7 @@ impl Sender {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // If a grant is damaged, the next iteration begins, and sending its first item reports the damage.
+            // If a grant is damaged, the next iteration begins, so that sending its first item reports the damage.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), |_| Ok(()))?;
@@ -327,7 +330,8 @@ impl Sender {
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// Returns the number of the current iteration (pass), and the number of items computed in the pass, sent or not.
+    /// Returns the number of the current iteration (pass), and the number of items computed in this pass, including
+    /// unsent items.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
         let waits = outlet.departing.as_ref().is_some_and(|message| message.kind & kind::WHAT == kind::ITEM);
@@ -359,7 +363,7 @@ impl Sender {
         tidy(py, &self.arenas)
     }
 
-    /// While a sending thread holds the lock, the thread's reference keeps this object alive, so nothing is visited.
+    /// While a thread sends, nothing is visited, because the thread's reference keeps this object alive.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         let Ok(outlet) = self.outlet.try_lock() else { return Ok(()) };
         visit.call(outlet.taker.as_ref().map(|(taker, _)| taker))?;
@@ -371,7 +375,8 @@ impl Sender {
         drop(taken); // dropped after the lock is released, because dropping may call this object
     }
 
-    /// Returns (bytes in use, maximum number of bytes in use so far, number of blocks) for the arena of each link.
+    /// Returns for the arena of each link the number of bytes in use, the maximum of this number so far, and the number
+    /// of blocks.
     fn arena_usage(&self) -> Vec<(u64, u64, usize)> {
         let usages = self.arenas.iter().map(|arena| arena.usage());
         usages.map(|usage| (usage.in_use, usage.peak, usage.blocks)).collect()

@@ -168,8 +168,8 @@ pub fn is_snapshot(message_kind: u16) -> bool {
 }
 
 pub type Entry = (u64, u64);
-/// (items, checksum) before the snapshot, number of the pass over the dispatched items, (items, checksum) read in this
-/// pass, content.
+/// The number and checksum of the items before the snapshot, the number of the pass over the dispatched items, the
+/// number and checksum of the items read in this pass, and the content.
 pub type Kept = (Entry, u32, Entry, Content);
 /// The number of the pass over the dispatched items, (items, checksum) of each worker, and the snapshot's content.
 pub type KeptDealt = (u32, Vec<Entry>, Content);

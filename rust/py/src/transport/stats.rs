@@ -47,7 +47,8 @@ impl PyStatsBoard {
     }
 }
 
-/// (token, name, location of the user function, index of the reading pipe, flags, capacity)
+/// The token, the name, the location of the user function, the index of the reading pipe, the flags, and the capacity
+/// of a pipe.
 type Pipe<'py> = (Bound<'py, IterationToken>, String, String, Option<usize>, u32, u64);
 
 #[pymethods]
@@ -77,7 +78,8 @@ impl PyStatsBoard {
         self.0.close();
     }
 
-    /// Returns a board to which this process may write. A forked child receives a new mapping.
+    /// Returns a board to which this process may write. In a forked child, this board uses a new mapping of the shared
+    /// memory.
     fn here(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
         let board = slf.get();
         match board.0.fd() {

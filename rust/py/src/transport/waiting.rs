@@ -10,8 +10,8 @@ use torchdata_core::stats::{WaitRef, nanoseconds};
 
 use crate::enter::{self, Slices};
 
-/// The number of checks before a thread yields or sleeps. A spinning thread can prevent the awaited thread from
-/// running.
+/// The number of checks before a thread yields or sleeps. The number is small, because a thread that only checks can
+/// prevent the awaited thread from running.
 const SPINS: u32 = 40;
 /// Other processes are checked at this interval, because a process that exits does not ring the bell. The checks use
 /// less than 1 % of a core.
@@ -21,8 +21,8 @@ static TURNS: Turns = Turns::new();
 
 /// Waits until `ready` returns true. `ready` is called without the GIL until it returns true.
 ///
-/// After each slice, Python's signals are handled and `tick` is called. An error in a signal handler or in `tick` ends
-/// the wait.
+/// After each slice (a short sleep), Python's signals are handled and `tick` is called. An error in a signal handler or
+/// in `tick` ends the wait.
 pub fn wait_until(
     py: Python<'_>,
     bell: &BellRef,
@@ -79,8 +79,8 @@ pub fn wait_among(
     Ok(!has_exited)
 }
 
-/// Sleeps for one slice, and returns whether `ready` has returned true. The thread takes the GIL only after `ready` has
-/// returned true or the slice has ended.
+/// Returns whether `ready` has returned true. The thread takes the GIL only after `ready` has returned true or the
+/// slice has ended.
 fn sleep(
     bell: &BellRef,
     slice: Duration,

@@ -1,6 +1,6 @@
 //! Detects in the reading thread that processes have exited.
 //!
-//! After an exit, the reader raises an error or starts a replacement process (`replacing.rs`).
+//! When a process has exited, the reader raises an error or starts a replacement process (`replacing.rs`).
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::gc::{PyTraverseError, PyVisit};
@@ -10,7 +10,7 @@ use torchdata_core::process::liveness::Watch;
 
 use crate::descriptors::OwnedDescriptor;
 
-/// How to watch a process: by its id, or by a descriptor that becomes readable when the process exits.
+/// Identifies a process to watch, either by its id or by a descriptor that becomes readable when the process exits.
 #[derive(FromPyObject)]
 pub enum Sign<'py> {
     Number(i32),

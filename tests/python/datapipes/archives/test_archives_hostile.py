@@ -161,7 +161,7 @@ def test_a_damaged_archive_raises_an_error_that_names_pipe_and_path_or_shows_no_
 
 
 def header(name, **fields):
-    """Returns a tar header with a correct checksum and any fields. Numbers are stored in binary."""
+    """Returns a tar header with a correct checksum and the given fields. Numbers are stored in binary."""
     block = bytearray(tarfile.TarInfo(name).tobuf(tarfile.GNU_FORMAT))
     places = {"size": (124, 12), "type": (156, 1), "real": (483, 12), "holes": (386, 96)}
     for field, value in fields.items():

@@ -231,7 +231,7 @@ def test_a_shard_on_a_server_is_resumed_by_a_ranged_read(web: Any, build: Any) -
     ],
 )
 def test_a_read_resumes_on_servers_of_all_kinds(web: Any, habit: dict[str, Any]) -> None:
-    """A resumed reader skips the bytes that it has already read if the server sends the archive from its beginning."""
+    """If a server always sends a whole archive, a resumed reader skips the bytes that it has already read."""
     url = web.url("a.tar", shard_of(), **habit)
     head, pipe = gone_on(lambda: http(url), 35)
     assert [content for _, content in head + [read(item) for item in pipe]] == CONTENTS

@@ -152,7 +152,7 @@ READERS = {
 @pytest.mark.parametrize("split", READERS)
 def test_an_unread_child_joins_its_restored_sibling(split: str) -> None:
     def build() -> Any:
-        # The source is shuffled. If the restored pipe reread the source, the items would have a different order.
+        # The source is shuffled, so that a restored pipe that wrongly reread the source would yield another order.
         source = IterableWrapper(range(12)).shuffle().set_seed(3)
         left, right = READERS[split](source if split != "random_split" else IterableWrapper(range(12)))
         return left.concat(right)

@@ -1,4 +1,4 @@
-"""After any pipe, `on_error("skip")` skips errors of the pipe and of its source."""
+"""`on_error("skip")` after any pipe skips the errors of this pipe and of its source."""
 
 import gzip
 import io
@@ -78,7 +78,7 @@ def tokens(item: Any) -> Any:
     return item["a"].tolist() if hasattr(item["a"], "tolist") else item["a"]
 
 
-#: Unless a row contains other items, its pipeline raises an error at the items 3, 4 and 11.
+#: For each pipe class: pipelines in which the pipe fails (usually at the items 3, 4 and 11), and the other items.
 OWN: dict[str, list[tuple[Any, list[Any]]]] = {
     "Mapper": [(lambda: numbers().map(whole), GOOD)],
     "Filter": [(lambda: numbers().filter(lambda item: whole(item) % 2 == 0), [n for n in GOOD if n % 2 == 0])],

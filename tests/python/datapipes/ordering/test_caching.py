@@ -1,4 +1,4 @@
-"""The in-memory caches store the expected items, respect their size limit, and free their items when documented."""
+"""The in-memory caches store the expected items, respect their size limit, and free their items as documented."""
 
 import copy
 import pickle

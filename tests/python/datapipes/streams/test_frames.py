@@ -234,7 +234,7 @@ def test_memory_holds_one_row_group_and_one_item(size: int | None, tmp_path: Pat
 
 
 def frames_of(pipe: Any, method: str) -> list[Any]:
-    """Reads a pipe in workers. With spawn, one worker suffices, because each worker imports all libraries."""
+    """Reads a pipe in workers. Only one worker is spawned, because each spawned worker imports all libraries."""
     service = MultiProcessingReadingService(1 if method == "spawn" else 2, multiprocessing_context=method)
     with DataLoader2(pipe, reading_service=service) as loader:
         assert [rows_of(frame) for frame in loader] == [rows_of(frame) for frame in loader]

@@ -1,4 +1,4 @@
-"""Prefetcher pauses and ends its thread, raises an item's error at its position, and has exact states."""
+"""Prefetcher pauses and ends its thread, raises an error in place of each failed item, and has exact states."""
 
 import copy
 import pickle

@@ -1,4 +1,4 @@
-"""ThreadPoolMapper keeps the order, limits read-ahead, raises an item's error at its position, and has exact states."""
+"""ThreadPoolMapper keeps the order, limits read-ahead, raises errors in place of failed items, and has exact states."""
 
 import io
 import pickle

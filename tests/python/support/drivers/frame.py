@@ -33,7 +33,7 @@ class Skipped(Exception):
 
 
 class Leaves(BaseException):
-    """Raised to leave the driver and run `program`."""
+    """Raised to end the driver and then run `program` in the same process."""
 
     def __init__(self, program: Callable[[], None]) -> None:
         self.program = program

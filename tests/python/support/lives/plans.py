@@ -120,7 +120,7 @@ class Life:
         self._choose_blow(dice, blow)
         steps = {*self.before, *self.behind}
         if LASTING & steps and (self.threads or self.shard == "dispatch"):
-            # Because `header` pipes end epochs early, states would depend on timing.
+            # If a `header` pipe ended an epoch early, the states of other pipes would depend on timing.
             self.before, self.behind = (
                 [step for step in part if step != "header"] for part in (self.before, self.behind)
             )
@@ -132,7 +132,7 @@ class Life:
             )
             for _ in range(dice.choice([1, 2, 3]))
         ]
-        #: `flag` is the path of a file that exists while functions must fail.
+        #: Failing functions raise only while the file `flag` exists.
         self.armed = [dice.random() < 0.6 for _ in range(len(self.epochs) + 1)]
         self.flag = os.path.join(tempfile.gettempdir(), f"torchdata-life-{os.getpid()}-{seed}")
         self.free = self.kind == "workers" and dice.random() < 0.3

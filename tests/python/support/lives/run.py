@@ -214,7 +214,7 @@ class Run:
                 for epoch in self.expected[self.epoch + bool(at) :]:
                     epoch.shares = None
         elif life.kind == "workers":
-            # A new epoch's shards depend on the number of workers, so this number changes only within an epoch.
+            # The number of workers changes only within an epoch, because it determines the shards of a new epoch.
             self.workers = None if between or self.is_left or not at else dice.choice(life.numbers())
         if life.method != "remote":
             life.method = dice.choice([method for method in life.methods if method != "remote"])
@@ -243,7 +243,7 @@ class Run:
             return
         if self.life.draws_in_main:
             raise Skipped("generators were drawn from")  # The interrupted attempt has already drawn its random numbers.
-        # If pipes keep state between epochs, a new loader must resume from this loader's state.
+        # If pipes keep state between epochs, a new loader must resume from the state of the interrupted loader.
         if not self.has_left and (self.life.lasts or self.dice.random() < 0.5):
             try:
                 state = pickle.loads(pickle.dumps(self.state()))
@@ -267,7 +267,7 @@ class Run:
             raise Differs("an iterator went on after iter() was called again")
 
     def _is_cut_off(self, function: Callable[[], None]) -> bool:
-        """Calls the function, and returns False if Ctrl-C interrupts the call."""
+        """Calls the function, and sometimes presses Ctrl-C meanwhile. Returns False if Ctrl-C interrupts the call."""
         if not self.life.presses or threading.current_thread() is not threading.main_thread():
             function()
             return True

@@ -204,7 +204,7 @@ ROWS: list[Row] = [
             "in_batch": (flag, True),
             "sort": (flag, True),
         },
-        # The cases in which the length is known are tested in test_bucketing.py.
+        # test_bucketing.py tests the arguments for which the length is known.
         length=NO_LENGTH,
         random=True,
     ),

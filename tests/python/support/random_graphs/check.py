@@ -44,7 +44,7 @@ class Plain:
         return self.iterator  # type: ignore[no-any-return]
 
     def save(self) -> bytes:
-        # Deleting the iterator would interrupt a disk cache.
+        # Every fourth graph is saved after its iterator was deleted, unless this would interrupt a disk cache.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
         with standing_still(walk(self.pipe)):  # Paused threads draw no random numbers.
@@ -53,7 +53,7 @@ class Plain:
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        # A graph that was seeded as a whole does not need global random generators.
+        # A plain graph that was seeded as a whole draws nothing from the global random generators.
         if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
             load_generators(generators)
 
@@ -94,7 +94,7 @@ def check(
     away: bool = False,
 ) -> None:
     """Saves a graph at one position, and resumes from this state. For each number in `chain`, a graph resumes, yields
-    that number of items, and saves the next state. With -1, the state is saved before an iteration begins."""
+    that number of items, and saves the next state. At position -1, the state is saved before the iteration begins."""
     start(graph.number)
     run = reader(graph)
     for earlier in range(epoch):

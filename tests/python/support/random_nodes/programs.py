@@ -17,7 +17,7 @@ class Program:
     bare: bool = False
     stop_epoch: int = 0
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The positions are numbers from 0 (the beginning of the epoch) to 1 (its end).
+    #: The positions at which states are saved, from 0 (the beginning of the epoch) to 1 (its end).
     resumed: tuple[float, ...] = ()
     #: The number of items that a loader yields before it loads a state, or -1 for a new loader.
     used: int = -1

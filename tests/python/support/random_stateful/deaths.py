@@ -23,7 +23,7 @@ MOST = 2
 
 
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
-#: On a busy machine, the loader may also kill slow workers, which must not change the results.
+#: The loader kills a worker that takes this number of seconds. Killing a slow worker must not change the results.
 HANGS_AFTER = 0.8
 
 

@@ -216,7 +216,7 @@ class Run:
         return stops and self.stop(loader, taken=len(batches), over=True)
 
     def stop(self, loader: Any, taken: int, over: bool) -> bool:
-        """Returns False for a program without seeds, because no other run can repeat its epochs."""
+        """Saves a state. Returns False for a program without seeds, because no other run can repeat its epochs."""
         self.save(loader)
         self.known.update(taken=taken, over=over)
         if self.deaths is not None:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from leftovers import descendants
 
-#: Seconds: the mean time between two stops, and the mean and maximum duration of a stop.
+#: The mean time between two stops, and the mean and maximum duration of a stop, in seconds.
 EVERY, MEAN, MOST = 0.1, 0.06, 0.4
 
 

@@ -26,18 +26,18 @@ Fingerprint = list[dict[str, Any]]
 
 _LONGEST = 200
 
-#: The class and the argument of the batch size, which may change between two epochs.
+#: The class `Batcher` and its argument `batch_size`, which may change between two epochs.
 _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
-#: A loaded state may have different values of these arguments, because the loader sets them, or they do not affect the
-#: items.
+#: Arguments that may differ between a saved state and the pipeline that loads the state, because the loader sets them,
+#: or because they do not affect the items.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
 
 
 def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
     """Returns the fingerprint of the graph that ends in `datapipe`. If the graph may have been iterated (`begun`),
-    attributes that an iteration may change are left out. Left out are the declared state and, in user-defined pipes,
-    all attributes except functions."""
+    attributes that an iteration may change are left out. These are the declared state and, in user-defined pipes, all
+    attributes except functions."""
     graph = graph_of(datapipe)
     return [
         {
@@ -69,7 +69,8 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 
 
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
-    """Returns whether an argument may change between epochs. The name of an adapter's setting contains a dot."""
+    """Returns whether an argument may change between epochs. A dot in `name` means that an adapter of `DataLoader2`
+    sets it."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 

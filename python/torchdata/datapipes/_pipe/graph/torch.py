@@ -48,7 +48,8 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Adds the functional form `method` to PyTorch's pipes, where it replaces only the earlier form `before`."""
+        """Adds the functional form `method` to PyTorch's pipes. An existing form of this name is replaced only if it is
+        `before`."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):
@@ -66,7 +67,8 @@ class Counterpart:
         return found if bind is None else bind(found, datapipe, type(datapipe))
 
     def joiner(self, other: Any) -> Any:
-        """Returns the class of PyTorch that joins datasets; None if `other` is a pipe or not a dataset."""
+        """Returns PyTorch's class for the sum of two datasets. Returns None if `other` is a pipe, or is not a
+        dataset."""
         torchs = self._module
         if torchs is None or isinstance(other, (torchs.IterDataPipe, torchs.MapDataPipe)):
             return None
@@ -178,8 +180,8 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
 
 
 def has_begun(datapipe: Any) -> bool:
-    """Returns whether a PyTorch pipe was iterated before. Raises TypeError for a random PyTorch pipe, whose state
-    cannot be saved, because such a pipe does not keep its seed."""
+    """Returns whether a PyTorch pipe was iterated before. Raises TypeError for a PyTorch pipe with a method `set_seed`,
+    because such a pipe does not keep its seed, so its state cannot be saved."""
     if hasattr(datapipe, "set_seed"):
         raise TypeError(
             f"the state of {datapipe!r} cannot be saved, because torch's pipe of that name does not keep its seed; "

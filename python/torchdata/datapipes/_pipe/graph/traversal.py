@@ -20,13 +20,14 @@ LARGEST_STRUCTURE = 4096
 #: A nested container counts as this many members, because inspecting a container is slower than inspecting a member.
 OPENING = 8
 
-#: `IterDataPipe` and `MapDataPipe`. Their module sets this variable, because this module cannot import their module.
+#: The classes `IterDataPipe` and `MapDataPipe`. The module `datapipe` sets this variable, because importing `datapipe`
+#: here would be a circular import.
 _pipes: tuple[type, ...] = ()
 
 _has_virtual = False
 
-#: The last result of `abc.get_cache_token`. If it has changed, a virtual subclass was registered, so cached roles are
-#: dropped.
+#: The last result of `abc.get_cache_token`. A new result means that a virtual subclass was registered, so the cached
+#: roles of types are dropped.
 _registered: object = None
 
 Role = Literal["pipe", "container"]
@@ -99,8 +100,8 @@ def _role_of(value: Any) -> Role | None:
 def pipes_in(value: Any) -> list[Any]:
     """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates.
 
-    Small containers are searched first. Large data could use up the allowed number of members before a pipe in a small
-    container is found.
+    Small containers are searched first, so that large data does not use up the maximum number of inspected members
+    before a pipe is found.
     """
     _clear_roles()
     role = _role_of(value)
@@ -113,8 +114,8 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # Each entry of the heap is a group of containers with its width: the number of containers in the group and in all
-    # groups that contain it. The group with the smallest width is searched next.
+    # The heap contains groups of containers. The width of a group is the number of its containers, plus the containers
+    # of all groups around it. The group with the smallest width is searched next.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)
@@ -146,7 +147,7 @@ def _is_small_data(container: Any, levels: int = 2) -> bool:
 
 
 def _members(container: Any) -> list[Any]:
-    """Copies the members to a list, because another thread may change the container."""
+    """Copies the members to a list, because another thread may change the container during the search."""
     return [*container.keys(), *container.values()] if isinstance(container, dict) else [*container]
 
 

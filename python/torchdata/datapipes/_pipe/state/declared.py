@@ -1,8 +1,8 @@
 """Declares which attributes form the iteration state of a pipe.
 
-Role: the class of a pipe declares each attribute of its iteration state, such as `_left: int = state(0)`.
-`IterDataPipe` derives `reset`, `item_attributes`, `state_dict`, `load_state_dict` and the attributes of copies from the
-declarations. A pipe without state sets `iteration_state = ()`.
+Role: the class of a pipe declares each attribute of its iteration state, such as `_left: int = state(0)`. From the
+declarations, `IterDataPipe` derives `reset`, `item_attributes`, `state_dict` and `load_state_dict`, and determines
+which attributes are copied and pickled. A pipe without state sets `iteration_state = ()`.
 """
 
 from __future__ import annotations
@@ -28,10 +28,11 @@ def state(
     Args:
         begins: the value when an iteration begins; for a mutable value, a function without arguments that returns it,
             such as `list`.
-        items: whether the value contains items of the pipeline, so that a pipe in the value is an item, not a source.
+        items: whether the value contains items of the pipeline. A pipe in such a value is an item, and not a source of
+            this pipe.
         copied: whether copies and pickles of the pipe include the attribute.
-        lasts: whether the value is kept from one iteration to the next. A saved state contains the attribute's object
-            itself, so the pipe must not modify the object in place (except a dict), but assign a new object.
+        lasts: whether the value is kept from one iteration to the next. The pipe must not modify such a value in place,
+            unless the value is a dict, because a saved state may contain the same object.
         saved: whether saved states include the attribute.
 
     Raises:
@@ -126,9 +127,8 @@ class DeclaredState:
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
     def check(self, value: Any) -> None:
-        """Raises TypeError or LookupError if a loaded value has another type than the value at the beginning of an
-        iteration (`begins`), or is an invalid number of items. The value is not checked if `begins` is neither a bool,
-        an int, nor one of the classes list, dict, set and deque."""
+        """Raises TypeError if a loaded value does not have the type of `begins`, and LookupError if it is not a valid
+        number of items. Values of other types than bool, int, list and dict are not checked."""
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
         kind = list if kind in (deque, set) else kind
         if kind in (bool, int, list, dict) and not isinstance(value, kind):
@@ -176,7 +176,7 @@ def _state_dict(self: Any) -> dict[str, Any]:
 
 
 def _load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-    """Sets the declared attributes to the values in `state_dict`. The pipe may then modify these values."""
+    """Sets the declared attributes to the values in `state_dict`, which the pipe may modify later."""
     self._load_declared(state_dict)
 
 

@@ -28,7 +28,7 @@ def save_generators() -> dict[str, Any]:
     """Returns the states of the global random generators of `random`, NumPy and torch (on the CPU) as plain data.
 
     If a library is not imported yet, the result contains the seed that its generator receives after the import. The
-    result takes about 10 KiB.
+    returned states take about 10 KiB.
 
     Example:
         >>> import random
@@ -135,8 +135,8 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Sets `awaited` to `seeds`, the seeds of the shard that runs next. If another shard has imported a module, the
-    module's generator is seeded now."""
+    """Sets `awaited` to `seeds`, the seeds of the shard that runs next. If another shard has imported a module, this
+    function seeds the module's generator at once."""
     global awaited
     awaited = seeds
     if seeds and not sys.modules.keys().isdisjoint(seeds):

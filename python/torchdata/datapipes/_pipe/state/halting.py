@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: A paused thread checks at this interval, in seconds, whether the consumer is waiting for an item.
 _LOOK = 0.02
 
-#: Set, except within `beginning_unread`, to let the threads of new iterations read.
+#: Threads of new iterations wait for this latch before they read. The latch is set except within `beginning_unread`.
 _may_begin = Latch()
 _may_begin.set()
 
@@ -46,10 +46,10 @@ def await_beginning(queue: ReadAheadQueue) -> None:
 
 
 class Lead(NamedTuple):
-    """How far a thread had read ahead when a state was saved.
+    """Describes how far a thread had read ahead when a state was saved.
 
     Args:
-        passes: the number of iterations of this pipe that began during the saved iteration of the graph.
+        passes: the number of the pipe's iterations that had begun since the beginning of the graph's iteration.
         items: the number of items that the thread had read in the pipe's latest iteration.
         is_over: whether the source had ended or failed.
     """
@@ -63,7 +63,7 @@ class Halt:
     """Pauses a thread that reads ahead in a replay.
 
     Args:
-        number: the number of the pipe's iteration in which the thread pauses.
+        number: the iteration in which the thread pauses, counted over all iterations of the pipe.
         ahead: how far the thread must read before it pauses.
     """
 
@@ -88,8 +88,8 @@ class Halt:
     def stand(self) -> None:
         """If the calling thread has read the number of items in `ahead`, pauses the thread until `release` is called.
 
-        If a replay yields different items, the consumer may need more items than the thread has read. In this case, the
-        paused thread continues when the consumer waits for an item.
+        The paused thread also continues when the consumer waits for an item, which happens only if the replay yields
+        other items than the original iteration.
         """
         if self._taken >= self._items:
             self._reached.set()

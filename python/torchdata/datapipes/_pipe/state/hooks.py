@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 
 class PipeHooks:
-    """The defaults are correct for a pipe that reads its sources in `__iter__`.
+    """The hooks of a pipe. The defaults fit a pipe whose `__iter__` reads its sources.
 
     Authors of pipes may override members without a leading underscore.
     """
 
-    #: Whether the pipe yields, for each item of its source in order, one item that depends only on the source's item.
-    #: The pipe then needs no state.
+    #: Whether the pipe yields, for each item of its source in order, one item that depends only on the source's item. A
+    #: pipe with `one_to_one = True` needs no state of its own.
     one_to_one: ClassVar[bool] = False
 
     _length_reads_items: ClassVar[bool] = False
@@ -47,7 +47,7 @@ class PipeHooks:
     def _reads_in_pass(self, source: Any) -> bool | None:
         """Returns whether the running iteration of this pipe reads the running iteration of `source`.
 
-        With None (the default), the caller checks whether the source's iteration began after this pipe's iteration.
+        By default, returns None, and the caller compares which of the two iterations began first.
         """
         return None
 
@@ -91,8 +91,8 @@ class PipeHooks:
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
-        """In a replay, pauses the pipe's read-ahead thread in the `ahead.passes`-th further iteration, after
-        `ahead.items` items. Pipes without such a thread do not need this method."""
+        """In a replay, pauses the pipe's read-ahead thread as soon as it has read as many items as `ahead` describes.
+        Only pipes with a read-ahead thread need this method."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 

@@ -55,8 +55,9 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the `PipeEntry` of a pipe that is not being iterated, and a state that the caller adds to the entry as
-    plain data. The state is None if the entry is complete."""
+    """Returns the `PipeEntry` of a pipe that is not being iterated, and the pipe's state, which the caller must convert
+    to plain data and add to the entry. The state is None if the entry already contains it, or if the pipe has no
+    state."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None:
         return with_pending(pipe, record, record.loaded), None
@@ -73,7 +74,8 @@ def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
         except AttributeError:
             if record is not None and record.stamp:
                 raise
-            # `state_dict` may fail before the first iteration, which may create the attributes of the state.
+            # `state_dict` may fail before the first iteration, because some pipes create their attributes only when an
+            # iteration begins.
     elif counted := counted_attributes(pipe):
         entry = entry._replace(state=counted)
     return entry, None
@@ -92,8 +94,8 @@ def counters_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the attributes of `counters_of` that have changed since the first use of the pipe. These values must be
-    set in a new pipe before it replays the iteration."""
+    """Returns the attributes of `counters_of` that have changed since the first use of the pipe. A replay in a new pipe
+    must begin with the returned values."""
     now = counters_of(pipe)
     if now is None:
         return {}
@@ -113,7 +115,7 @@ def _set_attributes(pipe: Any, state: dict[str, Any]) -> None:
 
 
 def entry_anew(pipe: Any) -> PipeEntry:
-    """Returns a `PipeEntry` for a pipe's next iteration from the beginning, with its seed."""
+    """Returns a `PipeEntry` with the seed of the pipe's next iteration, which starts from the beginning."""
     entry, lasting = entry_at_beginning(pipe)
     return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
 
@@ -160,7 +162,7 @@ def position_of(datapipe: Any) -> dict[str, Any]:
 
 
 def iterate(datapipe: Any) -> Iterator[Any]:
-    """Returns an iterator over the last pipe of a graph, so that the state of the graph can be saved.
+    """Returns an iterator over the last pipe of a graph. While the iterator is read, the graph's state can be saved.
 
     Use this function if the graph ends with a PyTorch pipe, because PyTorch reports neither the beginning nor the end
     of an iteration.
@@ -179,7 +181,8 @@ def iterate(datapipe: Any) -> Iterator[Any]:
 
 
 def reader_of(datapipe: Any) -> Any:
-    """Returns the internal pipe that reads a graph's last pipe, a PyTorch pipe, and records the graph's iteration."""
+    """Returns the internal pipe that reads the PyTorch pipe at the end of a graph, and records the graph's
+    iteration."""
     record = record_of(datapipe)
     if record.reader is None or record.reader.source is not datapipe:
         record.reader = _class_of_readers()(datapipe)
@@ -209,8 +212,8 @@ def unnoticed(datapipe: Any) -> TypeError:
 
 
 def is_unnoticed(datapipe: Any) -> bool:
-    """Returns whether `iter` instead of `iterate` began the iteration of a PyTorch pipe at the end of a graph. The
-    graph's state at its beginning is then not known."""
+    """Returns whether `iter` instead of `iterate` began the iteration of a PyTorch pipe at the end of a graph. If so,
+    the state of the graph at the beginning of the iteration was not recorded."""
     record = record_of(reader_of(datapipe))
     if record.loaded is not None or not has_begun(datapipe):
         return False
@@ -248,7 +251,7 @@ def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
 
 
 def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
-    """Returns the loaded entry, with the settings that were made after loading, such as seeds."""
+    """Returns the loaded `PipeEntry`, changed by settings that were made after loading, such as seeds."""
     if loaded.left is not None:
         loaded = loaded._replace(given=(record.given,))
     loaded = with_seeds(loaded, record)
@@ -269,7 +272,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
 
     Returns:
         A tuple: the number of the iterator, whether it resumes from a loaded state, the number of items to drop, and
-        whether no items follow these.
+            whether the iteration ends after the dropped items.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     counted_attributes(datapipe)
@@ -304,7 +307,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
 
 
 def _take_end(datapipe: Any, record: PassRecord, state: dict[str, Any] | None) -> None:
-    """Loads `state` (unless None), the state of a pipe without `reset` at the end of an iteration."""
+    """Loads the state that a pipe without `reset` had at the end of an iteration. Does nothing if `state` is None."""
     record.follows_end = state is not None
     if state is not None:
         _take_base(datapipe, 0, state)
@@ -355,7 +358,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # None means unknown: in a graph with a cycle, a source may come after this pipe.
+        # None means that the result is unknown, because in a graph with a cycle, a source may come after this pipe.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -391,7 +394,7 @@ def _covers(kind: type) -> bool:
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # If a mixin declares the state, the declaration counts for the first class that has the mixin as a direct base.
+        # A state that a mixin declares is treated as declared by the first class that has the mixin as a direct base.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
@@ -427,7 +430,7 @@ def forget_state(*datapipes: Any) -> None:
 def forget_below(datapipe: Any) -> None:
     """Drops the states that were loaded into the direct and indirect sources of a pipe.
 
-    Another child of a `fork` may still resume from the loaded state of the source, so this state is kept.
+    The state of a source is kept if another child of a `fork` may still resume from it.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
@@ -449,7 +452,7 @@ def _forget(pipe: Any) -> None:
             _forget(record.reader)
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The loaded entry would begin a replay. It is therefore replaced by `left`, the entry for a new iteration.
+        # The entry in `loaded` would begin a replay, so the entry for a new iteration (`left`) replaces it.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -482,7 +485,8 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # The state of an iterable-style pipe without `reset` is loaded when the iteration resumes.
+        # An iterable-style pipe without `reset` cannot discard a state, so its state is loaded only when the iteration
+        # resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):
@@ -503,7 +507,7 @@ def _take_state(pipe: Any, take: Callable[[Any], object], state: Any) -> None:
         take(state)
         return
     with explaining_damage(name_of(pipe)):
-        # Invalid values in the state must raise an error before the iteration.
+        # Invalid values in the state must raise an error before the iteration begins.
         for each in pipe._declared:
             if each.saved and each.key in state:
                 each.check(state[each.key])

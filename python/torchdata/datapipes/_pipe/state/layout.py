@@ -19,7 +19,7 @@ STATE_VERSION = 3
 
 _PARTS = 1 << 20
 
-#: A checksum includes a list or tuple with only values of these types as one text.
+#: If a list or tuple contains only values of these types, its checksum is computed from its `repr`.
 _FLAT = frozenset({NoneType, bool, int, float, str})
 
 _WORDS = 625
@@ -31,7 +31,7 @@ class PipeEntry(NamedTuple):
     Args:
         type: the name of the pipe's class.
         restores: whether the pipe's next iteration resumes, rather than starting from the beginning.
-        yielded: the number of items that the iteration to resume has yielded.
+        yielded: the number of items that the saved iteration had yielded.
         finished: whether the iteration has yielded its last item.
         state: the pipe's declared state. If `restores` is False, `state` contains only the values that outlast an
             iteration, such as the seed for the next iteration.
@@ -44,12 +44,12 @@ class PipeEntry(NamedTuple):
             iteration. In a replay, the pipe and its sources begin with the states that they had at the beginning of the
             saved iteration. The pipe drops items up to the saved position, or all items if `finished` is True.
         seconds: the seconds from the beginning of the saved iteration until the state was saved.
-        generators: the states that the global random generators have at
-            the beginning of a replay (see `drop`). After the replay, the
-            generators are set back to the states that they had before.
+        generators: the states that the global random generators have at the beginning of a replay (see `drop`). After
+            the replay, the generators are set back to the states that they had before the replay.
         ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
-        left: the entry for a new iteration, used if the saved iteration is not resumed.
-        given: a 1-tuple of the pipe's seed when the state was loaded, to detect a seed that is set later.
+        left: the `PipeEntry` that replaces this one if the saved iteration is not resumed, but a new iteration begins.
+        given: a tuple with the seed that the pipe had when the state was loaded, which shows whether a seed was set
+            later.
     """
 
     type: str
@@ -98,7 +98,7 @@ def dump_graph(entries: Iterable[PipeEntry]) -> dict[str, Any]:
 
 def parse_graph(state: Any, allow_pickle: bool = True) -> list[PipeEntry]:
     """Validates a graph state. Raises ValueError for an invalid field, and for a pickled value if `allow_pickle` is
-    False. The message names the pipe and the field."""
+    False. The error message names the pipe and the field."""
     version = state.get("version") if isinstance(state, dict) else state
     if version != STATE_VERSION or type(version) is not int:
         raise ValueError(f"this pipe state has version {version!r}, but this release reads version {STATE_VERSION}")
@@ -177,8 +177,8 @@ def check_checksums(state: dict[str, Any]) -> None:
 
 
 def checksum(value: Any) -> int:
-    """Returns a checksum. Raises ValueError for more than `_PARTS` values: a small state may contain one list many
-    times."""
+    """Returns a checksum. Raises ValueError for more than `_PARTS` values. A small malicious state may refer to one
+    list so often that the computation would not end."""
     crc, left, waiting = 0, _PARTS, [value]
     while waiting:
         part = waiting.pop()

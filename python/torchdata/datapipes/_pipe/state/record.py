@@ -25,8 +25,9 @@ class Beginning:
     """The state of a graph at the beginning of an iteration, from which a replay starts."""
 
     moved: dict[str, Any]
-    #: The states of the global random generators with which a replay of this iteration begins. They are `moved` (the
-    #: states at the beginning of the iteration), or the states of an earlier replay with which this iteration began.
+    #: The states of the global random generators with which a replay of this iteration begins. These are the states at
+    #: the beginning of the iteration (`moved`) or, if the iteration itself began with a replay, the states at the
+    #: beginning of that replay.
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
@@ -39,7 +40,8 @@ class Beginning:
     torchs: dict[int, Any] = field(default_factory=dict)
     #: The pipes of the graph, each with its `PipeEntry` and the state to add to this entry (see `entry_at_beginning`).
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
-    #: For each pipe with a read-ahead thread, by id: the number of iterations that the pipe had begun.
+    #: For each pipe with a read-ahead thread, by id: the number of iterations that the pipe had begun before this
+    #: iteration of the graph.
     passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, PipeEntry]]:
@@ -70,7 +72,7 @@ class PassRecord:
     #: Whether a loader sets the pipe's seed in each epoch. Later iterations in the epoch derive their seeds from this
     #: seed.
     seeded: bool = False
-    #: The seed for the next iteration at the time when the state was loaded.
+    #: The seed that the pipe had for its next iteration when the state was loaded, to detect a seed that is set later.
     given: Any = None
     #: The pipe's seed for its next iteration, which the pipe receives only after a replay.
     later: Any = None

@@ -65,7 +65,7 @@ def refuse_bomb(size: int, compressed: int, max_ratio: float | None) -> None:
 
 
 def folder_of(path: str) -> str:
-    """Returns `path` as a folder: the beginning of the paths of the archive's members."""
+    """Returns the archive's path as a folder, which is the beginning of the paths of all members."""
     folder = os.path.normpath(path)
     return "" if folder == os.curdir else os.path.join(folder, "")
 
@@ -105,7 +105,7 @@ def bare(stream: Any) -> Any:
 
 def is_damage(error: Exception) -> bool:
     """Returns whether damaged data, and not the operating system or a bug in code, caused the error."""
-    # Damaged gzip and bzip2 files cause errors without `errno`; a wrong offset causes EINVAL.
+    # Damaged gzip and bzip2 files cause errors without `errno`. An invalid offset in a damaged archive causes EINVAL.
     if isinstance(error, OSError):
         return error.errno in (None, errno.EINVAL) and type(error).__module__ in ("builtins", "gzip")
     return isinstance(error, DAMAGE) or type(error).__name__ == "ZstdError"  # several modules define this class
@@ -114,8 +114,8 @@ def is_damage(error: Exception) -> bool:
 def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
     """Returns an error that names the archive; if the data is not damaged, returns `error` with a note.
 
-    The error is returned, not raised: raising a variable forms a reference cycle, which keeps files open until garbage
-    collection.
+    The error is returned, not raised, because raising a variable forms a reference cycle, which keeps files open until
+    garbage collection.
     """
     if isinstance(error, Refused):
         refusal = kind(f"will not read {what}: {error}")
@@ -179,8 +179,8 @@ class Archive:
         #: The offset of the archive's first byte in its stream; None if unknown.
         self.start = position_of(source) if start is None else start
 
-        #: By this placeholder, an unpickled archive reopens its stream, even a stream that was closed before pickling.
-        #: None for an in-memory file, whose pickle would be a copy.
+        #: The placeholder from which an unpickled archive reopens its stream, even if the stream was closed before
+        #: pickling. None for an in-memory file, which has no path to reopen.
         file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
         stand_in = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
         self._stand_in = stand_in if stand_in is not source else None
@@ -324,7 +324,8 @@ class IndexedArchive(Archive):
 
 
 class IndexedLoader(ArchiveLoader):
-    """Reads archives that contain a list of their members. A saved position is an index in this list."""
+    """Reads archives that contain a list of their members. A saved position is an index in the archive's list of
+    members."""
 
     _format: str
     _opens: type[IndexedArchive]

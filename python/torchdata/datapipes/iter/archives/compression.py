@@ -86,7 +86,8 @@ def _kind_of_name(path: str) -> CompressionType | None:
 
 
 def _kind_by_suffix(path: str) -> CompressionType | None:
-    """Returns the type by the suffix of a path. In a URL, a query or fragment may follow the suffix."""
+    """Returns the compression type that the suffix of a path indicates. In a URL, a query or fragment may follow the
+    suffix."""
     names = [path, re.split("[?#]", path, maxsplit=1)[0]]
     if path.lower().startswith(("http://", "https://")):  # other names may contain a question mark
         names.reverse()

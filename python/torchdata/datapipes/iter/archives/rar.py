@@ -1,9 +1,9 @@
 """The pipe that reads RAR archives: RarArchiveLoader.
 
-Role: uncompressed members are read from the archive's stream. Compressed members are decompressed by a program
-(`unrar`, `unar`, `7z` or `bsdtar`), which starts when the member is first read, and is stopped when the member's stream
-is closed. The decompressing program reads a temporary file, to which `rarfile` copies the member, or the whole archive
-if it is solid.
+Role: uncompressed members are read from the archive's stream. A compressed member is decompressed by a program
+(`unrar`, `unar`, `7z` or `bsdtar`). The program starts when the member is first read, and is stopped when the member's
+stream is closed. The decompressing program reads a temporary file, to which `rarfile` copies the member, or the whole
+archive if it is solid.
 """
 
 from __future__ import annotations
@@ -178,8 +178,8 @@ class RarArchiveLoader(IndexedLoader):
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. The
-            limit applies to each member of more than 1 GiB (decompressed), and to all members so far together once they
-            exceed 1 GiB.
+            limit applies to each member, and to the sum of the members read so far, as soon as their decompressed size
+            exceeds 1 GiB.
 
     Raises:
         ModuleNotFoundError: `rarfile` is not installed.

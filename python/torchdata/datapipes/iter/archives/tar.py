@@ -49,7 +49,8 @@ LARGEST_KEPT_MEMBER = 64 << 20
 #: The number of bytes to request at a time from a forward-only stream or its decompressor.
 AT_ONCE = 64 << 10
 
-#: The number of bytes of a large member to read at a time. The archive may contain fewer bytes than its header claims.
+#: The number of bytes of a large member to read at a time. Memory is not allocated for the whole member at once,
+#: because the size in its header may be wrong.
 PIECE = 16 << 20
 
 #: Maximum size in bytes of all headers of one member: 1 MiB of contents, and the 512-byte blocks before the contents.
@@ -57,7 +58,8 @@ LARGEST_HEADERS = (1 << 20) + (8 << 10)
 
 MOST_HEADERS = 100
 
-#: Maximum number of records in the global headers of an archive, which `tarfile` copies for each member.
+#: Maximum number of records in the global headers of an archive, because `tarfile` copies these records for each
+#: member.
 MOST_GLOBAL_RECORDS = 1000
 
 _LAST_OFFSET = (1 << 63) - 1
@@ -164,7 +166,8 @@ class _Header(tarfile.TarInfo):
             tarfile_.fileobj = stream
 
     def _proc_member(self, tarfile_: Any) -> Any:
-        """Counts a header, because `tarfile` calls this method for each header in all Python versions."""
+        """Counts a header. This method is overridden, because `tarfile` calls it for each header in all Python
+        versions."""
         if isinstance(tarfile_.fileobj, _HeaderBytes):
             tarfile_.fileobj.count()
         return super()._proc_member(tarfile_)  # type: ignore[misc]
@@ -210,19 +213,19 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     Reading a compressed archive raises Refused once its decompressed size exceeds `max_ratio` times the bytes read.
 
     Args:
-        header: the offset of the member header at which to resume reading an uncompressed archive; None (the default)
-            to read any archive from its start. The stream's position must be `BEFORE` bytes before `header`, or the
-            stream's start if `header` is 0.
+        header: the offset of the member header at which reading an uncompressed archive resumes; None (the default) to
+            read an archive from its start. The caller must have moved the stream to `BEFORE` bytes before this header,
+            or to the start if `header` is 0.
     """
     tar: Any
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # Opening reads a header. An empty archive is therefore opened, and its stream is then replaced by the archive's
-        # stream.
+        # `tarfile` reads a header when it opens an archive. To avoid this, an empty archive is opened, and its stream
+        # is replaced by the stream of the real archive.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
-            # Reading the byte before the header makes a buffered stream request the header, too.
+            # Reading the byte before the header makes a buffered stream request both in one request.
             file_obj.read(BEFORE)
         source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
         tar.fileobj, tar.plain = source, True
@@ -398,7 +401,8 @@ class _TarMember(MemberFile):
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Whether seeking back is fast, as readers of archives require if this member is itself an archive."""
+        """Whether seeking back is fast. If this member is itself an archive, the reader of that archive needs this
+        information."""
         return self._archive.seeks_cheaply
 
     def tell(self) -> int:
@@ -432,7 +436,8 @@ class _TarMember(MemberFile):
 
 
 class _SparseMember(LibraryMember):
-    """A sparse file. The archive does not store its holes, so a small member can claim any size."""
+    """A sparse file. An archive does not store the holes of the file, so a few bytes can describe a file of any
+    size."""
 
     def __init__(self, archive: _TarArchive, info: tarfile.TarInfo) -> None:
         super().__init__(archive, info.offset, info.name, archive.tar.extractfile(info), archive.seeks_cheaply)
@@ -441,7 +446,8 @@ class _SparseMember(LibraryMember):
 
     def readall(self) -> bytes:
         try:
-            # `readall` refuses a sparse file that is too large for memory. Other methods read the file in pieces.
+            # Only `readall` must refuse a sparse file that is too large for memory, because the other methods read the
+            # file in pieces.
             refuse_bomb(self._size, self._stored, self._archive.max_ratio)
         except Exception as error:
             raise self._archive.explained(self._name, error)
@@ -458,16 +464,15 @@ class TarArchiveLoader(ArchiveLoader):
     Streams that cannot seek are read only forward. In a compressed archive or a forward-only stream, an unread member
     is copied to memory (up to 64 MiB) when the next member is requested.
 
-    A resumed run continues with the next member. Earlier members are not reread if the archive is not compressed, and
-    is a file, an object in a store, or a URL of a server that supports ranges.
+    A resumed run continues with the member after the last yielded one. Earlier members are not reread if the archive is
+    not compressed, and is a file, an object in a store, or a URL of a server that supports ranges.
 
     Args:
         datapipe: yields pairs of path and binary stream.
         mode: the mode of `tarfile.open`: `"r:*"` (the default), `"r:gz"`, …, or `"r|*"`, … to read only forward.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
-        max_ratio: the largest allowed ratio of decompressed to compressed size, for the part of an archive that was
-            read; 100 by default, None for no limit. `max_ratio` applies to sizes over 1 GiB, including those of sparse
-            members.
+        max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. The
+            limit applies as soon as the decompressed size of an archive or of a sparse member exceeds 1 GiB.
 
     Raises:
         ValueError: the mode is unknown, or `max_ratio` is less than 1.
@@ -534,7 +539,8 @@ class TarArchiveLoader(ArchiveLoader):
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:
-    """Copies an unread member to memory if code refers to the member. The member then no longer needs its archive."""
+    """Copies an unread member to memory if code refers to the member. After that, the member no longer needs its
+    archive."""
     file_obj = None if stream is None or stream.closed else stream.file_obj
     if stream is not None and type(file_obj) is io.BufferedReader and not file_obj.closed:
         raw: Any = file_obj.raw

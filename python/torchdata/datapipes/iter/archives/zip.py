@@ -94,8 +94,8 @@ class ZipArchiveLoader(IndexedLoader):
         datapipe: yields pairs of path and seekable binary stream.
         length: the number of members that `len` returns; with -1 (the default), `len` raises TypeError.
         max_ratio: the largest allowed ratio of decompressed to compressed size; 100 by default, None for no limit. The
-            limit applies to each member of more than 1 GiB (decompressed), and to all members so far together once they
-            exceed 1 GiB.
+            limit applies to each member, and to the sum of the members read so far, as soon as their decompressed size
+            exceeds 1 GiB.
 
     Raises:
         ValueError: `max_ratio` is less than 1.

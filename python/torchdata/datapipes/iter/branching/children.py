@@ -3,8 +3,8 @@
 Role: in `fork`, `unzip`, `demux` and `round_robin_demux`, the main pipe reads the source once, and stores the items
 that are buffered for a child.
 
-A *round* is one iteration of the source, and one iteration of each child. If `iter` is called on a child a second time,
-a new round begins, which restarts the source and invalidates all earlier iterators.
+In a *round*, the source is iterated once, and each child is iterated at most once. If `iter` is called on a child a
+second time, a new round begins, which restarts the source and invalidates all earlier iterators.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Main(SharedMain):
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, instance: int) -> None:
-        """Adds a child to the current round. If the child was already added, restarts the source."""
+        """Adds a child to the current round. If the child has already joined this round, restarts the source."""
         if not self._joined or instance in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(
@@ -124,7 +124,8 @@ class Main(SharedMain):
         return lasting
 
     def _goes_on_alone(self) -> bool:
-        # A child that has not joined the current round can still join and read its buffered items.
+        # A child that has not joined the current round can still join, and then reads the items that are buffered for
+        # it.
         return 0 < len(self._joined) < self.num_instances
 
     def __setstate__(self, state: dict[str, Any]) -> None:

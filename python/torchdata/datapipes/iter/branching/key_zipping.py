@@ -138,7 +138,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
 
 @functional_datapipe("zip_with_map")
 class MapKeyZipper(ItemByItem[Any]):
-    """Joins each item with the item that a map pipe contains for the item's key.
+    """Joins each item with the value that a map pipe contains for the item's key.
 
     Args:
         source_iterdatapipe: the pipe to read.

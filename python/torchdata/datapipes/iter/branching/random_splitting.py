@@ -88,7 +88,7 @@ class _SplitMain(SharedMain):
                 f"group of the last items is unknown; pass the number of items of the source as total_length"
             )
             raise no_fault_of_an_item(error)
-        # Draws the same number as `random.choices` with weights, without its checks.
+        # These lines choose the same child as `random.choices` with weights, but skip the checks of the arguments.
         bounds = list(accumulate(weights))
         chosen = bisect(bounds, self._rng.random() * bounds[-1], 0, len(bounds) - 1)
         weights[chosen] -= 1
@@ -123,7 +123,7 @@ class _Split(Child):
         return source._reader == self.instance_id
 
     def _drop_broken(self) -> None:
-        """Does nothing: a child can always continue after a skipped exception."""
+        """Does nothing, because a child can always continue after a skipped exception."""
 
 
 def _scaled(weights: list[float], total: int) -> list[float]:
@@ -138,7 +138,7 @@ def _check_seed(seed: Any) -> None:
 
 @functional_datapipe("random_split")
 class RandomSplitter(IterDataPipe[Any]):
-    """Divides the items at random into groups of given sizes: returns one child for each group.
+    """Divides the items at random into groups of given sizes: returns one child pipe for each group.
 
     Each child reads the whole source, so only one child can be read at a time. The split depends only on the seed and
     on the order of the source. If every epoch and process reads the source in one fixed order, each item always belongs
@@ -147,8 +147,8 @@ class RandomSplitter(IterDataPipe[Any]):
 
     Args:
         source_datapipe: the pipe to read.
-        weights: a dict from the name of a group to its size: a number of items or a fraction. If the sizes are integers
-            whose sum is the number of items, the children have a length.
+        weights: a dict from the name of each group to its size, which is a number of items or a fraction. If the sizes
+            are integers whose sum is the number of items, the children have a length.
         seed: the seed of the split; None for a random seed, which is drawn when the pipe is built.
         total_length: the number of items of the source; `len(source_datapipe)` by default.
         target: the name of the only group to return; None (the default) returns the list of all groups.

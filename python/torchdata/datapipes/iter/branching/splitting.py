@@ -83,7 +83,7 @@ class _ForkMain(Main):
 
 @functional_datapipe("fork")
 class Forker(IterDataPipe[Any]):
-    """Lets several pipes read one pipe: returns a list of children that each yield all items.
+    """Lets several pipes read one pipe: returns a list of child pipes that each yield all items.
 
     Args:
         datapipe: the pipe to read; it is read only once for all children.
@@ -95,7 +95,7 @@ class Forker(IterDataPipe[Any]):
 
     Raises:
         ValueError: `num_instances` is not positive, or `copy` is unknown.
-        BufferError: while iterating, a child is too far ahead.
+        BufferError: while iterating, a child is more than `buffer_size` items ahead of the slowest child.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -131,7 +131,7 @@ class _UnzipMain(_ForkMain):
 
 @functional_datapipe("unzip")
 class UnZipper(IterDataPipe[Any]):
-    """Returns one child per column of the items, which are sequences of equal length.
+    """Returns one child pipe per column of the items, which are sequences of equal length.
 
     Args:
         source_datapipe: the pipe to read; it is read only once for all children.
@@ -143,7 +143,7 @@ class UnZipper(IterDataPipe[Any]):
 
     Raises:
         RuntimeError: all columns are skipped.
-        BufferError: while iterating, a child is too far ahead.
+        BufferError: while iterating, a child is more than `buffer_size` items ahead of the slowest child.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -206,13 +206,13 @@ class _DemuxMain(DealMain):
 
 @functional_datapipe("demux")
 class Demultiplexer(IterDataPipe[Any]):
-    """Splits a pipe by a function: returns a list of children that each yield the items of one class.
+    """Splits a pipe by a function: returns a list of child pipes, each with the items of one class.
 
     Args:
         datapipe: the pipe to read; it is read only once for all children.
         num_instances: number of children.
-        classifier_fn: a function from an item to the number of its child, or None.
-        drop_none: whether items of class None are dropped; if False (the default), they cause an error.
+        classifier_fn: a function that returns the number of the child for an item, or None for an item without a child.
+        drop_none: whether items without a child are dropped; if False (the default), such an item raises an error.
         buffer_size: maximum total number of items in the buffers of all children, 1,000 by default; -1 for no limit.
 
     Raises:

@@ -20,10 +20,10 @@ from torchdata._reporting import warn_outside
 from torchdata._threads import start
 from torchdata.datapipes.iter.streams.atomic_files import temporary_name
 
-#: If the consumer requests no path for this number of seconds, it counts as paused, and locks are released.
+#: If the consumer requests no path for this number of seconds, the locks of items that were read ahead are released.
 PAUSE = 1.0
 
-#: The mutex is reentrant: garbage collection may release locks while this thread holds the mutex.
+#: The mutex is reentrant, because garbage collection may release locks while this thread holds the mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
 #: For each `Section` (by id) whose consumer is processing a path: the time when the processing began, and a function
@@ -37,8 +37,8 @@ class Lock:
 
     Attributes:
         excludes_processes: whether the lock excludes other processes, which requires a file system with locks.
-        thread: the id of the thread that must release this lock before it waits for another lock; None if the thread
-            may keep this lock.
+        thread: the id of the thread that must release this lock before it waits for another lock. If `thread` is None,
+            the lock is not released before waiting.
     """
 
     def __init__(self, file: str, fd: int | None, thread: int | None) -> None:
@@ -86,7 +86,8 @@ def acquire(path: str, thread: int | None = None) -> Lock | None:
 
 
 def release_all_of(thread: int | None) -> None:
-    """Releases the locks that `thread` (None: any thread) must release before it waits."""
+    """Releases the locks that `thread` must release before it waits for another lock; None means the locks of all
+    threads."""
     with _mutex:
         for lock in [*_held.values()]:
             if lock.thread is not None and thread in (None, lock.thread):
@@ -96,9 +97,9 @@ def release_all_of(thread: int | None) -> None:
 def pause(section: int, release: Callable[[], None]) -> None:
     """After `PAUSE` seconds, a thread calls `release` repeatedly until `resume` is called.
 
-    While the consumer uses a path, the `Section` holds the locks of items that were read ahead. Without the release,
-    the consumer and another process could wait for each other forever. Therefore, `release` releases these locks.
-    `release` is called repeatedly, because the pipes may lock further items.
+    While the consumer uses a path, the `Section` holds the locks of items that were read ahead. If these locks were not
+    released, the consumer and another process could wait for each other forever. `release` is called repeatedly,
+    because the pipes may lock further items.
 
     Args:
         section: the id of the `Section`.

@@ -41,8 +41,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     do not exist passes through the section, and `end_caching` writes the files. Any number of processes may share the
     cached files. Each file is computed by only one process, which locks the file. Another process that needs the file
     first computes the files of later items, and then waits for the locked file. No process sees an incomplete file. If
-    a process is killed, another process computes its file. The locks of items that were read ahead are released if the
-    consumer requests no path for one second.
+    a process is killed, another process computes the file that it was creating. The locks of items that were read ahead
+    are released if the consumer requests no path for one second.
 
     Args:
         source_datapipe: the pipe to read.
@@ -57,8 +57,9 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         extra_check_fn: a function that is called with the path of every cached file, and returns False if the file must
             be computed again.
         folder: the folder that must contain files whose paths `filepath_fn` does not return, such as members of an
-            archive. None (the default) means the folder of the path that `filepath_fn` returns. Listed files outside
-            `folder` are computed again in each epoch, because another user may have changed the list.
+            archive. If `folder` is None (the default), the files must be in the folder of the path that `filepath_fn`
+            returns. Listed files outside `folder` are computed again in each epoch, because another user may have
+            changed the list.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
@@ -133,7 +134,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         return paths
 
     def found(self, paths: tuple[str, ...]) -> list[str] | None:
-        """Returns the paths to yield for an item with these `paths`, or None if a file is missing."""
+        """Returns the paths to yield for an item, given the item's own `paths`. Returns None if a file is missing."""
         if len(paths) == 1:
             members = read_list(paths[0] + LIST_SUFFIX)
             if members is not None:
@@ -245,8 +246,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         self.mode = mode
         self.filepath_fn = holder.filepath_fn if same_filepath_fn else filepath_fn
         self.skip_read = skip_read
-        # The attribute makes `on_disk_cache` a direct source of this pipe, because cached items do not pass through the
-        # section.
+        # The attribute `cache_holder` makes `on_disk_cache` a direct source of this pipe. Cached items skip the
+        # section, so this pipe receives them directly from `on_disk_cache`.
         self.cache_holder = holder
         holder._end_caching_flag = True
 
@@ -348,5 +349,5 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
 
 
 def _nearest_holder(datapipe: Any) -> OnDiskCacheHolder | None:
-    """Returns the `on_disk_cache` with the fewest pipes between it and `datapipe`."""
+    """Returns the nearest `on_disk_cache` before `datapipe` in the graph."""
     return next((pipe for pipe in Graph(datapipe).breadth_first() if isinstance(pipe, OnDiskCacheHolder)), None)

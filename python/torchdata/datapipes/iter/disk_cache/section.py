@@ -25,7 +25,7 @@ from torchdata.datapipes.iter.disk_cache.lists import LIST_SUFFIX, FolderSearch,
 from torchdata.datapipes.iter.disk_cache.record import Record
 from torchdata.datapipes.iter.streams.atomic_files import write_file
 
-#: Maximum number of items that are read ahead while the path to yield next waits for another process.
+#: Maximum number of items that are read ahead while another process creates the file that must be yielded next.
 _AHEAD = 1000
 
 #: Maximum number of locked items between `on_disk_cache` and `end_caching`. Each lock is an open file, so further items
@@ -34,7 +34,8 @@ _LOCKED = 100
 
 
 class Section:
-    """The items of one iteration between `on_disk_cache` and `end_caching`.
+    """The items that one iteration reads from the source of `on_disk_cache`, until `end_caching` has yielded their
+    paths.
 
     Args:
         paths_of: a function from an item to the paths of its files.
@@ -94,8 +95,8 @@ class Section:
 
     @property
     def _may_read(self) -> bool:
-        """Whether to read the source. False at its end, or if `_AHEAD` items are queued while another process creates a
-        file."""
+        """Whether an item may be read from the source. The result is False if the source has ended, or if `_AHEAD`
+        items are queued while another process creates a file."""
         return not self.ended and not (self._created_elsewhere and len(self._queue) >= _AHEAD)
 
     def read_one(self) -> None:
@@ -138,7 +139,7 @@ class Section:
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
         """Returns whether all files of the record's item exist, and in this case makes the record ready. A record with
-        additional files becomes ready only as the first record in the queue."""
+        more files than `filepath_fn` returned becomes ready only as the first record in the queue."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -160,7 +161,7 @@ class Section:
         """Returns the next path to yield; None if no path is ready.
 
         Raises:
-            TimeoutError: another process took too long to create the path.
+            TimeoutError: another process took too long to create the file at the path.
         """
         self._thread = threading.get_ident()
         locks.resume(id(self))
@@ -252,7 +253,8 @@ class Section:
             self._queue.appendleft(record)
         else:
             while (earlier := self._in_pipes[0]) is not record:
-                # A file was already written for a later item, so a pipe has probably dropped this item.
+                # The file of a later item was already written, so a pipe of the section has probably dropped the item
+                # of `earlier`.
                 self._drops_items |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)
@@ -272,7 +274,8 @@ class Section:
         record.release()
 
     def _list_members(self, record: Record) -> None:
-        """Writes the list of the record's additional files, by which all processes find the files."""
+        """Writes a list of the record's files whose paths `filepath_fn` did not return, so that all processes find
+        these files."""
         folder = self._folder_for(record.paths[0])
         lies_within = FolderSearch(folder)  # a missing file is detected later
         outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)

@@ -33,11 +33,12 @@ class Mapper(ItemByItem[T_co]):
     Args:
         datapipe: the pipe to read.
         fn: the function. Lambdas and local functions also work with worker processes.
-        input_col: the parts of an item that `fn` receives. None (the default) passes the item itself, and an index or
-            key passes one part. A list or tuple of indices or keys passes one argument for each.
-        output_col: where the result is stored, allowed only with `input_col`: an index or key, or -1 to append the
-            result. If `output_col` is None (the default), the result replaces the first input column, and all further
-            input columns are removed.
+        input_col: the parts of an item that `fn` receives. If `input_col` is None (the default), `fn` receives the item
+            itself. For an index or key, `fn` receives one part of the item. For a list or tuple of indices or keys,
+            `fn` receives several parts as arguments.
+        output_col: where the result is stored: an index or key, or -1 to append the result. Requires `input_col`. If
+            `output_col` is None (the default), the result replaces the first input column, and all further input
+            columns are removed.
 
     Raises:
         TypeError: `fn` is not a function.
@@ -147,7 +148,7 @@ class Collator(Mapper[T_co]):
 
 @cache
 def _say_that_tensors_come() -> None:
-    """Logs that batches are tensors, because another library may have imported PyTorch."""
+    """Logs that batches are tensors. Users may not expect tensors if another library has imported PyTorch."""
     import logging
 
     logging.getLogger("torchdata").info(
@@ -170,9 +171,9 @@ class FlatMapper(Unfolding, IterDataPipe[T_co]):
 
     Args:
         datapipe: the pipe to read.
-        fn: a function from an item (or its columns) to an iterable. If `fn` is None (the default), the members of the
-            items, or of their columns `input_col`, are yielded. If the function returns a generator, a resumed run
-            calls the function again for the current item.
+        fn: a function from an item (or its columns) to an iterable. If `fn` is None (the default), the items
+            themselves, or their columns `input_col`, are the iterables. If the function returns a generator, a resumed
+            run calls the function again for the current item.
         input_col: the parts of an item that `fn` receives, as for `map`.
 
     Raises:

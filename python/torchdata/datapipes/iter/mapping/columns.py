@@ -24,8 +24,8 @@ _LENGTHS = 256
 
 
 def _lacks(pipe: str, item: Any, columns: Iterable[Any]) -> bool:
-    """Returns whether an item lacks one of the columns. Negative indices do not count from the end, so tuples and lists
-    always lack them."""
+    """Returns whether an item lacks one of the columns. Negative indices do not count from the end, so a tuple or list
+    always lacks columns with negative indices."""
     for column in columns:
         try:
             item[column]
@@ -90,7 +90,8 @@ class Dropper(ItemByItem[T_co]):
             indices do not count from the end. A missing column causes a warning.
 
     Raises:
-        TypeError: a column cannot be a key; or, while iterating, an item cannot have the column.
+        TypeError: a column is not hashable; or, while iterating, an item does not support the column, such as a name in
+            a tuple.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -117,16 +118,16 @@ class Slicer(ItemByItem[T_co]):
 
     Args:
         datapipe: the pipe to read, of tuples, lists or dicts.
-        index: the start of a slice of each item; for dicts, the key to keep; or a list of columns, which keep the
-            item's order. A missing column or key causes a warning. If `index` is a key that a dict lacks, the dict is
+        index: the start of a slice of each item; for dicts, the key to keep; or a list of columns to keep, in the order
+            of the item. A missing column or key causes a warning. If `index` is a key that a dict lacks, the dict is
             yielded unchanged.
         stop: the end of the slice; not used for dicts and lists of columns.
         step: the step of the slice; not used for dicts and lists of columns.
 
     Raises:
         ValueError: `step` is 0.
-        TypeError: `stop` or `step` is not an integer, or a column cannot be a key; or, while iterating, an item cannot
-            have the column.
+        TypeError: `stop` or `step` is not an integer, or a column is not hashable; or, while iterating, an item does
+            not support the column, such as a name in a tuple.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -182,7 +183,7 @@ class Slicer(ItemByItem[T_co]):
 
 @functional_datapipe("flatten")
 class Flattener(ItemByItem[T_co]):
-    """Replaces each column that contains several members with these members, one level deep.
+    """Replaces each nested tuple, list or dict in an item with its members, one level deep.
 
     In tuples and lists, columns that are tuples or lists are flattened; in dicts, columns that are dicts are flattened.
     Other columns stay unchanged. A member with a key that the item already has is left out, with a warning.
@@ -193,7 +194,8 @@ class Flattener(ItemByItem[T_co]):
             warning.
 
     Raises:
-        TypeError: a column cannot be a key; or, while iterating, an item cannot have the column, or is not iterable.
+        TypeError: a column is not hashable; or, while iterating, an item is not iterable, or does not support the
+            column, such as a name in a tuple.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -1,7 +1,7 @@
 """The event loop of an iteration of `async_map_batches`, which calls a coroutine function for the items of a batch.
 
-Role: the event loop is created with the first batch, and closed when the pipe's iterator ends or is dropped. The loop
-runs in the thread that requests a batch. If this thread is already running an event loop, the new loop runs in a
+Role: the event loop is created with the first batch, and closed when the pipe's iterator ends or is dropped. The event
+loop runs in the thread that requests a batch. If this thread is already running an event loop, the new loop runs in a
 separate thread for each batch.
 """
 
@@ -46,12 +46,12 @@ def _close(runner: asyncio.Runner, process: int) -> None:
 class EventLoop:
     def __init__(self, max_concurrency: int) -> None:
         self._max_concurrency = max_concurrency
-        # A loop factory leaves the thread's current event loop unchanged.
+        # With a loop factory, `asyncio.Runner` leaves the thread's current event loop unchanged.
         self._runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
         self._task: asyncio.Task[Any] | None = None
         self._cancelled = False
         self._process = os.getpid()
-        # Unlike `__del__`, the finalizer runs while asyncio is available at interpreter exit.
+        # At interpreter exit, the finalizer runs while asyncio is still available, unlike `__del__`.
         self._finalizer = weakref.finalize(self, _close, self._runner, self._process)
 
     def run(self, function: Callable[[Any], Awaitable[Any]], items: list[Any]) -> list[Any]:
@@ -81,11 +81,11 @@ class EventLoop:
             left = [task for task in tasks if not task.done()]
             for task in left:
                 task.cancel()
-            # Canceled calls that have not ended would continue when the loop runs for the next batch.
+            # This waits for the canceled calls, which would otherwise continue when the loop runs for the next batch.
             await asyncio.gather(*left, return_exceptions=True)
 
     def _cancel(self) -> None:
-        """Cancels the calls of the batch, which another thread runs."""
+        """Cancels the calls of the current batch, which run in another thread."""
         self._cancelled = True
         task = self._task
         if task is not None:

@@ -61,8 +61,8 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
 
     Raises:
         TypeError: an argument has the wrong type.
-        ValueError: an argument has an unsupported value; or, while iterating, an image cannot be decoded. If the
-            item contains a path, a note on the exception names it.
+        ValueError: an argument has an unsupported value; or, while iterating, an image cannot be decoded. If the item
+            contains a path, a note on the exception names the path.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

@@ -34,8 +34,9 @@ class Filter(IterDataPipe[T_co]):
     Args:
         datapipe: the pipe to read.
         filter_fn: a function from an item (or its columns) to a bool.
-        input_col: the parts of an item that `filter_fn` receives. None (the default) passes the item itself, and an
-            index or key passes one part. A list or tuple of indices or keys passes one argument for each.
+        input_col: the parts of an item that `filter_fn` receives. If `input_col` is None (the default), `filter_fn`
+            receives the item itself. For an index or key, it receives one part of the item. For a list or tuple of
+            indices or keys, it receives several parts as arguments.
 
     Raises:
         TypeError: `filter_fn` is not a function.

@@ -27,16 +27,17 @@ class OnError(IterDataPipe[T_co]):
     `on_error` and itself.
 
     An item that causes an exception is left out, and counted by exception type and pipe. `on_error` skips exceptions of
-    functions that are passed to pipes such as `map` and `filter`, of pipes that read streams and archives, and of pipes
-    that cannot use an item. The rest of a broken stream is left out.
+    functions that you pass to pipes such as `map` and `filter`. It also skips exceptions of pipes that read streams and
+    archives, and of pipes that do not support an item. If a stream is broken, its remaining part is left out.
 
     Exceptions from your own generators and iterables are not skipped, because a generator ends when it raises an
-    exception. A note on the exception explains this. `on_error` never skips errors from listing a store, errors of
-    `on_disk_cache` and `fullsync`, `KeyboardInterrupt`, `SystemExit`, `MemoryError` and the exit of a process.
+    exception. A note on such an exception explains why it was not skipped. `on_error` never skips errors from listing a
+    store, errors of `on_disk_cache` and `fullsync`, `KeyboardInterrupt`, `SystemExit`, `MemoryError` and the exit of a
+    process.
 
-    A saved state contains the counts of skipped items, which a resumed run continues without reading the skipped items
-    again. At the end of an epoch, a `RuntimeWarning` contains the counts of the process or, with a `DataLoader2`, of
-    all its workers. `DataLoader2.stats()` returns the counts at any time.
+    A saved state contains the counts of skipped items. A resumed run continues these counts, and does not read the
+    skipped items again. At the end of an epoch, a `RuntimeWarning` reports how many items were skipped in this process
+    or, with a `DataLoader2`, in all its workers. `DataLoader2.stats()` returns the counts at any time.
 
     Args:
         datapipe: the pipe to read.
@@ -44,12 +45,12 @@ class OnError(IterDataPipe[T_co]):
         limit: maximum number of items that are skipped in an epoch, in each process. A float is the maximum fraction of
             the items of each pipe, which is checked from the pipe's 100th item on, and at the end of the epoch. If
             `limit` is None (the default), any number of items may be skipped.
-        log: the path of a file; each process appends a line of JSON for each skipped item; None (the default) for no
-            file. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the
-            `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the
-            `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The key is the path of the file,
-            URL or archive member that a pipe was reading, or describes the first argument of the function that raised
-            the exception. Every epoch and run appends to the log, so several lines can have one key.
+        log: the path of a file to which each process appends a line of JSON for each skipped item; None (the default)
+            for no file. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of
+            the `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of
+            the `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The field `key` is the path
+            of the file, URL or archive member that a pipe was reading, or describes the first argument of the function
+            that raised the exception. Every epoch and run appends to the log, so several lines can have one key.
 
     Raises:
         ValueError: `how` has an unsupported value, or `limit` is negative or a fraction over 1.

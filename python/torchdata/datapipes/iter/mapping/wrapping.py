@@ -85,13 +85,13 @@ class IterableWrapper(IterDataPipe[T_co]):
     time. If such a dataset is followed by a `sharding_filter`, each process loads only the items of its own share.
 
     If the iterable or its iterators have `state_dict` and `load_state_dict`, these methods restore the position (see
-    `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state that the iterable has
-    between two epochs is saved, too.
+    `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, a state that is saved between two
+    epochs also contains the state of the iterable.
 
     An iterable without `state_dict` and indices is reread up to the position, with the original states of the global
     random generators. Some of the reread items are compared with the original items. If the items differ, for example
     because of an unseeded random order, resuming raises `RuntimeError` unless the loader's state is loaded with
-    `strict=False`. If the iterable draws from the global generators for each item, the difference causes only a
+    `strict=False`. If the iterable draws from the global generators for each item, different items cause only a
     `RuntimeWarning`, because other code may draw numbers between two items.
 
     Args:

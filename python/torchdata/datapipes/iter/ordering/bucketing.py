@@ -47,8 +47,8 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         bucket_num: number of buckets in a pool of items that are shuffled together, 1 by default.
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
             `functools.partial(sorted, key=len)`. If `sort_key` is None, items are not sorted.
-        use_in_batch_shuffle: whether each pool of items, and then each group of `bucket_num` batches, is shuffled
-            separately (the default). If `use_in_batch_shuffle` is False, items are shuffled with a buffer of one pool,
+        use_in_batch_shuffle: whether each pool of items is shuffled separately, and likewise each group of `bucket_num`
+            batches; True by default. If `use_in_batch_shuffle` is False, items are shuffled with a buffer of one pool,
             and batches with a buffer of one bucket.
 
     Raises:
@@ -135,7 +135,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
     """Makes batches of items of similar length with a limited total length.
 
     Items wait in a buffer, and the shortest item leaves the buffer first. A batch is yielded when the next item would
-    exceed `max_token_count`. The order is the same as in torchdata 0.9.
+    exceed `max_token_count`. The order of the items is the same as in torchdata 0.9.
 
     Args:
         datapipe: the pipe to read.

@@ -54,7 +54,7 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
     #: The number of items at the beginning of an epoch that are not cached, because the cache would exceed `size`.
     _given_up: int = state(0, copied=True, lasts=True)
-    #: The shares that the sharding filters before this pipe had when the cache was filled.
+    #: The shares of the data that the sharding filters before this pipe yielded when the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)
     #: The items that the running epoch has stored.
     _filling: deque[T_co] = state(deque, items=True)

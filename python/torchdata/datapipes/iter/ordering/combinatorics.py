@@ -43,7 +43,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
 
     #: A list of items, or a `ChunkedList` when the source has ended and more than `CHUNK_SIZE` items remain.
     _buffer: Any = state(list, items=True)
-    #: Whether the buffer contains indices instead of items, which a later `sharding_filter` loads (see
+    #: Whether the buffer contains indices instead of items. A later `sharding_filter` loads the items (see
     #: `_pipe/unloaded.py`).
     _unloaded: bool = state(False)
 
@@ -77,7 +77,8 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self._shuffled(source) if self._shuffling else source
 
     def _can_wait(self) -> bool:
-        # Buffered items of a loaded state must be yielded as items, not as indices.
+        # If a loaded state contains items, this iteration must yield items, because one buffer cannot mix items and
+        # indices.
         restored = token_of(self).armed and bool(self._buffer)
         return can_wait(self.datapipe) and (self._unloaded or not restored)
 
@@ -90,7 +91,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
         return self.datapipe._loads()  # type: ignore[attr-defined, no-any-return]
 
     def _shuffled(self, source: Iterator[T_co]) -> Iterator[T_co]:
-        # Draws the same numbers as `random.Random.randint`, with fewer Python calls.
+        # The loops below draw the same numbers as `random.Random.randint`, but with fewer Python calls.
         buffer, size, getrandbits = self._buffer, self.buffer_size, self._rng.getrandbits
         buffer.extend(islice(source, size - len(buffer)))
         if len(buffer) == size:

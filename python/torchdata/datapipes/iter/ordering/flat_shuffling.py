@@ -151,19 +151,19 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
             index = getrandbits(width)
         return index
 
-    #: Computing this pipe's length reads the source, so a loader must not do so just for `list` or a trainer.
+    #: Computing this pipe's length reads the source, which may take long, so a loader does not compute its own length.
     _length_reads_items = True
 
     def __len__(self) -> int:
         if self.fn is not chosen:
             raise no_length(self, "ShuffledFlatMapper's length relies on the output of its function")
-        # An iteration of the source itself would change its state and seed, so a copy is read.
+        # An iteration of the source would change the source's state and seed, so a copy of the source is read.
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:
         left = self._restored
         if left is None:
-            # Results without remaining members are saved, because `_next` counts them.
+            # Results without remaining members are saved, too, because `_next` is an index in the whole buffer.
             left = [parts.state_dict() for parts in self._buffer]
         return {"parts": left, **self._declared_state()}
 

@@ -89,8 +89,9 @@ class Batcher(IterDataPipe[T_co]):
             yield wrap(batch)
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # `zip_longest` reuses its result tuple if nothing else refers to the tuple, so the last batch would stay alive.
-        # Therefore, the function `chunk` refers to the tuple.
+        # `zip_longest` keeps its result tuple for the next batch if nothing else refers to it, and the tuple would keep
+        # the items of the last batch alive. `chunk` refers to the tuple, so that `zip_longest` creates a new tuple for
+        # each batch.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)
@@ -168,7 +169,7 @@ class Grouper(IterDataPipe[Any]):
         guaranteed_group_size: minimum number of items of a group that is yielded because the buffer is full;
             `group_size` by default.
         drop_remaining: whether the largest group is dropped if the buffer is full and the group is smaller than
-            `guaranteed_group_size`. With False (the default), an error is raised.
+            `guaranteed_group_size`. If `drop_remaining` is False (the default), an error is raised instead.
 
     Raises:
         TypeError: `group_key_fn` is not a function or a size is not an integer.

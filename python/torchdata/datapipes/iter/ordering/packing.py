@@ -24,7 +24,8 @@ _TOKENS = "input_ids"
 
 _ADDED = ("position_ids", "cu_seqlens")
 
-#: The default padding of known columns: a label that loss functions ignore, and no attention.
+#: The default padding of columns with a known meaning: -100 is a label that loss functions ignore, and 0 excludes a
+#: token from the attention.
 _PADDING = {"labels": -100, "attention_mask": 0}
 
 _METHODS = ("first_fit", "in_order", "cut")
@@ -45,16 +46,17 @@ class Packer(IterDataPipe[dict[str, Any]]):
       functions for attention over packed sequences require. Rows contain different numbers of sequences, so leave
       `cu_seqlens` out of `add` if you stack rows into batches.
 
-    In `position_ids` and `cu_seqlens`, the padding at the end of a row counts as a further sequence.
+    `position_ids` and `cu_seqlens` treat the padding at the end of a row as one more sequence.
 
     The argument `method` determines into which row a sequence is placed:
 
     - `"first_fit"`: the first incomplete row that has room for the sequence, or a new row. If there are more than
       `buffer_size` incomplete rows, the row with the most tokens is yielded. `"first_fit"` changes the order of the
       sequences, but rows need little padding.
-    - `"in_order"`: the last row. A sequence that does not fit begins a new row; the last row is yielded.
-    - `"cut"`: the last row. A sequence that does not fit is cut at the end of the row, and its remaining tokens begin a
-      new row. All rows except the last are full.
+    - `"in_order"`: the current row. If the sequence does not fit into this row, the row is yielded, and the sequence
+      begins a new row.
+    - `"cut"`: the current row. If the sequence does not fit into this row, it is cut at the end of the row, and its
+      remaining tokens begin a new row. With `"cut"`, all rows except the last are full.
 
     A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one row.
 
@@ -64,17 +66,17 @@ class Packer(IterDataPipe[dict[str, Any]]):
         method: `"first_fit"` (the default), `"in_order"` or `"cut"`.
         long: what happens to a sequence of more than `max_tokens` tokens, unless `method` is `"cut"`. `"split"` (the
             default) packs parts of at most `max_tokens` separately, `"truncate"` keeps the first part, `"drop"` leaves
-            the sequence out, and `"error"` raises.
+            the sequence out, and `"error"` raises a ValueError.
         buffer_size: maximum number of incomplete rows with `"first_fit"`, 16 by default.
-        pad_value: the value that fills up rows to `max_tokens`; None (the default) for rows without padding. If
-            `pad_value` is a number, it fills `input_ids` (or the only column). Then `labels` are filled with -100, and
+        pad_value: the value that fills up rows to `max_tokens`; None (the default) for rows without padding. A number
+            fills the column `input_ids` (or the only column of the items), while `labels` are filled with -100, and
             `attention_mask` with 0. To fill more columns, pass a mapping from column to fill value.
         first_value: numbers by column that replace the first token of each sequence, such as `{"labels": -100}`.
             Without `first_value`, a model that shifts labels by one learns to predict the first token of a sequence
             from the end of the sequence before it.
         columns: the columns of mappings to pack; None for all columns.
-        add: which of the columns `"position_ids"` and `"cu_seqlens"` to add; both by default. If items already have a
-            column with one of these names, this column is left out.
+        add: which of the columns `"position_ids"` and `"cu_seqlens"` to add; both by default. If the items already
+            contain a column `"position_ids"` or `"cu_seqlens"`, their column is left out.
         drop_last: whether `"cut"` leaves out an incomplete last row; False by default.
 
     Raises:
@@ -223,8 +225,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
         return 0, row[1]
 
     def _begun(self, piece: Piece, size: int) -> tuple[int, list[Piece]] | None:
-        """Begins a new row with a piece. Returns the row to yield next, or None: the new row if it is full, or the row
-        with the most tokens if there are too many incomplete rows."""
+        """Begins a new row with a piece. Returns the new row if it is full, or the row with the most tokens if there
+        are too many incomplete rows. Otherwise, returns None."""
         rows, any_row = self._rows, self.method == "first_fit"
         if size == self.max_tokens and (any_row or not rows):
             return 0, [piece]

@@ -20,7 +20,7 @@ class Cycler(IterDataPipe[T_co]):
     """Reads its source several times.
 
     Args:
-        source_datapipe: the pipe to read. Each repetition is a new iteration of this pipe.
+        source_datapipe: the pipe to read, which is iterated anew for each repetition.
         count: number of times that the source is read; None (the default) for no limit. Without a limit, reading ends
             if the source yields no item.
 

@@ -60,8 +60,8 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     Args:
         source_datapipe: the pipe to read.
-        sharding_group_filter: the only level at which this pipe divides items: a `SHARDING_PRIORITIES`, or your own
-            integer. None (the default) means all levels.
+        sharding_group_filter: the only level at which this pipe divides items: a member of `SHARDING_PRIORITIES`, or an
+            integer of your own. If `sharding_group_filter` is None (the default), the pipe divides items at all levels.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -76,15 +76,15 @@ class ShardingFilter(IterDataPipe[T_co]):
         "ShardingPolicy.enable": "_sharding_enabled",
     }
 
-    #: Whether the source itself splits its items among workers, so that this filter does not. The loader raises an
-    #: error if two workers read the same items.
+    #: Whether the source itself splits its items among workers, so that this filter must not split them a second time.
+    #: The loader raises an error if two workers read the same items.
     source_splits_itself: bool = False
 
     _taken: int = state(0)  # items read from the source before the current iterator was created
     _yielded_before: int = state(0, saved=False)  # items yielded before the current iterator was created
     #: The number of items that a resumed run must recompute, from the source's saved state to this filter's position.
     #: The number is 0 unless one process reads the source for several shards (see `common_parts`). `_generators`
-    #: contains the states of the random generators at the position of the source's saved states.
+    #: contains the states that the global random generators had when the states of the sources were saved.
     _behind: int = state(0)
     _generators: Any = state()
 
@@ -140,7 +140,7 @@ class ShardingFilter(IterDataPipe[T_co]):
                 self.num_of_instances *= instances
 
     def set_sharding_block(self, block: int | None) -> ShardingFilter[T_co]:
-        """Distributes the items in blocks of `block` consecutive items (None: 1) from the next iteration on.
+        """Distributes blocks of `block` consecutive items from the next iteration on; None means single items.
 
         With blocks of k items, `sharding_filter().batch(k)` yields the same batches for any number of workers. Returns
         the pipe itself.
@@ -211,7 +211,7 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     def _share_of(self, source: Iterator[Any], is_unloaded: bool = False) -> Iterator[Any]:
         """Returns this shard's items of `source`. If `is_unloaded` is True, `source` yields the indices of items (see
-        `unloaded`). The token of a source that yields indices does not show whether the items have ended."""
+        `unloaded`). A source that yields indices does not report when it has ended."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
         if self._behind:  # the state was saved with a common part

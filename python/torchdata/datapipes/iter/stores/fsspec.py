@@ -79,8 +79,8 @@ class FSSpecFileLister(ListsFolders):
 
 def _naming(root: str, path: str) -> Callable[[str], str]:
     links = root.split("::")
-    # In a chain such as `simplecache::s3://bucket`, fsspec lists the first URL with a path. Caching protocols have no
-    # path.
+    # In a chain such as `simplecache::s3://bucket`, fsspec lists the first link that has a path, here `s3://bucket`.
+    # The URLs of all entries must repeat the other links of the chain.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])
@@ -110,7 +110,7 @@ class _FSSpecRecipe:
     for_open: dict[str, Any]
     for_connection: dict[str, Any]
     max_retries: int
-    #: Called before each retry of opening; None in a pickled copy.
+    #: A function that is called before each retry of opening the file; None in a pickled copy.
     count: Callable[[], object] | None
     version: dict[str, str] | None = None
 
@@ -127,7 +127,8 @@ class _FSSpecRecipe:
         if self.mode[0] == "r":
             with on_failure(file.close):
                 self._check_version(getattr(file, "details", None))
-        # Keeps the file system of an archive open as long as the file is used.
+        # The file refers to its file system, so that the file system of an archive stays open as long as the file is
+        # used.
         with suppress(AttributeError):
             file.opened_by = fs
         return file

@@ -65,7 +65,7 @@ class _HasPathManager:
 
 @functional_datapipe("list_files_by_iopath")
 class IoPathFileLister(_HasPathManager, ListsFolders):
-    """Yields the paths of the files and directories in one or several directories, by iopath.
+    """Lists one or several directories with iopath: yields the paths of files and subdirectories.
 
     The paths are in the order in which the handler lists them; local files are sorted by name. If a root is a file, its
     path is yielded. Some handlers of iopath do not support listing.

@@ -28,8 +28,8 @@ def check_options(pipe: str, argument: str, value: Any) -> dict[str, Any]:
 
 
 class ListsRoots(IterDataPipe[str]):
-    """Lists the entries of roots. The state contains the current root and its last yielded entry. A resumed iteration
-    lists this root again, and continues after this entry."""
+    """Lists the entries of roots. The state contains the current root and the last entry yielded from it. A resumed
+    iteration lists the current root again, and continues after the last yielded entry."""
 
     #: The root that is being listed. `_last` is the position of the last yielded entry of this root, or None.
     _root: str | None = state()
@@ -40,8 +40,8 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` begins the source's epoch now, not when the first item is requested. A state that is saved before the
-        # first request must belong to the new epoch.
+        # `iter` begins the source's epoch now, not when the first item is requested. Otherwise, a state that is saved
+        # before the first request would belong to the previous epoch.
         return self._names_of_all(iter(sources_of(self)[0]))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:
@@ -92,7 +92,7 @@ class ListsFolders(ListsRoots):
 
     def _listed(self, root: str) -> tuple[list[str] | None, bool, Callable[[str], str]]:
         """Returns the names in the folder `root`, whether `root` is local, and a function from a name to its path or
-        URL. The names are None if `root` is a file."""
+        URL. If `root` is a file, returns None instead of the names."""
         raise NotImplementedError
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:

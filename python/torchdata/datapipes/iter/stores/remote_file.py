@@ -20,7 +20,7 @@ from torchdata.datapipes._pipe.state.declared import state
 from torchdata.datapipes.iter.streams.pairs import source_pipe
 from torchdata.datapipes.utils._streams import StreamWrapper
 
-#: Size in bytes of the buffer of a file, from which small reads and lines are read.
+#: Size in bytes of a file's buffer, which makes small reads and reading of lines fast.
 _SMALL_READS = 64 << 10
 
 
@@ -29,7 +29,7 @@ class ObjectRecipe:
     """Describes how to open an object of a store.
 
     Args:
-        version: the object's tag and size in bytes when it was first opened; None before.
+        version: the object's tag and size in bytes when it was first opened; None if it was not opened yet.
     """
 
     url: str

@@ -50,7 +50,7 @@ def _settings(
 
 @functional_datapipe("list_files_by_s3")
 class S3FileLister(GivenLength, ListsRoots):
-    """Yields the URLs of objects in S3, Google Cloud Storage (`gs://`) or Azure (`az://`), by prefix.
+    """Yields URLs in S3, Google Cloud Storage (`gs://`) or Azure (`az://`) that begin with a prefix.
 
     The objects of a prefix are sorted by key, and listed in pages of 1,000. Keys that end in a slash represent folders
     and are left out. A prefix need not end at a slash: `s3://bucket/train` finds `train/0.tar` and `train-1.tar`. URLs
@@ -120,8 +120,8 @@ class S3FileLister(GivenLength, ListsRoots):
                     yield key, url
 
     def _pages(self, obstore: Any, store: Any, prefix: str, after: str | None) -> Iterator[list[str]]:
-        """Yields the keys that begin with `prefix`. obstore lists only folders, so this method lists the folder that
-        contains the prefix, from the prefix on."""
+        """Yields the keys that begin with `prefix`. Because obstore can list only whole folders, this method lists the
+        folder that contains the prefix, and begins shortly before the prefix."""
         folder, slash, rest = prefix.rpartition("/")
         start = after or (folder + slash + _just_before(rest) if rest else None)
         pages = obstore.list(store, folder or None, offset=start or None, chunk_size=_KEYS_PER_PAGE)
@@ -140,7 +140,8 @@ class S3FileLister(GivenLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """Returns a text that sorts shortly before `text` (not empty), because a listing begins after the given key."""
+    """Returns a text that sorts shortly before `text`, which is not empty. A listing begins after a given key, so this
+    text makes the listing include `text`."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
         return f"{first}{chr(ord(last) - 1)}~"
@@ -148,14 +149,15 @@ def _just_before(text: str) -> str:
 
 
 def _is_folder(obstore: Any, store: Any, key: str) -> bool:
-    """Returns whether an empty object marks a folder. The object's key then ends with a slash, which obstore omits in
-    listings."""
+    """Returns whether an empty object marks a folder. The key of such an object ends with a slash, which obstore omits
+    in listings."""
     try:
         obstore.head(store, key)
     except FileNotFoundError:
         return True
     except Exception as error:
-        # A user may list a bucket without the permission to read it, so a refused request raises no error.
+        # A user may have the permission to list a bucket, but not to read its objects, so a refused request is not an
+        # error.
         if type(error).__name__ != "PermissionDeniedError":
             raise
     return False
@@ -170,8 +172,8 @@ class S3FileLoader(LoadsObjects):
     opens the same version of the object, and raises an error if the object has changed. The settings in `config` are
     pickled with streams, so keep secrets in the environment.
 
-    `S3FileLister` describes the sources of credentials, region and endpoint. The pipe also works in forked workers,
-    even if the parent process used it before.
+    See `S3FileLister` for the sources of credentials, region and endpoint. The pipe also works in forked workers, even
+    if the parent process used it before.
 
     Args:
         source_datapipe: yields URLs such as `s3://bucket/key`, `gs://bucket/key` and `az://container/key`.

@@ -3,7 +3,7 @@
 Role: this module also makes obstore work in a forked child. The extension module of obstore starts threads, which do
 not exist in a forked child, so each call to the inherited extension module would wait forever. Therefore, the child
 loads a second copy of the extension module, which starts its own threads (16 ms, 15 MB). The child neither uses nor
-frees the copy of its parent.
+frees the copy that it has inherited from its parent.
 """
 
 from __future__ import annotations
@@ -202,8 +202,8 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 
 def _own_copy() -> Any:
-    """Loads a second copy of obstore's extension module for this forked child. The system's loader loads each file and
-    path once. The module is therefore copied to an anonymous file whose path contains the process id."""
+    """Loads a second copy of obstore's extension module for this forked child. The dynamic linker loads the same file
+    or path only once, so the module is copied to an anonymous file whose path contains the process id."""
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
 

@@ -17,8 +17,8 @@ from torchdata.datapipes.iter.stores.s3_client import (
 )
 
 DEFAULT_BUFFER_SIZE = 16 << 20
-#: Size in bytes of each request if several parallel requests fetch one piece of an object. Also the maximum size of the
-#: first request for an object.
+#: Size in bytes of each request if several parallel requests fetch one piece of an object. The first request for an
+#: object does not exceed this size, either.
 PART_SIZE = 4 << 20
 #: The number of bytes that are requested first after a seek. Each further request for consecutive bytes requests twice
 #: as many bytes as the previous request.
@@ -54,7 +54,7 @@ class S3Recipe(ObjectRecipe):
             try:
                 return obstore.get(store, key, options=options)
             except Exception as error:
-                # An empty object causes status 416.
+                # A range request for an empty object fails with status 416.
                 if start or " 416 " not in str(error) or obstore.head(store, key)["size"]:
                     raise
                 return None

@@ -29,7 +29,7 @@ __all__ = ["ArrowReader", "LanceReader"]
 
 @functional_datapipe("read_arrow")
 class ArrowReader(IterDataPipe[Any]):
-    """Reads the parts of a table that `ArrowParts` lists: yields rows, or frames of many rows.
+    """Reads a table part by part, in the order of the source: yields rows, or frames of many rows.
 
     One part, such as a row group of a Parquet file, is in memory at a time. A saved state contains the number of the
     part and of the row in it, so a resumed run does not reread earlier parts. Parts without rows yield nothing.
@@ -40,8 +40,8 @@ class ArrowReader(IterDataPipe[Any]):
             `shuffle`, and then by pipes such as `sharding_filter`. The source may be a table that `ArrowParts` accepts;
             its parts are then read in order.
         columns: the columns to read, in this order; None (the default) for all.
-        parts: the `ArrowParts` pipe that lists the parts. The source yields numbers of these parts. The default is the
-            only `ArrowParts` in the source.
+        parts: the `ArrowParts` pipe that lists the parts, whose numbers the source yields. If `parts` is None (the
+            default), the source must contain only one `ArrowParts`, which is used.
         rows: whether each item is a row: a dict from column names to Python values. If `rows` is False, items are
             frames.
         frame_size: the number of rows per frame (the last frame of a part may have fewer); None for one frame per part.
@@ -204,9 +204,9 @@ class ArrowReader(IterDataPipe[Any]):
 class LanceReader(ArrowReader):
     """Reads rows of a Lance dataset by their indices, and yields single rows, or frames that contain several rows.
 
-    Reading ranges of rows is faster if their order does not matter:
-    `ArrowParts("….lance", format="lance").shuffle().read_arrow()`. The pipe reads the version of the dataset that is
-    current when the pipe is built. Loading a state that was saved with another version of the dataset raises an error.
+    If the order of the rows does not matter, ranges of rows can be read faster: `ArrowParts("….lance",
+    format="lance").shuffle().read_arrow()`. The pipe reads the version of the dataset that is current when the pipe is
+    built. Loading a state that was saved with another version of the dataset raises an error.
 
     Args:
         source_datapipe: yields indices of rows, or lists of indices (as after `batch`) to read together.

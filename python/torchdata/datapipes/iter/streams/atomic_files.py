@@ -23,8 +23,8 @@ _CHUNK = 1 << 20
 
 @contextlib.contextmanager
 def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[str]:
-    """Yields a temporary path for a local file, and then renames this file to `path`. After an error, the temporary
-    file is removed.
+    """Yields a temporary path to which the caller writes a local file, and then renames the file to `path`. After an
+    error, the temporary file is removed.
 
     A file that is not regular, such as a named pipe, is written directly.
 

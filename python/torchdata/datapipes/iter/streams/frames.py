@@ -35,7 +35,7 @@ class DataFrameMaker(IterDataPipe[Any]):
         source_dp: the pipe of rows.
         dataframe_size: the number of rows per frame (the last frame may have fewer), 1,000 by default.
         dtype: the types of the columns: a `pyarrow.Schema`, a mapping from column to a dtype of `library`, or one dtype
-            for all columns. None (the default) lets the library infer the types.
+            for all columns. If `dtype` is None (the default), the library infers the types.
         dtype_generator: a function that returns the dtype at the start of each iteration, for dtypes that cannot be
             pickled. Used if `dtype` is None.
         columns: the names of the columns. Rows that are mappings must contain all columns; other keys are left out.
@@ -114,14 +114,14 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
         source_dp: yields paths of Parquet files, or pairs of path and seekable binary stream. Each stream is closed
             after it was read.
         dtype: the types of the columns: a `pyarrow.Schema`, a mapping from column to a dtype of `library`, or one dtype
-            for all columns. None (the default) keeps the types in the file.
+            for all columns. If `dtype` is None (the default), columns keep the types in the file.
         columns: the columns to read, in this order; None (the default) for all. A nested column is `"parent.child"`.
         device: `""` or `"cpu"`.
         use_threads: whether columns are decoded by several threads.
         library: the library of the frames: `"pandas"`, `"polars"` or `"pyarrow"` (tables); or `"numpy"`, for dicts of
             arrays. Polars uses threads, so worker processes need the start method spawn or forkserver.
-        dataframe_size: the number of rows per item, across row groups; the last item of a file may have fewer. With
-            None (the default), each row group is one item.
+        dataframe_size: the number of rows per item, across row groups; the last item of a file may have fewer. If
+            `dataframe_size` is None (the default), each row group is one item.
 
     Raises:
         TypeError: an argument has the wrong type, or `dtype` is a dtype of torcharrow; or, while iterating, the source

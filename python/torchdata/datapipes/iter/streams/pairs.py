@@ -52,8 +52,8 @@ def can_seek(stream: Any) -> bool:
 
 
 class HoldsStream(IterDataPipe[T_co]):
-    """Reads streams. Subclasses define `_source` and `_read`. They define `_bookmark` if a position in their stream is
-    more than an offset."""
+    """Reads streams. Subclasses define `_source` and `_read`. A subclass whose position in a stream is more than an
+    offset also defines `_bookmark`."""
 
     _held: Any = state(saved=False)
     #: The position at which `_read` begins to read the current stream.
@@ -85,9 +85,9 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # `iter` begins the source's epoch now, not when the first item is requested. A state that is saved before the
-        # first request must belong to the new epoch. Each pair is read by a separate generator, so that an exception in
-        # one pair does not end the iteration.
+        # `iter` begins the source's epoch now, not when the first item is requested. Otherwise, a state that is saved
+        # before the first request would belong to the previous epoch. Each pair is read by a separate generator, so
+        # that an exception in one pair does not end the iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)
@@ -96,13 +96,13 @@ class HoldsStream(IterDataPipe[T_co]):
     def _items_of(self, pair: Any, place: Any = None) -> Iterator[Any]:
         path, stream = path_and_stream(pair, self)
         del pair
-        # An older iterator detects by `_held` that the pipe reads another pair.
+        # By comparing `_held`, an abandoned iterator detects that a newer iterator reads another pair.
         held = self._held = (path, stream)
         self._reading = True
         try:
             yield from self._read(path, stream, place)
         except BaseException as error:
-            # A stream that garbage collection has closed has no position to store.
+            # If garbage collection has closed the stream, its position is unknown and cannot be stored.
             collected = isinstance(error, GeneratorExit) and getattr(stream, "closed", False)
             if self._held is held and not collected:
                 self._held, self._place = self._bookmark_of(held)

@@ -181,7 +181,7 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
     def _hash(self, path: str, data: Any) -> str:
         import hashlib
 
-        # `usedforsecurity=False` permits md5 on systems that forbid it for security.
+        # `usedforsecurity=False` permits md5 on systems that forbid md5 for security purposes.
         digest = hashlib.new(self.hash_type, usedforsecurity=False)
         if isinstance(data, (str, bytes, bytearray, memoryview)):
             digest.update(data.encode() if isinstance(data, str) else data)

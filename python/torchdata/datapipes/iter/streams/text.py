@@ -352,7 +352,8 @@ class CSVDictParser(_CSV):
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         stand_in, place = super()._bookmark(path, stream)
         reader = self._reader
-        # `reader.fieldnames` would read the first row, so it is used only after this row was read.
+        # The property `reader.fieldnames` reads the first row if no row was read yet, so it is used only after the
+        # first row.
         given = self.fmtparams if self._place is None else self._place
         known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
         return stand_in, {**place, "fieldnames": known}

@@ -55,8 +55,9 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             one length may be -1 (inferred), or None to keep the shape of the values in the record. The dtype is a dtype
             of NumPy or torch, or None for the type in the record; a feature of bytes requires None, and becomes a
             nested list. If a dtype is given, the steps of a feature list are stacked into one array. If the value for a
-            name is None instead of a pair, the feature stays unchanged. In a SequenceExample, a name that occurs in the
-            context and as a feature list refers to the context. Without a spec, all features are read unchanged.
+            name is None instead of a pair, the feature stays unchanged. If a SequenceExample contains a name both in
+            its context and among its feature lists, the name refers to the context. Without a spec, all features are
+            read unchanged.
         length: the number of records that `len` returns; with -1 (the default), `len` raises TypeError.
         verify_checksums: whether records with wrong checksums (CRC-32C) cause an error; True by default.
         max_length: maximum size of a record in bytes, 128 MiB by default; None for 2 GiB, the limit of protocol
@@ -165,7 +166,8 @@ def _checked_entry(name: Any, entry: Any) -> tuple[Any, Any]:
 
 
 def _dtype_for(name: str, dtype: Any, torch: Any) -> Any:
-    """Converts `dtype` to a dtype of torch or, if torch is not loaded, of NumPy; None and `bytes` to None."""
+    """Converts `dtype` to a dtype of torch or, if torch is not loaded, of NumPy. Returns None for None and for
+    `bytes`."""
     if dtype is None or dtype is bytes or (torch is not None and isinstance(dtype, torch.dtype)):
         return None if dtype is bytes else dtype
     import numpy as np

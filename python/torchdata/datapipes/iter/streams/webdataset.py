@@ -1,8 +1,8 @@
 """The pipe that groups the files of an archive into samples: WebDataset.
 
-Role: consecutive files whose paths differ only in the extension form one sample. The state is the incomplete sample,
-including its streams. When an iteration is abandoned, the streams of the incomplete sample are replaced by placeholders
-that can reopen them.
+Role: consecutive files whose paths differ only in the extension form one sample. A saved state contains the incomplete
+sample, including its streams. When an iteration is abandoned, the streams of the incomplete sample are replaced by
+placeholders that can reopen them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     tuning = frozenset({"strict"})  # for well-packed archives, `strict` does not affect the items
 
-    #: A list that contains the incomplete sample. `_park` recognizes an iteration by its list.
+    #: A list that contains the incomplete sample. Each iteration has its own list, by which `_park` detects that a
+    #: newer iteration has begun.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
     #: Two dicts from a sample's key to its fields: for the recent and for the older samples of this iteration.

@@ -1,7 +1,7 @@
 """The pipe that copies batches into pinned memory: PinMemory.
 
-Role: the pipe's thread reads and pins one item ahead, so training does not wait for pinning. Copies to the GPU
-(`tensor.to(device, non_blocking=True)`) overlap with computing.
+Role: the pipe's thread reads and pins one item ahead, so training does not wait for pinning. From pinned memory, copies
+to the GPU (`tensor.to(device, non_blocking=True)`) can overlap with computing.
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def _require_cuda(device: Any) -> int:
 
 
 def _work_for(device: Any) -> None:
-    """Makes this thread use `device`: a new thread uses the first GPU, which may belong to another rank."""
+    """Makes this thread use `device`, because a new thread would use the first GPU, which may belong to another
+    rank."""
     torch = sys.modules.get("torch")
     if device is not None and torch is not None and torch.cuda.is_available():
         torch.cuda.set_device(device)

@@ -17,7 +17,7 @@ from torchdata.datapipes._pipe.streams import PLAIN_TYPES, with_detached_streams
 
 
 class _PoolWork(ReadAhead):
-    """The work of the threads, which must not refer to the pool, because the threads keep this object alive."""
+    """The work of a pool's threads. The threads keep this object alive, so this object must not refer to the pool."""
 
     def __init__(
         self,
@@ -57,8 +57,8 @@ class _PoolWork(ReadAhead):
             if self.queue.closed:
                 result = with_detached_streams(result)
         except BaseException as error:
-            # Errors may not be picklable. A state contains an immutable item, not the error, and a resumed run calls
-            # the function for the item again.
+            # Errors may not be picklable. If the item is immutable, a state contains the item instead of the error, and
+            # a resumed run calls the function again.
             kept = (item,) if type(item) in PLAIN_TYPES else None
             self.queue.fail(slot, not_the_end("function of ThreadPoolMapper", without_own_frame(error)), None, kept)
         else:
@@ -66,8 +66,8 @@ class _PoolWork(ReadAhead):
 
 
 class Pool:
-    """A pool of threads. Each submitted item starts a thread until there are `max_workers` threads. The options are
-    those of `concurrent.futures.ThreadPoolExecutor`."""
+    """A pool of threads. Each submitted item starts a thread until there are `max_workers` threads. `options` are
+    further arguments, as for `concurrent.futures.ThreadPoolExecutor`."""
 
     def __init__(self, function: Callable[[Any], Any], max_workers: int, **options: Any) -> None:
         self._work = _PoolWork(function, max_workers, **options)
@@ -76,7 +76,7 @@ class Pool:
         self.take = self._queue.pop
         #: The source's error, which is raised after the results of all earlier items.
         self.source_error: Exception | None = None
-        #: Keeps the threads paused after a state was saved, until the consumer requests an item.
+        #: The object that keeps the threads paused after a state was saved, until the consumer requests an item.
         self.rest: ReadAheadHold | None = None
 
     def __len__(self) -> int:
@@ -126,8 +126,8 @@ class Pool:
             rest.release()
 
     def entries(self, patience: float) -> list[tuple[str, Any]]:
-        """Returns all pending items and results as data for a state. No thread may take or submit items at the same
-        time.
+        """Returns all pending items and results as data for a state. While this method runs, no other thread may take
+        results or submit items.
 
         No call may modify an item while the item is being saved. For mutable items, this method therefore waits for
         running calls, and delays further calls until the consumer continues.
@@ -164,7 +164,8 @@ class Pool:
 def _entry(kind: str, content: Any, kept: tuple[Any] | None) -> tuple[str, Any]:
     """Returns the kind and the content that a state stores for one submitted item.
 
-    For a failed call, the content is the item if it was kept, because the error may not be picklable.
+    For a failed call, the content is the item instead of the error if the item is immutable (`kept`), because the error
+    may not be picklable.
     """
     if kind == "error" and kept is not None:
         return "item", kept[0]

@@ -2,7 +2,7 @@
 
 Role: the thread that iterates the pipe begins the iteration of the source, and starts a daemon thread. A daemon thread
 puts the source's items into a bounded native queue, until the source ends or fails, or the pipe's iterator is closed.
-The daemon thread does not refer to the pipe's iterator, so it ends when the iterator is dropped.
+The daemon thread does not refer to the pipe's iterator, so the thread ends when the iterator is dropped.
 
 A forked child has no daemon thread, and does not use the inherited queue.
 """
@@ -36,7 +36,7 @@ class _PrefetchData(ReadAhead):
         self.source: Iterator[Any] | None = source
         #: The object that keeps the read-ahead thread paused between `pause()` and `resume()`.
         self.pause: ReadAheadHold | None = None
-        #: Whether the pipe was shut down, and no further iteration may follow.
+        #: Whether the pipe was shut down, so that no further iteration may follow.
         self.abandoned = False
         self._left = False
         self.is_over = False
@@ -44,9 +44,9 @@ class _PrefetchData(ReadAhead):
         #: its items, `before` is None, and the thread counts the items in `taken`.
         self.before: int | None = None
         self.taken = 0
-        #: Where the thread pauses if the iteration is replayed; otherwise None.
+        #: The object that pauses the thread if the iteration is a replay; otherwise None.
         self.halt: Halt | None = None
-        #: Set when the thread no longer uses the source's iterator, which may still be computing an item.
+        #: Set when the thread, which may be waiting for an item of the source, no longer uses the source's iterator.
         self.released = Latch()
 
     def begin(self, worker: Callable[[_PrefetchData], None]) -> None:
@@ -90,7 +90,7 @@ _END = object()
 class _Reader(map):  # type: ignore[type-arg]
     """The iterator that the consumer reads. Dropping it ends the thread.
 
-    Ctrl-C cannot lose an item: no Python code runs between taking and returning an item.
+    Ctrl-C cannot lose an item, because no Python code runs between taking and returning an item.
     """
 
     def __new__(cls, data: _PrefetchData) -> _Reader:
@@ -245,14 +245,15 @@ class _PrefetchBase(IterDataPipe[T_co]):
         super().reset()
 
     def shutdown(self) -> None:
-        """Ends the thread after its current item, and waits for its end. The iterator ends, too. This method may be
-        called repeatedly."""
+        """Ends the thread after its current item, and waits until the thread has ended. The iterator ends, too. This
+        method may be called repeatedly."""
         self._end_thread()
 
     def pause(self) -> None:
         """Stops reading ahead. When this method returns, the thread no longer reads the source.
 
-        The consumer can still read the items in the buffer. If it needs more items, it waits for `resume()`.
+        The consumer can still read the items in the buffer. If the consumer needs more items, it waits until `resume()`
+        is called.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.
@@ -312,7 +313,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
 
 
 def end_threads(datapipe: Any) -> None:
-    """Ends the read-ahead threads of a graph, except that of `fullsync`, each after its current item."""
+    """Ends all read-ahead threads of a graph except the thread of `fullsync`. Each thread ends after its current
+    item."""
     for pipe in pipes_with_threads(datapipe):
         if not hasattr(pipe, "set_process_group"):
             pipe.shutdown()

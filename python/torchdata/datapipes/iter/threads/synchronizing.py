@@ -58,15 +58,16 @@ class _StepData(_PrefetchData):
     """One iteration of a rank. In a *vote*, an all-reduce, the ranks determine whether every rank has an item to yield.
 
     Args:
-        again: if positive, the number of items that this rank rereads without a vote: the ranks have already voted on
-            these items. If negative, this rank takes part in `-again` votes before it reads an item, because it has
-            already yielded the items of these votes.
+        again: if positive, the number of items that this rank rereads without a vote, because the ranks have already
+            voted on them. If negative, `-again` is the number of votes on items that this rank has already yielded. The
+            rank takes part in these votes before it reads an item.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: A thread holds this lock while it moves an item from `voted_on` to the queue, or reads both places.
+        #: This lock is held while an item is moved from `voted_on` to the queue, and while a state is saved, so that
+        #: the state contains the item exactly once.
         self.lock = threading.Lock()
         self.slot: int | None = None
         #: The item that this rank has read. When a vote shows that every rank has an item, this item is moved to the
@@ -76,7 +77,7 @@ class _StepData(_PrefetchData):
         #: The error that has prevented a vote, such as the exit of a rank; None after the consumer has received the
         #: error.
         self.untold: BaseException | None = None
-        #: Whether to count the items that remain in this rank's source when another rank has ended.
+        #: Whether this rank counts its remaining items for a warning after another rank has ended.
         self.counts_rest = False
         self.rest = (0, True)  # the number of remaining items, and whether the number is exact
 
@@ -185,8 +186,8 @@ class _Hold:
 
 
 class _StepReader(Iterator[Any]):
-    """The iterator that the consumer reads. If the iterator is dropped, the other ranks are not notified yet. Only the
-    next use of the pipe shows whether the loop was interrupted or left for the next epoch."""
+    """The iterator that the consumer reads. Dropping the iterator does not notify the other ranks. Only the next use of
+    the pipe shows whether the user's loop was interrupted, or was left to begin the next epoch."""
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
 
@@ -243,26 +244,26 @@ class FullSync(_PrefetchBase[T_co]):
     items.
 
     If one rank raises an exception, exits, or shuts its loader down within an epoch, all remaining ranks raise an error
-    within the timeout. The error names the first rank. If a rank breaks out of its loop and begins its next epoch, the
-    current epoch ends on all ranks. `DistributedReadingService` appends this pipe automatically. The pipe always runs
-    in the main process, even if worker processes run the pipes before it, and reads one item ahead. Put pipes with a
-    read-ahead thread (`prefetch`, `pin_memory`) before `fullsync`, because pausing a thread after `fullsync` would have
-    to wait for other ranks.
+    within the timeout. The error names the rank that caused it. If a rank breaks out of its loop and begins its next
+    epoch, the current epoch ends on all ranks. `DistributedReadingService` appends this pipe automatically. The pipe
+    always runs in the main process, even if worker processes run the pipes before it, and reads one item ahead. Put
+    pipes with a read-ahead thread (`prefetch`, `pin_memory`) before `fullsync`, because pausing a thread after
+    `fullsync` would have to wait for other ranks.
 
     Args:
         datapipe: the pipe to read. Every rank has its own pipe.
         timeout: the number of seconds that a rank waits for all ranks at each item, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
-            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. None (the
-            default) means all ranks of `torch.distributed`. They open separate connections for `fullsync` in their
-            first iteration.
+            object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. If
+            `process_group` is None (the default), all ranks of `torch.distributed` end together, and open separate
+            connections for `fullsync` in the first iteration.
 
     Raises:
         ValueError: `timeout` is zero, negative or over three years, the `DeviceMesh` has several dimensions, or this
             rank does not belong to the process group.
         TypeError: `process_group` lacks `rank`, `world_size` or `all_reduce_min`.
-        RuntimeError: while iterating, `torch.distributed` is not available or not initialized, or another rank raised
-            an error or left in the middle of the epoch.
+        RuntimeError: while iterating, `torch.distributed` is not available or not initialized; or another rank raised
+            an error, or shut its loader down in the middle of the epoch.
         RanksLostError: while iterating, another rank has exited. `RanksLostError` is a `ConnectionError` and a
             `RuntimeError`.
         PrefetchTimeoutError: while iterating, another rank did not request an item within `timeout` seconds.
@@ -330,7 +331,7 @@ class FullSync(_PrefetchBase[T_co]):
         return _StepReader(data, hold, self._warn_of_rest)
 
     def _warn_of_rest(self, left: int, is_all: bool) -> None:
-        """Warns once if this rank has so many remaining items that the items are not split evenly among the ranks."""
+        """Warns once if this rank has more remaining items than an even split among the ranks can leave."""
         graph = Graph(self.source_datapipe)
         shares = max(hooks_of(pipe)._number_of_shares() for pipe in graph)
         if left <= shares:
@@ -344,15 +345,15 @@ class FullSync(_PrefetchBase[T_co]):
         )
 
     def make_again(self, count: int) -> None:
-        """Makes the next iteration reread items without a vote on them, or vote without reading items.
+        """Makes the next iteration reread items without voting, or vote without reading items.
 
-        Each rank resumes from its own latest snapshot, so the number of reread items differs between ranks. A vote on
-        reread items would concern different positions on different ranks. Without these votes, the first vote concerns
-        the first item after the saved position on every rank.
+        Each rank resumes from its own latest snapshot, so the number of reread items differs between ranks. If the
+        ranks voted on reread items, one vote would concern different positions on different ranks. `make_again` makes
+        all ranks begin to vote at the same position.
 
         Args:
-            count: if positive, the number of items to reread without a vote. If negative, this rank takes part in
-                `-count` votes before it reads an item.
+            count: if positive, the number of items to reread without voting. If negative, `-count` is the number of
+                votes in which this rank takes part before it reads an item.
         """
         self._again = count
 
@@ -418,13 +419,13 @@ class FullSync(_PrefetchBase[T_co]):
         self._raise_pending_error()
 
     def leave(self, for_good: bool) -> None:
-        """Ends the iteration on all ranks. The other ranks detect the end when they request an item.
+        """Ends the iteration on all ranks. The other ranks detect the end of the iteration when they request an item.
 
         `leave` does not wait for the other ranks, and does nothing if the iteration is already over.
 
         Args:
-            for_good: with True, this rank takes part in no further epoch, so all other ranks raise an error; with
-                False, only the current epoch ends, on all ranks.
+            for_good: whether this rank takes part in no further epoch. If `for_good` is True, all other ranks raise an
+                error. If `for_good` is False, only the current epoch ends, on all ranks.
         """
         if self._data is not None and not self._data.is_inherited:
             self._data.leave(for_good)
@@ -446,7 +447,7 @@ class FullSync(_PrefetchBase[T_co]):
             group.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FullSync[T_co]:
-        """Returns a copy that refers to the group of ranks that the user provided, not to a copy of it."""
+        """Returns a copy that refers to the group of ranks that the user provided, not to a copy of the group."""
         group = self._given_group
         if group is not None and not isinstance(group, UncopyableGroup):
             memo[id(group)] = group

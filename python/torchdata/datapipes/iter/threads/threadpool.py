@@ -73,15 +73,15 @@ class _Results(Iterator[Any]):
         pool.wait()
         if before and before != self._generators():
             warn_outside(_DRAWS, RuntimeWarning)
-        # The next item is submitted after the wait, so that Ctrl-C loses no item.
+        # The next item is submitted only after `pool.wait()`, so that pressing Ctrl-C while waiting loses no item.
         self._read_ahead(self._ahead + 1)
         take = pool.take
         del self, pool  # a stored error refers to this frame, which would keep these objects alive
         return take()
 
     def _generators(self) -> Sequence[bytes]:
-        """Returns the memory of the global random generators, which changes if the pool's threads draw numbers. The
-        result is empty if no warning is needed, or if threads outside the pool may draw numbers."""
+        """Returns the memory of the global random generators, whose contents change if the pool's threads draw numbers.
+        Returns an empty sequence if no warning is needed, or if threads outside the pool may draw numbers, too."""
         exchanging = loaded(_EXCHANGING) if self._is_watched else None
         return () if exchanging is None or current_thread() is not main_thread() else exchanging.exchanged_generators()
 
@@ -114,7 +114,8 @@ class _Results(Iterator[Any]):
         self._pool.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At interpreter exit, the queue is closed. Globals may be None, so `is_finalizing` is a parameter.
+        # At interpreter exit, the queue is already closed. `is_finalizing` is a parameter, because global variables may
+        # be None at interpreter exit.
         if not _is_finalizing():
             self._pool.close()
 
@@ -237,7 +238,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
             pool.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the finished results, the items without a result, and the source's error, or None.
+        """Returns the finished results, the items without a result, and the error that the source has raised (or None).
 
         Raises:
             TimeoutError: the running calls of `fn` have not ended after `patience` seconds.

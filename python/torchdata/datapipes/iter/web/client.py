@@ -28,7 +28,7 @@ _TEMPORARY = (408, 429, 500, 502, 503, 504)
 
 
 def _get_proxies() -> dict[str, str] | None:
-    """Returns the proxies. Existing user code replaces this function."""
+    """Returns the proxies. This function must keep its name, because existing user code replaces it."""
     return None
 
 
@@ -49,8 +49,8 @@ def checked_timeout(pipe: str, timeout: Any) -> tuple[float | None, float | None
 
 
 class Retrying:
-    """The settings of retries. The callback `count`, which counts retries, is not pickled, so retries after unpickling
-    are not counted."""
+    """The settings of retries. The callback `count`, which the pipe sets to count its retries, is not pickled, so an
+    unpickled copy does not count retries."""
 
     def __init__(self, pipe: str, max_retries: int) -> None:
         self.max_retries = check_int(pipe, "max_retries", max_retries, least=0)
@@ -96,7 +96,8 @@ class Connections:
         from requests.adapters import HTTPAdapter
 
         session = requests.Session()
-        # Compression would make ranges and sizes in the headers refer to compressed bytes.
+        # The server must not compress files, because ranges and sizes in the headers would then refer to compressed
+        # bytes.
         session.headers["Accept-Encoding"] = "identity"
         if self._process != os.getpid():  # closed, or the connections belong to the parent process
             self._adapter, self._process = HTTPAdapter(max_retries=self._retrying.policy()), os.getpid()
@@ -112,7 +113,8 @@ class Connections:
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
                 for key in manager.pools.keys():  # noqa: SIM118  # the container is not iterable
-                    # An open response would keep the pool and its connections alive.
+                    # Each pool is closed explicitly, because an open response would keep the pool and its idle
+                    # connections alive.
                     manager.pools[key].close()
             self._adapter.close()
         self._adapter, self._process = None, 0
@@ -136,7 +138,7 @@ class Client:
         self.options = dict(options)
 
     def title(self, url: Any, response: Any) -> Any:
-        """Returns the first member of the pair that a pipe yields for a file: here the URL."""
+        """Returns the first member of the pair that a pipe yields for a file: by default, the URL."""
         return url
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:

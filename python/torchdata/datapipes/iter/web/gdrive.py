@@ -1,5 +1,5 @@
-"""Requests the file of a link to Google Drive, and confirms the warning page that the server sends before large
-files."""
+"""Downloads files of Google Drive by their links, and confirms the warning page that the server sends before a large
+file."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from torchdata.datapipes.utils.names import file_name
 
 HOSTS = frozenset({"drive.google.com", "docs.google.com"})
 
-#: The maximum number of bytes to read of the web page that may precede a download: forty times its usual size.
+#: The maximum number of bytes to read of the web page that may precede a download. Such a web page is usually 40 times
+#: smaller than this maximum.
 _LARGEST_PAGE = 1 << 17
 
 _FILE_PATH = re.compile(r"(?:/a/[^/]+)?/file/(?:u/\d+/)?d/([^/]+)")
 
 
 def download_url(url: str) -> str:
-    """Returns the download URL of a link such as `…/file/d/ID/view`, `…/open?id=ID` and `…/uc?id=ID`, and other URLs,
-    such as download URLs, unchanged."""
+    """Returns the download URL of a link such as `…/file/d/ID/view`, `…/open?id=ID` and `…/uc?id=ID`. Any other URL,
+    such as a download URL, is returned unchanged."""
     parts = urlsplit(url)
     query = dict(parse_qsl(parts.query))
     in_path = _FILE_PATH.match(parts.path)
@@ -40,7 +41,7 @@ def download_url(url: str) -> str:
 
 class DriveClient(Client):
     def title(self, url: Any, response: Any) -> str:
-        """Returns the file name without folders, because users join it to a folder."""
+        """Returns the name of the file without folders, because users join the name to a folder."""
         told = response.headers.get("content-disposition", "")
         if (found := re.search(r'filename="([^"]+)"', told)) is not None:
             name = found[1]
@@ -102,7 +103,8 @@ class DriveClient(Client):
 
 
 def _trusted(target: str, asked: str) -> bool:
-    """Returns whether the user's settings, including credentials, may be sent to a form's target URL."""
+    """Returns whether the user's settings, including credentials, may be sent to `target`, the URL to which the form on
+    a web page leads."""
     there, here = urlsplit(target), urlsplit(asked)
     host = there.hostname or ""
     return there.scheme == here.scheme and (

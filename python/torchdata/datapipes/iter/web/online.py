@@ -48,8 +48,8 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
         return self._http
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        # `iter` begins the source's epoch now, not when the first item is requested. A state that is saved before the
-        # first request must belong to the new epoch.
+        # `iter` begins the source's epoch now, not when the first item is requested. Otherwise, a state that is saved
+        # before the first request would belong to the previous epoch.
         return self._opened(iter(self.source_datapipe))
 
     def _opened(self, urls: Iterator[Any]) -> Iterator[tuple[str, StreamWrapper]]:
@@ -80,10 +80,10 @@ class HttpReader(_UrlReader):
         skip_on_error: whether URLs that cannot be opened are skipped with a warning; False by default. Errors while a
             stream is read are always raised.
         max_retries: number of times that a request is repeated after a temporary fault: no connection, a broken
-            connection, silence, or one of the status codes 408, 429, 500, 502, 503 and 504. The waits between the
-            requests grow up to a minute, unless the server sets them by `Retry-After`. After a broken connection, only
-            the remaining bytes are requested if the server supports range requests. Received data resets the number of
-            retries. `DataLoader2.stats()` counts the retries.
+            connection, a server that sends nothing, or one of the status codes 408, 429, 500, 502, 503 and 504. The
+            delays between the requests grow up to a minute, unless the server sets the delay by `Retry-After`. After a
+            broken connection, only the remaining bytes are requested if the server supports range requests. Received
+            data resets the number of retries. `DataLoader2.stats()` counts the retries.
         **kwargs: options of `requests.get`, such as `headers`, `auth`, `params`, `proxies`, `verify` or
             `allow_redirects`.
 

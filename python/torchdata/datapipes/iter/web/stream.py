@@ -61,7 +61,8 @@ class _Version(NamedTuple):
         return self.modified if self.etag is None else self.etag if self.etag.startswith('"') else None
 
     def differs(self, other: _Version) -> str | None:
-        """Describes a header whose values differ between two versions of a file; None if no common header differs."""
+        """Describes a header that two versions of a file both have, but with different values; None if there is no such
+        header."""
         if self.etag and other.etag:
             same = self.etag.removeprefix("W/") == other.etag.removeprefix("W/")
             return None if same else f"its ETag was {self.etag} and is {other.etag}"
@@ -229,8 +230,8 @@ class _Body(io.RawIOBase):
         return self._arrived(most, whole)
 
     def _arrived(self, most: int, whole: bool) -> bytes:
-        """Returns up to `most` bytes of the response, decompressed if necessary. If `whole` is set, waits for `most`
-        bytes or the end of the response."""
+        """Returns up to `most` bytes of the response, decompressed if necessary. If `whole` is True, waits until `most`
+        bytes or the end of the response have arrived."""
         from urllib3.exceptions import ProtocolError
 
         raw, headers = self.response.raw, self.response.headers
@@ -254,7 +255,7 @@ class _Body(io.RawIOBase):
             response.close()
 
     def close(self) -> None:
-        """Closes the response. Its connection is reused only if the body was read to the end."""
+        """Closes the response. The HTTP connection can be reused only if the body was read to its end."""
         self._drop_response()
         super().close()
 
@@ -273,7 +274,7 @@ class HttpStream(io.BufferedReader):
     The stream reads forward only. `seekable()` returns False, so that archive readers do not seek back. `seek` can move
     forward. A `seek` before the first read sets the offset at which the server begins to send. If the connection
     breaks, the remaining bytes are requested. The pipe's `max_retries` limits the number of consecutive requests
-    without data. After the last failed request, every read raises its error.
+    without data. When no retries are left, every further read raises the error of the last request.
 
     Args:
         recipe: the recipe for requests.

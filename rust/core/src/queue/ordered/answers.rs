@@ -51,7 +51,7 @@ impl<T> Outcome<T> {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Pop<T> {
     Item(T),
-    /// An error of a worker or of the source, in the order of the items.
+    /// An error that a worker or the source has raised.
     Error(T),
     Ended,
     Closed,

@@ -16,7 +16,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Submits `item` for other workers, and releases the source. Returns the next slot if the queue has a free slot.
-    /// Must be called by the worker that uses the source.
+    /// Only the worker that uses the source may call this method.
     pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
         let mut state = self.lock();
         let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
@@ -76,9 +76,10 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores an outcome for each claimed item. `complete` combines the queue's part and the worker's part of the item.
+    /// Stores an outcome for each claimed item. `complete` combines the part of the item that the queue has kept with
+    /// the part that the worker returns.
     ///
-    /// The caller must drop the returned parts of items whose slots no longer exist.
+    /// Returns the parts whose slots no longer exist, so that the caller drops these parts.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -97,9 +98,10 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Puts claimed items back at the front of the queue. `restore` puts the worker's part back into the item.
+    /// Puts claimed items back at the front of the queue. `restore` puts the part that the worker has taken back into
+    /// the item.
     ///
-    /// The caller must drop the returned parts of items whose slots no longer exist.
+    /// Returns the parts whose slots no longer exist, so that the caller drops these parts.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();
@@ -117,7 +119,8 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Submits an item after all other items in the queue, even if the queue is full. Must be called by the consumer.
+    /// Submits an item after all other items in the queue, even if the queue is full. Only the consumer may call this
+    /// method.
     pub fn submit(&self, item: T) {
         let mut state = self.lock();
         let slot = state.add(Phase::Waiting(item), false);

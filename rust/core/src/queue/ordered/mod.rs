@@ -78,7 +78,6 @@ impl<T> OrderedQueue<T> {
         self.lock().holds > 0
     }
 
-    /// Waits up to `timeout` until `ready` returns true, and returns false after the timeout.
     fn wait(
         &self,
         timeout: Duration,
@@ -159,7 +158,8 @@ impl<T> OrderedQueue<T> {
         copy
     }
 
-    /// Stores an outcome like `put`, and reserves the next slot to avoid waking up another worker.
+    /// Stores an outcome like `put`, and reserves the next slot for the same worker, so that no other worker must be
+    /// woken up.
     pub fn put_and_reserve(&self, slot: Slot, outcome: Outcome<T>) -> (Option<T>, Option<Slot>) {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -244,8 +244,8 @@ impl<T> OrderedQueue<T> {
         self.wait(timeout, &self.filled, |state| &mut state.consuming, ready)
     }
 
-    /// Ends the delivery of results and the reservation of slots. Buffered outcomes stay in the queue until they are
-    /// drained.
+    /// Ends the delivery of results and the reservation of slots. Buffered outcomes stay in the queue until `drain` is
+    /// called.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -260,7 +260,7 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        // A closed queue does not report the end, because the consumer has not received the drained results.
+        // After `close`, the end is not reported, because the consumer has not received all results.
         state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();
