@@ -135,13 +135,12 @@ endif
 
 ##@ Checks
 
-# The extension relies on Python's lock, and says so (`gil_used`). That it compiles for a Python without one is looked at, too.
+# The tests compile the extension for a Python with a GIL, so clippy checks the extension for a free-threaded Python.
 .PHONY: lint
 lint: setup stubtest lint-workflows ## Formatting, clippy, ruff, mypy --strict, stubtest and the workflows of CI
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets -- -D warnings
 	PYO3_CONFIG_FILE="$(CURDIR)/tools/free-threaded.txt" CARGO_TARGET_DIR=target/free-threaded \
-	  cargo check --quiet --locked --package torchdata-py
+	  cargo clippy --locked --workspace --all-targets -- -D warnings
 	$(BIN)/python tools/third_party.py --check
 	$(BIN)/ruff check $(PYTHON_DIRS)
 	$(BIN)/ruff format --check $(PYTHON_DIRS)
@@ -293,7 +292,7 @@ bench-soak: setup ## The memory of loaders after an hour of epochs, states and k
 
 .PHONY: bench-rust
 bench-rust: ## The engine alone: criterion
-	cargo bench --package torchdata-core $(ARGS)
+	cargo bench --package torchdata-benches $(ARGS)
 
 # Wheels have no paths of the machine on which they were built.
 REMAP := --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo --remap-path-prefix=$(CURDIR)=/torchdata-rs

@@ -2,7 +2,6 @@
 //!
 //! Between threads, the alternative is a bounded channel of `Vec<u8>`, which only passes a pointer. Between processes,
 //! the alternative is a Unix socket pair. The benchmark measures the consumer. Producers send until they are stopped.
-#![cfg(not(loom))]
 
 #[path = "../tests/common/mod.rs"]
 mod common;

@@ -43,6 +43,7 @@ pub unsafe fn new_type<'py>(
 }
 
 /// Finalizes an object. Dropping the object preserves an exception that is being raised.
+#[allow(deprecated, reason = "the functions in place of the deprecated functions exist only from Python 3.12 on")]
 unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     let run = |py: Python<'_>| {
         // SAFETY: the interpreter keeps the object alive during the call.
