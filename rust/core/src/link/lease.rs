@@ -62,8 +62,7 @@ impl Returns {
         let header = self.layout.header();
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         queue.overflow.push(offset);
-        // If the return ring is damaged, the blocks stay in `overflow`, and the next read of the link reports the
-        // damage.
+        // A damaged return ring ends the loop. The next read from the link reports the damage.
         while queue.cursor.has_room(&header.return_head, 1) == Ok(true)
             && let Some(offset) = queue.overflow.pop()
         {

@@ -25,7 +25,7 @@ const DEEPEST: usize = 64;
 /// The minimum length of a string that is sent only once if the string occurs several times in an item. Copying a
 /// shorter string is as fast as a look-up.
 const LONG_STRING: ffi::Py_ssize_t = 64;
-/// The capacity to which the encoder's tables shrink after a large item.
+/// The maximum capacity that the encoder's tables keep after a large item.
 const MOST_REMEMBERED: usize = 1024;
 
 type Span = (usize, usize);
@@ -132,10 +132,10 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// If this string has occurred earlier in the item, writes a reference and returns true.
+    /// If this string has occurred earlier in the item, writes a reference to the first occurrence and returns true.
     ///
-    /// Every new long string receives a number (`Tag::Kept`), even without further references, so that equal items have
-    /// equal encodings.
+    /// Every long string is numbered at its first occurrence (`Tag::Kept`), even if it occurs only once, so that equal
+    /// items have equal encodings.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);

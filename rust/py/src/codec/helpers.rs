@@ -22,7 +22,7 @@ pub struct Helpers {
     pub data_chunk: Py<PyType>,
 }
 
-/// FORK: the lookup takes no lock that a forked child could inherit, and the first result is kept.
+/// FORK: the look-up uses no lock, so a fork during the look-up does no harm.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();
     HELPERS.get_or_try_init(|| {

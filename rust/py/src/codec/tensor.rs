@@ -1,4 +1,4 @@
-//! Encodes and decodes tensors that have no state other than their elements.
+//! Encodes and decodes tensors that consist only of their elements.
 
 use pyo3::prelude::*;
 use torchdata_core::strided::Strided;

@@ -26,7 +26,8 @@ pub struct SequenceIterator {
     kind: SequenceKind,
     /// The number of items. This field is not used for a list, because a list can change its length.
     length: usize,
-    /// The index of the next item, or `u64::MAX` after the end. The end is final even if a list grows.
+    /// The index of the next item, or `u64::MAX` after the end. After the end, items that are appended to a list are
+    /// ignored.
     position: GilNumber,
 }
 
@@ -91,7 +92,7 @@ impl SequenceIterator {
                 return Ok(None);
             }
             let item = self.item(py, position as usize)?;
-            // If the position has changed, another thread has returned this item, so the loop reads the next item.
+            // If another thread has returned this item meanwhile, the loop reads the next item.
             if self.position.replace(position, position + 1) {
                 return Ok(Some(item));
             }

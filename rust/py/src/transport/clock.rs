@@ -1,4 +1,4 @@
-//! Limits the time for which a reader waits for one item, and reports long waits.
+//! Limits how long a reader waits for one item, and reports long waits.
 
 use std::time::{Duration, Instant};
 
