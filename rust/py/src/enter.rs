@@ -1,8 +1,8 @@
 //! Waits for events without the GIL, in a series of short sleeps (slices). Python's signal handlers run between two
 //! slices.
 //!
-//! If a signal handler raises an exception, the wait ends with this exception. If the event occurs after this
-//! exception, the next wait ends immediately.
+//! If a signal handler raises an exception, the wait ends with this exception. If the event occurs meanwhile, the next
+//! wait ends immediately.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -76,7 +76,8 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
 
 fn loaded<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
     let name = PyString::new(py, name);
-    // SAFETY: the call returns a new reference or NULL. NULL without an exception means that the module is not loaded.
+    // SAFETY: PyImport_GetModule returns a new reference or NULL. NULL without an exception means that the module is
+    // not loaded.
     let module = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyImport_GetModule(name.as_ptr())) };
     let Some(module) = module else { return PyErr::take(py).map_or(Ok(None), Err) };
     let begun = module.getattr("__spec__").and_then(|spec| spec.getattr("_initializing"));
@@ -177,7 +178,7 @@ impl NumPy {
         ) -> *mut ffi::PyObject;
         let py = dtype.py();
         // SAFETY: entry 2 is PyArray_Type, and entry 94 is PyArray_NewFromDescr, which takes ownership of the dtype.
-        // The call returns a new reference, or NULL with an exception.
+        // This function returns a new reference, or NULL with an exception.
         unsafe {
             let new: New = self.entry(94);
             let (dimensions, no_parent) = (shape.len() as c_int, std::ptr::null_mut());

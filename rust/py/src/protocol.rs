@@ -71,8 +71,8 @@ impl PyReplacing {
         self.0.wanted(&dead, &ended)
     }
 
-    /// Records that a child has exited. Returns the number of exits at the child's current item, whether this exit is
-    /// new, and whether the loader must give up.
+    /// Records that a child has exited. Returns how many processes have exited at the child's current item, whether
+    /// this process is a new one among them, and whether the loader must give up.
     fn judge(
         &mut self,
         child: usize,

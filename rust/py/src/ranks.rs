@@ -1,7 +1,7 @@
 //! Provides the Python class `Meeting`, which connects the ranks of a distributed program by sockets.
 //!
-//! In a forked child, all methods raise an error, because the background thread exists only in the parent. Nothing is
-//! dropped, because the child may have inherited a locked lock.
+//! In a forked child, all methods raise an error, because the background thread exists only in the parent. The child
+//! also never drops the connections, because dropping would require a lock that may never be released in the child.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};

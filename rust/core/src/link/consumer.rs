@@ -369,8 +369,8 @@ impl Consumer {
         self.table.clear();
         payload.clear();
         payload.reserve(len.next_multiple_of(8));
-        // SAFETY: `from_words` has checked that the block table and the payload are inside the message, and `reserve` has
-        // made room for the copy. The copy is private, so the producer cannot change the copy after the checks below.
+        // SAFETY: `from_words` has checked that the block table and the payload are inside the message, and `reserve`
+        // has made room for the copy. The producer cannot change this private copy after the checks below.
         unsafe {
             let entries = place.add(MESSAGE_HEADER as usize).cast::<[u64; 2]>();
             for index in 0..blocks {

@@ -95,7 +95,7 @@ pub(crate) struct Header {
     pub granted: Word,
     /// A flag that the producer sets while it waits for returned blocks.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// The number of the epoch if the sending process waits for items of the dispatching process, or 0 otherwise.
+    /// The current epoch while the sending process waits for items of the dispatching process, or 0 otherwise.
     pub starving: Word,
     /// The latest epoch that the main process has commanded, or the command to stop.
     pub order: Word,

@@ -7,8 +7,8 @@ use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
 
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// The kind of the first fragment of a buffer. The consumer then drops older fragments, which belong to a message that
-/// the producer has abandoned.
+/// The kind of the first fragment of a buffer. On receiving this fragment, the consumer drops older fragments, which
+/// belong to a message that the producer has abandoned.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
 /// A flag in the message kind of an item. The bytes of such an item may differ between two runs, for example if the

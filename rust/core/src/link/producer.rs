@@ -37,7 +37,7 @@ pub enum Part {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Push {
     Done,
-    /// The ring is full. The caller must repeat the call after [`Producer::writable`] returns true.
+    /// The ring is full. The caller must try again after [`Producer::writable`] returns true.
     Full,
 }
 

@@ -129,7 +129,7 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
 /// SIGCONT.
 pub fn continue_with_parent() {
     #[cfg(target_os = "linux")]
-    // SAFETY: the call only sets an attribute of this thread, and accesses no memory.
+    // SAFETY: `prctl` only sets an attribute of this thread here, and accesses no memory.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT);
     }

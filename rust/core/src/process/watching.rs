@@ -77,7 +77,7 @@ impl Pulse {
 /// A report about a call that has not returned for some time.
 pub struct Stall {
     pub key: u64,
-    /// The time since the watching thread first noticed the call.
+    /// The time since the watching thread first noticed the unfinished call.
     pub waited: Duration,
     /// The id of the calling thread, as returned by `pthread_self`.
     pub thread: u64,

@@ -54,8 +54,7 @@ struct Peer<S> {
     taken: Account,
     ended: bool,
     begun: bool,
-    /// The snapshots, oldest first. Older snapshots are dropped once the user has received all items before the first
-    /// snapshot.
+    /// The snapshots, oldest first.
     snapshots: VecDeque<Snapshot<S>>,
 }
 

@@ -1,7 +1,7 @@
 //! Decides which child processes are replaced when one of them exits, and when the loader gives up.
 //!
-//! If a loader has a dispatching process, the exit of one child replaces all children, because the lost items are
-//! unknown to all children.
+//! If a loader has a dispatching process, all children are replaced after the exit of one child, because no process can
+//! determine which items were lost.
 
 /// If this number of processes exit at the same item, the loader gives up.
 pub const TRIES: usize = 3;

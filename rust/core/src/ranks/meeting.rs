@@ -305,8 +305,8 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Returns the descriptors of all sockets. Forked children must close these descriptors, because an inherited
-    /// descriptor keeps its connection open.
+    /// Returns the descriptors of all sockets. Forked children give up these descriptors, because an inherited
+    /// descriptor would keep its connection open.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();

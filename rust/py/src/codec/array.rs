@@ -116,8 +116,8 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
 /// The caller ensures that nothing outside the item refers to the array or its tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
-    // SAFETY: the call only reads the reference count of an existing object. The array and the variable `base` hold one
-    // reference each, so more than two references mean that other code uses the block.
+    // SAFETY: `Py_REFCNT` only reads the reference count of an existing object. The array and the variable `base` hold
+    // one reference each, so more than two references mean that other code uses the block.
     if unsafe { ffi::Py_REFCNT(base.as_ptr()) } > 2 {
         return None;
     }

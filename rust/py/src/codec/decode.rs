@@ -148,10 +148,10 @@ impl<'py, 'a> Decoder<'py, 'a> {
             Tag::True => Ok(true.into_pyobject(py)?.to_owned().into_any()),
             Tag::Int => {
                 let value = self.word()? as i64;
-                // SAFETY: the call returns a new int, or NULL with MemoryError set.
+                // SAFETY: PyLong_FromLongLong returns a new int, or NULL with a MemoryError set.
                 unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromLongLong(value)) }
             }
-            // SAFETY: the call returns a new reference, or NULL with an exception set.
+            // SAFETY: PyLong_FromUnsignedLongLong returns a new int, or NULL with an exception set.
             Tag::Unsigned => unsafe {
                 Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromUnsignedLongLong(self.word()?))
             },

@@ -230,8 +230,8 @@ pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
 }
 
 fn has_attributes(item: &Bound<'_, PyAny>) -> PyResult<bool> {
-    // SAFETY: callers pass tensors, and every tensor has a dictionary. The call returns a new reference, or NULL with
-    // an exception set.
+    // SAFETY: callers pass tensors, and every tensor has a dictionary. PyObject_GenericGetDict returns a new reference,
+    // or NULL with an exception set.
     unsafe {
         let dict = ffi::PyObject_GenericGetDict(item.as_ptr(), null_mut());
         let dict = Bound::from_owned_ptr_or_err(item.py(), dict)?;

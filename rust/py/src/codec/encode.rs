@@ -40,7 +40,7 @@ struct Within<'a> {
 impl Within<'_> {
     /// Returns whether only the object's container and the encoder refer to the object.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
-        // SAFETY: the call only reads the reference count of an existing object.
+        // SAFETY: `Py_REFCNT` only reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
     }
 
@@ -124,7 +124,7 @@ impl Encoder {
 
     /// An object with at most two references occurs only once, because one of the references belongs to the encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
-        // SAFETY: the call only reads the reference count of an existing object.
+        // SAFETY: `Py_REFCNT` only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
             return Ok(());
         }
@@ -140,7 +140,7 @@ impl Encoder {
         if len < LONG_STRING {
             return Ok(false);
         }
-        // SAFETY: the call only reads the reference count of an existing object.
+        // SAFETY: `Py_REFCNT` only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(string.as_ptr()) } > 2 {
             if self.pickled_member.is_some() {
                 return Err(Stop::Whole);
@@ -439,7 +439,7 @@ impl Encoder {
         }
         self.reserve(len)?;
         self.inline_head(len);
-        // SAFETY: `reserve` has made room for `len` more bytes, and the copy initializes these bytes.
+        // SAFETY: `reserve` has made room for `len` more bytes, and `copy` initializes these bytes.
         unsafe {
             source.copy(py, self.payload.as_mut_ptr().add(self.payload.len()));
             self.payload.set_len(self.payload.len() + len);

@@ -56,7 +56,7 @@ pub enum Kind {
 static SEEN: Mutex<Vec<(usize, Kind)>> = Mutex::new(Vec::new());
 
 pub fn kind_of(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
-    // SAFETY: the call only reads the type of an existing object.
+    // SAFETY: `Py_TYPE` only reads the type of an existing object.
     let pointer = unsafe { ffi::Py_TYPE(object.as_ptr()) } as usize;
     let known = |seen: &Vec<(usize, Kind)>| seen.iter().find(|entry| entry.0 == pointer).map(|entry| entry.1);
     if let Some(kind) = known(&SEEN.lock().unwrap_or_else(PoisonError::into_inner)) {

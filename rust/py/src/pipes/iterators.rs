@@ -23,7 +23,7 @@ const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let arguments = [std::ptr::null_mut(), argument.as_ptr()];
     // SAFETY: `first` points to one argument. The array entry before this argument is unused, as `ARGUMENTS_OFFSET`
-    // requires. The function and the argument are valid during the call, which returns a new reference, or NULL with an
+    // requires. The function and the argument are valid. PyObject_Vectorcall returns a new reference, or NULL with an
     // exception set.
     unsafe {
         let first = arguments.as_ptr().add(1);
@@ -89,7 +89,7 @@ impl FilterIterator {
             if keep {
                 return Ok(Some(item));
             }
-            // SAFETY: the call only reads the type of an existing object.
+            // SAFETY: `Py_TYPE` only reads the type of an existing object.
             let class = unsafe { ffi::Py_TYPE(item.as_ptr()) };
             if !self.plain.iter().any(|plain| std::ptr::eq(plain.as_ptr().cast(), class)) {
                 self.on_dropped.bind(py).call1((item,))?;

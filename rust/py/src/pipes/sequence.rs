@@ -46,7 +46,7 @@ impl SequenceIterator {
             SequenceKind::Range { start, step } => Ok((start + step * position as i64).into_pyobject(py)?.into_any()),
             // SAFETY: this kind means that the sequence is a list.
             SequenceKind::List => unsafe { sequence.cast_unchecked::<PyList>() }.get_item(position),
-            // SAFETY: the object exists. The call returns a new reference, or NULL with an exception set.
+            // SAFETY: the object exists. PySequence_GetItem returns a new reference, or NULL with an exception set.
             SequenceKind::Other => unsafe {
                 let item = ffi::PySequence_GetItem(sequence.as_ptr(), position as ffi::Py_ssize_t);
                 Bound::from_owned_ptr_or_err(py, item)

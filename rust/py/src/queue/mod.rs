@@ -335,7 +335,8 @@ impl ReadAheadQueue {
         slf
     }
 
-    /// Returns the next result. A loop in C, such as `list(queue)`, stores the result before Python handles signals.
+    /// Returns the next result. Even a signal handler that raises an exception does not lose the result: a loop in C,
+    /// such as `list(queue)`, stores the result first.
     fn __next__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.pop(py)
     }
@@ -352,8 +353,7 @@ impl ReadAheadQueue {
         })
     }
 
-    /// Returns how many successive items were small, and how many undelivered items have at most been taken from the
-    /// source.
+    /// Returns the number of successive small items, and an upper limit for the number of undelivered items.
     fn growth(&self, py: Python<'_>) -> Option<(u64, u64)> {
         let given = self.place.with(py, |place| place.as_ref().map_or(0, QueuePosition::given));
         let window = self.window.with(py, |window| *window)?;

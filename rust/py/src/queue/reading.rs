@@ -21,7 +21,7 @@ pub struct SourceReader {
     #[pyo3(get)]
     advance: Py<PyAny>,
     state_of: Py<PyAny>,
-    /// A function that converts an error of `state_of` to a placeholder for the state.
+    /// A function that converts a NotImplementedError of `state_of` to a placeholder for the state.
     unsaved: Py<PyAny>,
     /// The number of items between two saved states, or 0 if no states are saved.
     frequency: u64,

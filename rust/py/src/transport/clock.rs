@@ -54,7 +54,7 @@ impl Clock {
         }
     }
 
-    /// `tries` keeps its value, because a replacement process may compute the same item.
+    /// Ends the measurement of a wait, but keeps `tries`, because a replacement process may compute the same item.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;

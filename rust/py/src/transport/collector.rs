@@ -90,9 +90,9 @@ impl Collector {
 
     /// Watches processes, and replaces processes that exit.
     ///
-    /// `on_death(exited processes, received, ended, paused)` returns the indices of the processes to replace. For each
-    /// shard, `received` contains the number of received items, and `ended` contains whether all items were received.
-    /// `paused` is true if the senders are paused.
+    /// `on_death(exited, received, ended, paused)` returns the indices of the processes to replace. For each shard,
+    /// `received` contains the number of received items, and `ended` contains whether all items were received. `paused`
+    /// is true if the senders are paused.
     ///
     /// `on_replace(dead, positions, ended)` then starts the replacements. `on_replace` returns (index, new link or
     /// None, id or descriptor of the new process) for each replacement.

@@ -54,7 +54,8 @@ pub struct Surplus {
     bytes: u64,
     most: u64,
     said: bool,
-    /// A callback with the arguments (next peer, peer that sent early, bytes of messages received early).
+    /// A callback with the arguments (next peer, peer of the latest early message, bytes of all early messages). Early
+    /// messages were received before their turn.
     pub on_surplus: Option<Py<PyAny>>,
 }
 
@@ -154,7 +155,7 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.set_window(window));
     }
 
-    /// Decides whether the reader delivers an item, receives a message early, or waits.
+    /// Decides whether the reader delivers an item, receives a message before its turn, or waits.
     pub fn next(&mut self, collecting: &mut Collecting) -> Next {
         loop {
             let all = RefCell::new(&mut *self);

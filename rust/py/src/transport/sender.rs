@@ -133,8 +133,8 @@ impl Sender {
     /// Makes `pump` call `taker(shard)` from time to time, between two items. The pause between two calls is `factor`
     /// times a call's duration, but at least `seconds`.
     ///
-    /// `taker` returns None, or a snapshot as (position in the dispatched items, content). This position consists of
-    /// the number of the pass, and the number and checksum of the items in this pass.
+    /// `taker` returns None or a snapshot: the number of the pass over the dispatched items, the number and checksum of
+    /// the items in this pass, and the content.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
         self.outlet().map(|mut outlet| outlet.taker = Some((taker, Cadence::new(duration(seconds), factor))))
     }

@@ -153,9 +153,8 @@ impl<'a> Opened<'a> {
 
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
-    // SAFETY: the lease keeps the `len` bytes readable. If a faulty producer writes during the copy, only the copied
-    // bytes are wrong, because the code uses raw pointers instead of a slice. The call returns a new object, or NULL
-    // with an exception set.
+    // SAFETY: the lease keeps the `len` bytes readable. If a faulty producer writes to the block at the same time, only
+    // the copied bytes are wrong. PyBytes_FromStringAndSize returns a new object, or NULL with an exception set.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())
