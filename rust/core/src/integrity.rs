@@ -77,7 +77,7 @@ impl Checksum {
     ///
     /// Each byte is read only once, so the checksum covers the copied bytes even if another process changes the source.
     ///
-    /// The method writes whole words, so up to 7 bytes after the copy are overwritten too.
+    /// The method writes whole words, so up to 7 bytes after the copied bytes are overwritten.
     ///
     /// # Safety
     /// `to` must be writable for `len` bytes rounded up to a multiple of 8. `from` must be readable for `len` bytes

@@ -1,7 +1,7 @@
 //! Looks up NumPy's C API, a table of pointers, when an array or scalar is first used.
 //!
-//! The corresponding function of the `numpy` crate is not used, because it panics if NumPy cannot be imported. It also
-//! takes a lock, and a child that is forked meanwhile could never take this lock.
+//! The corresponding function of the `numpy` crate is not used, because it panics if NumPy cannot be imported. That
+//! function also takes a lock, and a child that is forked meanwhile could never take this lock.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;

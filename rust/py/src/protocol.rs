@@ -72,7 +72,7 @@ impl PyReplacing {
     }
 
     /// Records that a child has exited. Returns how many processes have exited at the child's current item, whether
-    /// this process is a new one among them, and whether the loader must give up.
+    /// this process is counted for the first time, and whether the loader must give up.
     fn judge(
         &mut self,
         child: usize,

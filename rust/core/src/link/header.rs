@@ -70,7 +70,7 @@ type Word = CachePadded<AtomicU64>;
 
 /// Accidental writes to the header are either detected or harmless.
 ///
-/// Control words contain check bits, and messages contain checksums. Damage to any other field falsifies only
+/// Control words contain check bits, and messages contain checksums. Damage to fields without check bits only falsifies
 /// statistics, or delays a wake-up by at most 100 ms.
 #[derive(Debug)]
 #[repr(C)]

@@ -61,8 +61,8 @@ pub struct Producer {
     sending: Sending,
     account: Account,
     current: u16,
-    /// For each shard, the number of sent items and the number of items to recompute. The latest numbers of the current
-    /// shard are in `sending` and `account` instead.
+    /// For each shard, the number of sent items and the number of items to recompute. The current shard is an
+    /// exception: its latest numbers are in `sending` and `account`.
     shards: Vec<ShardProgress>,
     streaming: bool,
     clock: SampledClock,
@@ -331,7 +331,7 @@ impl Producer {
     /// # Panics
     /// If the message never fits (see [`Producer::fits`]), or a block belongs to another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        // Unused memory is also freed here, because a producer that always has items never waits.
+        // Memory is usually freed during waits, but a producer that always has items never waits.
         if self.arena.is_untidy()
             && let Some(now) = self.clock.sample()
         {

@@ -76,7 +76,7 @@ pub struct Books<S> {
     log: VecDeque<(u32, Account)>,
     total: u64,
     dealt: VecDeque<Dealt<S>>,
-    /// The number of deliveries that the log still keeps after the user has received the items.
+    /// The number of deliveries that the log keeps even after the user has received the items.
     beyond: usize,
     unknown: usize,
     longest: usize,

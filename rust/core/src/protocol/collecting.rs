@@ -63,7 +63,7 @@ impl Collecting {
         live().find(|&peer| peer != starving && arrived(peer))
     }
 
-    /// Records that a process has exited. Items that have arrived are still delivered as far as the order allows.
+    /// Records that a process has exited. Items that arrived before the exit are delivered if the order allows it.
     pub fn note_death(&mut self) {
         self.has_died = true;
     }

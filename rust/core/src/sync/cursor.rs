@@ -45,8 +45,8 @@ impl ProducerCursor {
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
         // SYNC(release): pairs with ConsumerCursor::release. The consumer has read all slots before `head`.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
-        // This also detects a cursor that was set back, which looks like a large increase because only its low bits are
-        // stored.
+        // A cursor that was set back looks like a large increase, because only its low bits are stored. Both cases are
+        // detected here.
         let head =
             head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor is outside the ring"))?;
         self.head = head;

@@ -341,7 +341,7 @@ pub fn tensor_over<'py>(
         Home { managed: Managed { tensor, context, free: Some(Home::<Managed>::free) }, extents, _memory: memory }
             .leave();
     // SAFETY: PyCapsule_New returns a new capsule, or NULL with an exception set. Torch renames the capsule when torch
-    // takes ownership of the tensor. If torch fails before renaming, this function still owns the tensor and frees it.
+    // takes ownership of the tensor. If torch fails before renaming the capsule, this function frees the tensor.
     unsafe {
         let capsule = ffi::PyCapsule_New(managed.cast(), UNUSED.as_ptr(), None);
         let Ok(capsule) = Bound::from_owned_ptr_or_err(py, capsule) else {

@@ -209,7 +209,7 @@ impl Outlet {
             self.flush();
             let Self { producers, arenas, control, meters, .. } = self;
             let link = if self.has_shards { 0 } else { target };
-            // A damaged control word also ends the wait, and the next call of the producer reports the damage.
+            // If the control word is damaged, the wait ends, because the next call of the producer reports the damage.
             let ready = || producers[link].permit() != Ok(Permit::Wait) || is_interrupted(control, None);
             wait_until(py, &self.own, meters.get(link), ready, |py| tidy(py, arenas).map(drop))?;
         }
@@ -416,7 +416,7 @@ impl Outlet {
             if !producer.blocks_in_flight().map_err(errors::corrupted)? {
                 return Ok(None);
             }
-            // Damage also ends the wait, and the next call of the producer reports the damage.
+            // If the link is damaged, the wait ends, because the next call of the producer reports the damage.
             let sent = self.wait_for_room(py, target, |producer| producer.worth_allocating().unwrap_or(true))?;
             if let Some(sent) = sent {
                 return Ok(Some(Placed::Nowhere(sent)));

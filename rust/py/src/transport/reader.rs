@@ -1,4 +1,4 @@
-//! Reads items from several links, and does other work while no item arrives.
+//! Reads items from several links. During waits, handles timeouts, exited processes and signals.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};

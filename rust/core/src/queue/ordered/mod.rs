@@ -36,7 +36,7 @@ pub struct OrderedQueue<T> {
 
 impl<T> OrderedQueue<T> {
     /// If `in_order` is false, the consumer receives results as they become ready. The end marker, or an error of the
-    /// source, still follows all earlier results.
+    /// source, is always the last result.
     pub fn new(capacity: usize, in_order: bool) -> Self {
         let [room, work, still, filled] = std::array::from_fn(|_| Condvar::new());
         Self { in_order, state: Mutex::new(State::new(capacity)), room, work, still, filled }
