@@ -1,4 +1,4 @@
-"""If Ctrl-C arrives while a loader is deleted, KeyboardInterrupt is raised, and no process or memory is left behind."""
+"""If Ctrl-C arrives while a loader is deleted, KeyboardInterrupt is raised, and all processes and memory are freed."""
 
 import contextlib
 import ctypes
