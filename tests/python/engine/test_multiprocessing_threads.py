@@ -4,7 +4,7 @@ import pytest
 
 from programs import run
 
-#: Helper objects are created only once per process, so the program forks a process for each attempt. In the forked
+#: Each attempt runs in a forked process, because a process creates the helper objects of loaders only once. In this
 #: process, several threads create loaders while another thread sends items.
 ROUNDS = """
 import sys, threading, time, traceback

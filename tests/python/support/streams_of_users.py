@@ -21,7 +21,7 @@ reads = Reads()
 
 
 class Plain(IterableDataset[Any]):
-    """A dataset of numbers. Subclasses override `numbers`, or the function that creates an item from a number."""
+    """A dataset of numbers. A subclass overrides the method `numbers` or the function that turns numbers into items."""
 
     def __init__(self, size: int) -> None:
         self.size = size
