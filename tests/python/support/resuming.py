@@ -68,8 +68,7 @@ def check_resumes(make: Callable[[Any], Any], *moments: tuple[int, int], pause: 
     """Resumes from states saved at `moments`, and compares the items with the items of the uninterrupted loader.
 
     A moment consists of an epoch, and the number of items after which a state is saved. If the number is -2, the state
-    is
-    saved after the last item. If it is -1, the state is saved after StopIteration."""
+    is saved after the last item. If it is -1, the state is saved after StopIteration."""
     whole: list[list[Any]] = []
     states: list[list[Any]] = []
     with make(None) as loader:

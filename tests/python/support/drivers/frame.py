@@ -41,10 +41,9 @@ class Leaves(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Driver:
-    """A program that draws plans from seeds, and runs each plan in a process.
+    """Runs plans that it draws from seeds. `plan_of` returns the plan for a seed, or None if there are no more plans.
 
-    `plan_of` returns the plan for a seed, or None if there are no more plans. `check` runs a plan, and returns how many
-    `noun`s it has checked. A plan counts as hanging after `limit` seconds."""
+    `check` runs a plan, and returns how many `noun`s it has checked. A plan counts as hanging after `limit` seconds."""
 
     plan_of: Callable[[int, argparse.Namespace], Any]
     check: Callable[[Any], int]

@@ -86,8 +86,7 @@ def run(seed: int, phase: str, **options: Any) -> dict[str, Any]:
 
 class Run:
     """One phase of a program. "whole" and "torch" run all epochs, "stop" saves a state, "relay" loads and saves a
-    state,
-    and "resume" loads a state."""
+    state, and "resume" loads a state."""
 
     def __init__(
         self,
