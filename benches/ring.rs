@@ -27,7 +27,7 @@ use torchdata_core::protocol::Stream;
 /// bytes, and a window in items.
 const SIZES: [(&str, usize, u64); 4] =
     [("8 B", 8, 256), ("1 KiB", 1 << 10, 256), ("150 KiB", 150 << 10, 16), ("1 MiB", 1 << 20, 16)];
-/// The size in bytes from which a payload is sent in a block instead of inline, as in the codec.
+/// Payloads of at least this number of bytes are sent in a block instead of inline, as in the codec.
 const BLOCK: usize = 8 << 10;
 
 fn item(size: usize) -> Item {

@@ -1,6 +1,6 @@
 //! Explores with loom all interleavings of threads that sleep on a bell and threads that ring the bell.
 //!
-//! In the model, sleeping threads have no timeout, so loom reports a lost wake-up as a deadlock.
+//! Sleeping threads never time out in the model, so loom reports a lost wake-up as a deadlock.
 #![cfg(loom)]
 
 mod common;

@@ -20,7 +20,7 @@ impl Waiter {
         Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
     }
 
-    /// Simulates a wait, in which each yield lasts `turn` nanoseconds. The wait ends with yield number `helps`.
+    /// Simulates a wait that yield number `helps` ends. Each yield lasts `turn` nanoseconds.
     fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
         let turns = self.turns.begin(self.now);
         self.without += u64::from(turns == 0);

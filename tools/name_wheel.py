@@ -20,7 +20,7 @@ __all__ = ["API", "build", "metadata", "version"]
 
 HOME = Path(__file__).resolve().parents[1]
 
-#: The newest release of upstream's torchdata whose modules exist in this package.
+#: The newest release of upstream's torchdata that this package implements.
 API = "0.11.0"
 
 WHEEL = "Wheel-Version: 1.0\nGenerator: torchdata-rs\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

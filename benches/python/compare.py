@@ -5,7 +5,7 @@ the project's goals are printed. torch and upstream are installed into a separat
 Run: `python benches/python/compare.py [--quick] [--only NAME]`, or `make bench`.
 
 With `--before FOLDER`, this project is compared with an earlier version of itself instead. FOLDER is the folder
-`python/` of a checkout in which `make build` has built the extension.
+`python/` of a checkout after `make build` there.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ DATASETS: dict[str, Callable[[float], Any]] = {
 #: The start methods of the measurements. In `METHODS`, "" means a loader without workers.
 SHARED = ("forkserver", "spawn", "fork")
 #: The maximum memory of the loader, divided by the memory of torch's loader, for each row of the output: in total, and
-#: at the peak. Row 3 has no target.
+#: at the peak. Row 3 is not limited.
 TARGETS = {"1": (1.0, None), "2": (0.8, None), "4 ": (1.05, None), "4b": (1.05, 1.05)}
 TARGET_2_WITH_4 = 0.55
 #: Suffixes of row names. " empty" means an empty dataset, and " read" means items that the workers only read.

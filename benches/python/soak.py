@@ -27,7 +27,7 @@ STATE_S, KILL_S, MEASURE_S = 1.0, 7.0, 2.0
 #: The maximum memory at the end, as a multiple of the memory after the loaders have warmed up.
 MOST = 1.02
 #: The number of measurements in a median. They cover two minutes with many killed workers, because the memory depends
-#: on which worker was killed last.
+#: on the last killed worker.
 SAMPLES = 60
 
 

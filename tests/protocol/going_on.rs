@@ -18,7 +18,7 @@ pub struct Place {
     pub dealt: Option<Dealt<Graph>>,
 }
 
-/// A position in an epoch that the main process has saved, and the data from which each child resumes there.
+/// A position in an epoch that the main process has saved, and each child's data for resuming there.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GoingOn {
     pub place: Place,
@@ -196,7 +196,7 @@ impl Setting {
         made
     }
 
-    /// Adds steps in which the user leaves the epoch, and resumes it from a saved state.
+    /// Adds these steps: the user leaves the epoch, and resumes it from a saved state.
     pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
             let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };

@@ -33,10 +33,10 @@ impl Unit {
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The `Grant` with which the reader permits the writer to send `count` items.
+    /// The reader's `Grant`: the writer may send `count` items.
     pub grant: u64,
     pub count: u32,
-    /// The epoch for which the worker waits for a dispatched item, or 0 if it does not wait.
+    /// The worker's epoch while the worker waits for a dispatched item, and otherwise 0.
     pub starving: u32,
 }
 

@@ -20,7 +20,7 @@ impl Setting {
     }
 }
 
-/// Returns the data from which a replaced child repeats the epoch.
+/// Returns the data that a new child needs to repeat the epoch.
 fn repeated(start: &Resumption) -> Resumption {
     let starts = start.starts.iter().map(|&(sent, ..)| (sent, ALL, None)).collect();
     Resumption { starts, ..start.clone() }

@@ -97,7 +97,7 @@ impl Setting {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
 
-    /// Models a step in which the first worker checks whether the dispatching process has sent a snapshot.
+    /// Models this step: the first worker checks whether the dispatching process has sent a snapshot.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
         let first = Stream::first(child.pump.stream().epoch());

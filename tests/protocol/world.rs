@@ -55,7 +55,7 @@ pub struct Setting {
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead of the user.
     pub reads_ahead: bool,
-    /// The source item at which the graph of a child fails.
+    /// The source item that makes the graph of a child fail.
     pub fails_at: Option<u8>,
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
 }
@@ -99,7 +99,7 @@ pub struct Child {
     pub next_link: usize,
     /// The number and the checksum of the dispatched items that the worker has read in this iteration.
     pub share_account: Account,
-    /// The number and the checksum of the dispatched items before the position at which the epoch resumes.
+    /// The number and the checksum of the dispatched items before the position where the epoch resumes.
     pub share_start: Account,
     pub relay: Option<Part<Dealt<Graph>>>,
 }
@@ -185,7 +185,7 @@ pub struct Kept {
     pub all: Part<Books<Graph>>,
     pub going_on: Option<Part<GoingOn>>,
     pub replacing: Part<Replacing>,
-    /// A bit mask of the children whose start already contained the command to begin the epoch.
+    /// A bit mask of the replaced children, which received the command for the epoch when they were started.
     pub told: u8,
 }
 

@@ -62,7 +62,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_finish() -> None:
     """Makes importing torch faster in processes that tests start (see `support/lean`).
 
-    The pytest process does not use `lean`, because `gc.freeze` could hide objects that tests leave behind."""
+    The pytest process does not use `lean`, because `gc.freeze` could hide leaked objects from tests."""
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if LEAN not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [LEAN, *paths]))

@@ -394,7 +394,7 @@ class PositionCounter(EpochCounter):
 
 
 def is_kept_in_second_epoch(item: Any) -> bool:
-    """Rejects so many items of one shard that the other shards must wait for this shard."""
+    """Rejects many items of one shard in the second epoch. The remaining shards must wait for this shard."""
     return item[1] != 2 or item[2] % 4 != 1 or item[2] > 30
 
 

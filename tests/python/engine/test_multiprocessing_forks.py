@@ -18,7 +18,7 @@ from process_checks import MULTIPROCESSING, loader, nothing_is_left, wait_for  #
 from torchdata.datapipes.iter import IterableWrapper
 
 COUNT = 24
-#: For each way in which a forked process can leave the user's function, the process's exit code.
+#: How a forked process leaves the user's function, and the resulting exit code of the process.
 WAYS = {
     "returns": 0,
     "raises": 1,

@@ -91,7 +91,7 @@ def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Pa
     script.write_text(code, encoding="utf-8")
     run = run_program(script, server=with_torch() if doc_blocks.NEEDS_TORCH.search(code) else without_torch())
     assert (run.returncode, run.stderr) == (0, "")
-    # `...` in the README's output stands for text that differs between machines.
+    # `...` in the README's output replaces text that differs between machines.
     assert doctest.OutputChecker().check_output(shown, run.stdout, doctest.ELLIPSIS), run.stdout
 
 
@@ -121,7 +121,7 @@ def test_existing_features_are_not_reported_as_missing() -> None:
                 exec(compile(program, entry[:60], "exec"), dict(KNOWN))
 
 
-#: Matches names of files and folders in backticks. Braces and stars in a name stand for several names.
+#: Matches names of files and folders in backticks. A name with braces or stars means several files.
 FILE_NAMES = re.compile(r"`([\w./{}*,-]+(?:\.(?:py|pyi|rs|md|toml|yml|svg)|/))`")
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 MADE = ("target/", ".bench/", "dist/")

@@ -81,7 +81,7 @@ def test_torchs_graph_tools_work_on_our_graphs() -> None:
         graph_settings.apply_random_seed(pipe, torch.Generator().manual_seed(5))
         orders.append(list(pipe))
     assert orders[0] == orders[1] != list(range(2, 21, 2))
-    # torch's graph tools leave pickle hooks behind, which the package must remove.
+    # torch's graph tools do not remove their pickle hooks, so the package must remove them.
     assert list(pickle.loads(pickle.dumps(IterableWrapper([1, 2])))) == [1, 2]
 
 

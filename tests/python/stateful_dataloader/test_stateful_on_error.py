@@ -1,4 +1,4 @@
-"""With `on_error`, a StatefulDataLoader skips and counts the samples for which the dataset raises an exception."""
+"""With `on_error`, a StatefulDataLoader skips and counts samples that make the dataset raise an exception."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""A diagnosis recommends at most as many workers as there are cores, unless workers wait most of the time."""
+"""A diagnosis recommends at most one worker per core, unless workers wait most of the time."""
 
 import time
 from dataclasses import replace
@@ -104,7 +104,7 @@ def test_computing_during_the_start_does_not_count_as_work(counted):
 
 
 def test_the_diagnosis_detects_whether_real_workers_compute(counted):
-    """Starting the workers may use so much processor time that the diagnosis cannot decide whether workers wait."""
+    """If starting the workers takes much processor time, the diagnosis may leave open whether workers compute."""
     for kind, stats in counted.items():
         stats = replace(stats, processes=tuple(replace(one, waits_for_cpu_seconds=0.0) for one in stats.processes))
         words = str(loading(replace(stats, cores=2, step_seconds=0.0002, loading=0.9, waiting=0.9, held_up=0.0)))

@@ -463,7 +463,7 @@ def test_another_thread_may_ask_while_the_loader_is_shut_down(monkeypatch: pytes
 
 
 def test_threads_can_assign_a_counter_and_begin_epochs_at_the_same_time() -> None:
-    """Tests a race without Python's lock, in which a thread freed a counter that another thread was using."""
+    """Without Python's lock, threads must not free a counter that another thread is using."""
     boards = [StatsBoard(1, 1, 2, True) for _ in range(2)]
     for board in boards:
         board.adopt(0, 1, 0)

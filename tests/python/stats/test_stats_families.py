@@ -1,4 +1,4 @@
-"""Statistics and warnings cover the processes of `StatefulDataLoader` and nodes as well as those of `DataLoader2`."""
+"""Statistics and warnings also cover the processes of `StatefulDataLoader` and nodes, not only of `DataLoader2`."""
 
 import os
 import time

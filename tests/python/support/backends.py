@@ -71,7 +71,7 @@ class OnRay(Spawned):
 
 
 BACKENDS = ("spawned processes", "carriers", "Ray over two nodes")
-#: Backends whose links cross machines. Other files test spawned processes.
+#: Backends with links between machines. Other files test spawned processes.
 WITH_CARRIERS = BACKENDS[1:]
 
 

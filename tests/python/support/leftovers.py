@@ -1,4 +1,4 @@
-"""Reads /proc to find processes, descriptors and shared memory that a process has left behind."""
+"""Reads /proc to find processes, descriptors and shared memory that a process has not released."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-#: A folder in which the package and its tests must not leave files.
+#: The package and its tests must not leave files in this folder.
 SHARED_MEMORY = Path("/dev/shm")
 
 

@@ -2,8 +2,8 @@
 
     python -m drivers scribbles --seconds 1800 --runs 5000     # in tests/python/support
 
-In each run, one process writes random bytes into shared memory. Arrays in shared memory are spared, because they have
-no checksum. The received items must be a prefix of the correct items. `stats`, `diagnose`, `shutdown` and the deletion
+In each run, one process writes random bytes into shared memory. Arrays in shared memory are spared, because they lack
+a checksum. The received items must be a prefix of the correct items. `stats`, `diagnose`, `shutdown` and the deletion
 of objects must not raise.
 """
 

@@ -11,7 +11,7 @@ import pytest
 
 import torchdata
 
-#: Skips a test if Ray is not installed, because there is no wheel of Ray for some versions of Python.
+#: Skips a test if Ray is not installed, because some versions of Python lack a wheel of Ray.
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
     reason="Ray is not installed: it has no wheel for this Python, or none could be had",

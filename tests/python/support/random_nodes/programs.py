@@ -17,7 +17,7 @@ class Program:
     bare: bool = False
     stop_epoch: int = 0
     breaks: dict[int, int] = field(default_factory=dict)
-    #: Positions at which states are saved, as fractions of an epoch: 0 is its beginning, and 1 is its end.
+    #: Positions where states are saved, as fractions of an epoch: 0 is its beginning, and 1 is its end.
     resumed: tuple[float, ...] = ()
     #: The state is loaded by a loader that has yielded this number of items, or by a new loader (-1).
     used: int = -1

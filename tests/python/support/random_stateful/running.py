@@ -216,7 +216,7 @@ class Run:
         return stops and self.stop(loader, taken=len(batches), over=True)
 
     def stop(self, loader: Any, taken: int, over: bool) -> bool:
-        """Saves a state. Returns False if the program has no seeds, because no other run yields the same items."""
+        """Saves a state. Returns False for a program without seeds, because further runs would yield other items."""
         self.save(loader)
         self.known.update(taken=taken, over=over)
         if self.deaths is not None:
