@@ -61,7 +61,7 @@ def try_package(package: Path, name: Path | None = None) -> None:
         pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         commands = [[*pip, str(package.resolve())], [python, "program.py"]]
         if name is not None:
-            # pip must treat the requirement `torchdata` as installed. Otherwise, it would replace this package's files
+            # pip must treat the requirement `torchdata` as installed. Otherwise, pip would replace this package's files
             # by upstream's files.
             content = [*pip, "--no-index", "torchdata", "torchdata==0.11.0"]
             commands += [

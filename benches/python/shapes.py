@@ -2,8 +2,8 @@
 
 Both loaders are measured in turn in one process, and each measurement starts new workers. The output contains medians
 and the range of the ratios, with the lowest ratio first. A `collate_fn` makes torch return the items unchanged, so both
-loaders yield the same items. The comparison needs torch. It measures more shapes if pandas, Pillow, pyarrow and SciPy
-are installed.
+loaders yield the same items. The comparison needs torch. The program measures more shapes if pandas, Pillow, pyarrow
+and SciPy are installed.
 
     python benches/python/shapes.py                     all shapes: about ten minutes
     python benches/python/shapes.py --only tensor       shapes with the word in their names

@@ -26,8 +26,8 @@ from comparison import memory
 STATE_S, KILL_S, MEASURE_S = 1.0, 7.0, 2.0
 #: The maximum memory at the end, as a multiple of the memory after the loaders have warmed up.
 MOST = 1.02
-#: The number of measurements in a median. They cover two minutes with many killed workers, because the memory depends
-#: on the last killed worker.
+#: The number of measurements in a median. A median covers two minutes with many killed workers, because the memory
+#: depends on the last killed worker.
 SAMPLES = 60
 
 

@@ -53,7 +53,7 @@ def collated(rows: list[dict[str, torch.Tensor]]) -> tuple[dict[str, torch.Tenso
 
 
 class SplitsDataLoader(BaseDataLoader):
-    """Tokenizes and packs documents in worker processes. Its splits can be moved to any number of ranks and workers.
+    """Tokenizes and packs documents in worker processes. A state can be loaded with any number of ranks.
 
     Args:
         config: the settings.

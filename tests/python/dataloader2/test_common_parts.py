@@ -351,7 +351,7 @@ class SavedCounter(EpochCounter):
 
 
 class Through(IterDataPipe[Any]):
-    """A user-defined pipe. It prevents the shards of a process from sharing pipes."""
+    """A user-defined pipe that prevents the shards of a process from sharing pipes."""
 
     def __init__(self, source: Any) -> None:
         self.source = source

@@ -51,7 +51,7 @@ def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(mo
     # Torch decides once per process whether it aligns tensors to pages, and a forked worker would inherit the decision.
     with loader(pipe, num_workers=1, multiprocessing_context="spawn") as dl:
         grown = list(dl)
-    # Later tensors must reuse the memory of the first 60 tensors.
+    # After 60 items, new tensors must mostly reuse the memory of earlier tensors.
     assert grown[-1] - grown[60] < 12 * LargeTensors.SIZE
 
 

@@ -5,7 +5,7 @@ import pytest
 from programs import run
 
 #: Each attempt runs in a forked process, because a process creates the helper objects of loaders only once. In this
-#: process, several threads create loaders while another thread sends items.
+#: forked process, several threads create loaders while another thread sends items.
 ROUNDS = """
 import sys, threading, time, traceback
 import torchdata.datapipes.iter, torchdata.dataloader2

@@ -21,7 +21,7 @@ from torchdata.datapipes.utils import TooManySkipped
 from torchdata.stateful_dataloader import StatefulDataLoader, errors
 from torchdata.stateful_dataloader.errors import WorkerExitedError
 
-#: The samples that cannot be read. Four of them form a whole batch.
+#: The samples that cannot be read. Four of these samples form a whole batch.
 BROKEN = 1, 4, 5, 6, 7, 13
 LEFT = [[0, 2, 3], [8, 9, 10, 11], [12, 14, 15], [16, 17, 18, 19]]
 KINDS = {"KeyError": 2, "ValueError": 4}

@@ -193,7 +193,7 @@ def test_iter_of_a_dataset_without_a_state_is_called_once_per_epoch_as_in_torch(
 
 
 class LateState(IterableDataset[int]):
-    """Has a state only after its first item. Ctrl-C interrupts its sixth item once."""
+    """A stream without a state before its first item. Raises KeyboardInterrupt at the sixth item, but only once."""
 
     def __iter__(self) -> Iterator[int]:
         self.at = getattr(self, "start", 0)

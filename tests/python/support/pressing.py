@@ -104,7 +104,7 @@ class AtCall:
 
 
 def read_until_call(iterator: Iterator[Any], number: int) -> list[Any] | None:
-    """Interrupts the loop at function call `number`. Returns the items before it, or None if the loop ends earlier."""
+    """Returns the items before an interruption at call `number`, or None if the loop ends before this call."""
     got: list[Any] = []
     at_call = AtCall(number)
     with contextlib.suppress(KeyboardInterrupt):

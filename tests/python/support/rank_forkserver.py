@@ -2,7 +2,7 @@
 runs.
 
 Run as a program, this module reads requests from a socket on its standard input until the client closes the socket.
-It forks the programs of ranks, and sends their exit codes on request."""
+The module forks the programs of ranks, and sends their exit codes on request."""
 
 import atexit
 import contextlib

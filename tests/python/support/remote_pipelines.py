@@ -1,6 +1,6 @@
 """Defines pipelines that workers on any machine can import.
 
-Every worker imports this file. Therefore, the file imports only modules that every worker needs."""
+Every worker imports this file, so the file imports only modules that every worker needs."""
 
 from __future__ import annotations
 

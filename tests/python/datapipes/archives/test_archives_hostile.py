@@ -1,4 +1,4 @@
-"""Malicious, damaged or huge archives cause a clear error or need constant memory, and no file stays open."""
+"""Reading a malicious, damaged or huge archive needs little memory or fails with a clear error, and closes all files."""
 
 import gc
 import gzip

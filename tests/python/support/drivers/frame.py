@@ -41,7 +41,7 @@ class Leaves(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Driver:
-    """Runs plans that it draws from seeds. `plan_of` returns the plan for a seed, or None to end the run.
+    """A driver runs plans that are drawn from seeds. `plan_of` returns the plan for a seed, or None to end the run.
 
     `check` runs a plan, and returns how many `noun`s it has checked. A plan counts as hanging after `limit` seconds."""
 
