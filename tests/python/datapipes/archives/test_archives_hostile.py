@@ -1,4 +1,4 @@
-"""Reading a malicious, damaged or huge archive needs little memory or fails with a clear error, and closes all files."""
+"""Reading a malicious, damaged or huge archive needs little memory or fails with a clear error, and leaks no file."""
 
 import gc
 import gzip

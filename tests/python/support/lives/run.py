@@ -267,7 +267,7 @@ class Run:
             raise Differs("an iterator went on after iter() was called again")
 
     def _is_cut_off(self, function: Callable[[], None]) -> bool:
-        """Calls a function, and sometimes presses Ctrl-C during the call. Returns False if Ctrl-C interrupts the call."""
+        """Calls a function, and may press Ctrl-C during the call. Returns False if Ctrl-C interrupts the call."""
         if not self.life.presses or threading.current_thread() is not threading.main_thread():
             function()
             return True
