@@ -94,7 +94,7 @@ class Ending:
         except Exception:
             self._set_over()
             raise
-        # if Ctrl-C interrupts the steps above, the next call continues the shutdown
+        # if Ctrl-C interrupts the shutdown, `is_over` stays False, and the next call continues the shutdown
         self._set_over()
 
     def _set_over(self) -> None:

@@ -3,8 +3,8 @@
 Role: a thread of the main process sends one item, or several small items in one message, and waits for the results.
 Each result is sent when it is ready, so if a process exits, only the results of unfinished items are lost.
 
-The first message to a process also contains its worker number and the base seed, from which the process seeds its
-generators. The base seed is the number that PyTorch's loader would draw from torch's global generator. The base seed is
+The first message to a process also contains its worker number and the base seed, for seeding the generators of the
+process. The base seed is the number that PyTorch's loader would draw from torch's global generator. The base seed is
 drawn from a copy of the global generator, so the random numbers of the main process do not change.
 """
 
@@ -262,8 +262,7 @@ class _Caller:
         while items:
             more = len(items) > 1
             try:
-                # The result is passed without a variable, because `send` would copy a result to which another reference
-                # exists.
+                # The result is passed without a variable, because a second reference would make `send` copy the result.
                 send(number, function(items.pop()), spent := monotonic() - begun, more)
             except BaseException as error:
                 spent = monotonic() - begun

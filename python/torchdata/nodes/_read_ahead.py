@@ -48,8 +48,8 @@ class _Work(ReadAhead):
 
     Args:
         limit: the maximum number of items that are read ahead of the last yielded item.
-        wanted: the number of items that follow the loaded snapshot in the loaded state; an error is raised if the
-            source yields fewer.
+        wanted: the number of items that the source must yield after the loaded snapshot; an error is raised if it
+            yields fewer.
         **options: further arguments of the queue: `in_order`, `place` and `grows`. `place` is the loaded position: a
             snapshot of the source, the number of items to drop directly after the snapshot, and the numbers of further
             items to drop. `grows` is None if `limit` is fixed. Otherwise, it contains the maximum of `limit` for small
@@ -91,7 +91,7 @@ class _Work(ReadAhead):
 
     def call(self, worker: MapWorker, sharers: int) -> None:
         """Takes items that another thread has read from the source, and sends them to the process of `worker`, which
-        computes the results. `sharers` is the number of threads that share the items in this way."""
+        computes the results. `sharers`: the number of threads that share these items."""
         queue, most, pace = self.queue, 1, math.inf
         while (claimed := queue.claim_some(int(_WORTH_A_MESSAGE / pace), most, sharers)) is not None:
             slots, items = claimed
@@ -129,7 +129,7 @@ class _Work(ReadAhead):
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Calls the function with an item. Returns the place in the queue that is reserved for this thread's next item,
+        """Calls the function with an item. Returns the slot in the queue that is reserved for this thread's next item,
         or None."""
         try:
             result = function(item)

@@ -148,7 +148,7 @@ class Unbatcher(BaseNode[T]):
     batch. If the order of the batches is not fixed, the state contains the unread members of the batch instead.
 
     Args:
-        source: the node to read. Its items must have a length and support indexing, as lists, tuples, arrays and
+        source: the node to read, with items that have a length and support indexing, as lists, tuples, arrays and
             tensors do.
 
     Raises:
@@ -167,7 +167,7 @@ class Unbatcher(BaseNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_batch", "_before", "_skipped"})
 
     _batch: Any = ()
-    #: The source's state before the current batch. None if states contain the unread members of the batch instead.
+    #: The source's state before the current batch; None if states contain the unread members of the batch instead.
     _before: Any = None
     #: The number of yielded members of the current batch, and the length of this batch.
     _index = _length = 0

@@ -82,8 +82,8 @@ class Shuffler(BaseNode[T]):
         #: Whether states contain the buffer. If the loaded state contains a buffer, later states must contain the
         #: buffer, too, because the source does not yield the buffered items again.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
-        #: If states do not contain the buffer: the states of the source and of the random generator at the beginning of
-        #: the epoch. Otherwise, None.
+        #: The states of the source and of the random generator at the beginning of the epoch; None if states contain
+        #: the buffer.
         self._began = None if self._stores else (position_of(self.source), self._random.getstate())
         super().reset(initial_state)
         for number in range(repeated):

@@ -114,8 +114,8 @@ def unstarted_sampler(index_sampler: Any) -> tuple[Any, Any]:
 
 
 def _told(one: Any) -> Any:
-    """Returns the state of `one`. Returns None if the object has no state, and `UNKNOWN` if it has a state only once it
-    is iterated."""
+    """Returns the state of `one`: None for an object without a state, and `UNKNOWN` for an object that has a state only
+    during an iteration."""
     if not is_stateful(one):
         return None
     try:

@@ -11,8 +11,8 @@ engine's children start with blocked signals, but the user's processes must not.
 arrives during the start, the main process ends the forking process, and all requests fail.
 
 A forked child is not a child of the main process, so the main process monitors it through a pidfd, and requests its
-exit code from the forking process. If the forking process exits, its children continue, and their exit codes remain
-unknown.
+exit code from the forking process. If the forking process exits, its children continue to run, but their exit codes
+remain unknown.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class ForkingProcess:
         launch: creates the process; its arguments are the two ends of the socket for communication.
     """
 
-    #: If a signal arrives during the start of the forking process, the number of seconds after which the start is
-    #: abandoned. Each abandoned start doubles this number, so that the start succeeds even if signals arrive
+    #: The start of the forking process is abandoned if it takes more than this number of seconds and a signal has
+    #: arrived. Each abandoned start doubles this number, so that the start succeeds even if signals arrive
     #: continuously.
     _grace = _LOOK
 

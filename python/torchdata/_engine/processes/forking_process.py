@@ -130,7 +130,7 @@ class _ForkingProcess:
         return child.pid
 
     def _status(self, pid: int) -> int | None:
-        """The main process may request an exit code twice, because several threads ask, or because Ctrl-C has
+        """Returns a child's exit code. The main process may request it twice, from several threads, or after Ctrl-C has
         interrupted the wait for the first reply.
         """
         child = self._children.get(pid)

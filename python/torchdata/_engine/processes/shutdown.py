@@ -56,8 +56,8 @@ class Shutdown:
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Replaces an exited child by a child that is not started yet.
 
-        The caller must check `has_begun` after it has started the new child. If `has_begun` is True, the shutdown does
-        not know the child, and the caller must stop it.
+        The caller must check `has_begun` after it has started the new child. If `has_begun` is True, the shutdown has
+        begun without the new child, and the caller must stop it.
         """
         if self.has_begun:
             return
@@ -81,7 +81,7 @@ class Shutdown:
             self.has_begun = True
             children = list(self._children)
             for child, control in zip(children, self._controls, strict=True):
-                # this child is still importing the program, so it has no work to finish
+                # this child is still importing the program, so it is killed without waiting
                 if not control.has_consumer():
                     child.kill()
             self._ask(deferred)

@@ -309,9 +309,9 @@ def pickled_program(
     """Pickles an object for a child by pickle, or by cloudpickle if necessary (lambdas, local classes).
 
     Args:
-        refined: a function that returns the pickler class, given the class from which to derive it.
-        copies_shared: whether tensors in shared memory are always copied. If False, tensors in shared memory are copied
-            only if a child cannot import the object's functions and classes.
+        refined: a function that derives the pickler class from a given class.
+        copies_shared: whether tensors in shared memory are always copied; otherwise, they are copied only if a child
+            cannot import the object's functions and classes.
 
     Returns the pickle and its large buffers, where tensors that overlap share one buffer.
 

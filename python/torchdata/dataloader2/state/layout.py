@@ -139,16 +139,16 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
 
 
 def _outline(value: Any) -> str:
-    """Converts `value` to a text, from which a checksum is computed. The text contains only the header of a snapshot,
-    because the header contains a checksum of the snapshot."""
+    """Converts `value` to a text for computing a checksum. Snapshots are represented by their headers, which contain
+    checksums of the snapshots."""
     words: list[str] = []
     _add_words(value, words)
     return "".join(words)
 
 
 def _add_words(value: Any, words: list[str]) -> None:
-    """Appends the text of `value`. Members of basic types need no recursive call, which saves time in states with
-    hundreds of members."""
+    """Appends the text of `value`. Members of basic types are converted without a recursive call, which saves time in
+    states with hundreds of members."""
     if isinstance(value, (list, tuple)):
         words.append(f"[{len(value)}]")
         for part in value:

@@ -13,7 +13,7 @@ _CRITERIA = [value for name, value in vars(StopCriteria).items() if name.isupper
 
 
 class NothingThere(Exception):
-    """Raised if the chosen source has no further item, so that the node chooses another source."""
+    """Raised if the chosen source has ended, so that the node chooses another source."""
 
 
 class MultiNode(BaseNode[T]):
