@@ -30,8 +30,8 @@ import cloudpickle
 from torchdata._bounded_pickles import pickle_file
 from torchdata._signatures import names_in
 
-#: For each class, the sets of attributes that pickles were found to contain completely; None if pickles of the class
-#: cannot lose attributes.
+#: The sets of attributes that were pickled completely, by class; None for a class if its objects cannot lose
+#: attributes.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 

@@ -151,7 +151,7 @@ class Picture:
         tail, head = self._boxes[arrow.tail], self._boxes[arrow.head]
         if self._row_of[arrow.head] - self._row_of[arrow.tail] > 1:
             return self._curve_beside(arrow, tail, head)
-        # An arrow between two processes ends above the title of the second process.
+        # An arrow between two processes ends above the title of the receiving process.
         start = (tail.middle, tail.y + tail.height)
         end = (head.middle, self._top_of[arrow.head] if arrow.crosses else head.y)
         bend = (end[1] - start[1]) / 2

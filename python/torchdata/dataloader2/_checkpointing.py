@@ -40,8 +40,8 @@ class StateKeeper:
 
     Attributes:
         loaded: the state that was loaded last; None if no state was loaded.
-        left: after a shutdown, the position, seeds and ranks that states contain, or the reason why the loader has no
-            state.
+        left: after a shutdown, the position, seeds and ranks that states contain, or the reason why states cannot be
+            saved.
         is_rereading: whether a call of `read_again` is running or was interrupted.
     """
 
@@ -139,8 +139,8 @@ class StateKeeper:
 
     def note_left(self, works: bool) -> None:
         """Records the position of a loader that is being shut down, for states that are requested later. `works`:
-        whether pipes in the main process run threads. If so, the last recorded state of the pipes is used instead of
-        their current state, because the shutdown does not wait for these threads."""
+        whether pipes in the main process run threads. With such threads, the last recorded state of the pipes is used,
+        because the shutdown does not wait for the threads."""
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
                 self.left = self._whereabouts(0, looks=not works)
@@ -200,7 +200,7 @@ class StateKeeper:
             delivery.begun = True
 
     def _snapshot_for(self, state: LoaderState, strict: bool, allow_pickle: bool) -> GraphTemplate | None:
-        """Returns a template for copies of the saved pipe, if the loader has no pipe; otherwise None."""
+        """Returns a template for copies of the saved pipe, if the loader lacks a pipe; otherwise None."""
         pipeline = self._pipeline
         if state.is_of_0_9:
             warn_of_0_9(stacklevel=4)

@@ -200,7 +200,7 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     @property
     def _is_under_way(self) -> bool:
-        """Whether a batch is being read, while a signal handler requests the state."""
+        """Whether a signal handler requests the state while a batch is being read."""
         return self._index is not _NONE and self._num_received == self._before
 
     @property

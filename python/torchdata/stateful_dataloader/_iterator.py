@@ -147,8 +147,8 @@ class StatefulIterator(_BaseDataLoaderIter):
             )
 
     def _pass_over(self) -> None:
-        """Reads and drops the batches that the user had received. This is needed if a state of torchdata 0.11 contains
-        no position of the dataset."""
+        """Reads and drops the batches that the user had received, if a state of torchdata 0.11 lacks the dataset's
+        position."""
         count, self._passing_over = self._passing_over, 0
         if count and self._reading.is_iterable:
             logger.warning(

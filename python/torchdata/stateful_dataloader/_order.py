@@ -472,8 +472,8 @@ class IndexOrder:
             next(self._iterator)
         except StopIteration:
             return
-        # A sampler that returns an index here has begun its next epoch. Its state is loaded a second time, to move it
-        # back to its end.
+        # A sampler that returns an index here has begun its next epoch. The state is loaded a second time, to move the
+        # sampler back to its end.
         inner = innermost_of(self._sampler)
         of_batches = state.iterator or {} if isinstance(self._iterator, BatchIndices) else {}
         if is_stateful(self._sampler) and state.sampler is not None:

@@ -183,7 +183,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._has_begun = True
         self._is_cut_off = False
         self._hand: list[Any] = []
-        # Messages that `state_dict()` received while it waited for workers. They are processed before later messages.
+        # Messages that `state_dict()` received while it waited for workers, to be processed before later messages.
         self._held: deque[Any] = deque()
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
@@ -360,8 +360,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 class RestartingIterator(WorkersIterator):
     """Replaces workers that exit.
 
-    The thread that pins memory may replace a worker while another thread sends orders. Both threads therefore hold the
-    lock for sending when they modify common attributes.
+    The thread that pins memory may replace a worker while another thread sends orders, so common attributes are
+    modified only under the lock for sending.
     """
 
     #: For each worker, its snapshot from the beginning of this epoch, and the commands that repeat its earlier epochs

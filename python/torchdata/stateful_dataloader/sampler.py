@@ -264,8 +264,8 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self.inner, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self.inner, _NONE) is not _NONE and is_stateful(sampler):
-            # A sampler that returns an index after its end has begun its next epoch. Its state is loaded a second time,
-            # to move it back to its end.
+            # A sampler that returns an index after its end has begun its next epoch. The state is loaded a second time,
+            # to move the sampler back to its end.
             give(sampler, state_dict["sampler_state"])
 
 

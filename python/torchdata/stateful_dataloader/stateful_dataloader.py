@@ -206,8 +206,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.error_log = None if error_log is None else os.fspath(error_log)
         #: The number of epochs that have begun, which is written to `error_log`.
         self._epochs_begun = 0
-        # Samplers of this package replace PyTorch's samplers without changing the order. They are set through `vars`,
-        # because PyTorch's loader refuses the assignment of a sampler.
+        # Samplers of this package replace PyTorch's samplers without changing the order. The new samplers are set
+        # through `vars`, because PyTorch's loader refuses the assignment of a sampler.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)

@@ -24,7 +24,7 @@ UNSENT = "_torchdata_unsent"
 #: The first byte of each pickle that refers to tensors.
 _WITH_TENSORS = b"T"
 
-#: The descriptor that sets a pickler's `dispatch_table`. An ordinary assignment has no effect if a subclass of
+#: The descriptor that sets a pickler's `dispatch_table`. An ordinary assignment would be ignored if a subclass of
 #: `Pickler` defines an attribute with the same name.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 

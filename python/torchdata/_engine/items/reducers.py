@@ -104,7 +104,7 @@ class Tables:
             return table
 
     def give_back(self, table: Reducers) -> None:
-        """Stores a table that is no longer in use, for the next pickler."""
+        """Stores an unused table for the next pickler."""
         if table.made_for is self._seen and len(table) <= self._MOST_TYPES:
             self._free.append(table)
 

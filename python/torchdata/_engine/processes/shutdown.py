@@ -44,8 +44,8 @@ class Shutdown:
         self.is_over = False
         self.forker: Closes | None = None
         self._bells = bells
-        #: A function that ends the epoch, so that no child waits for the main process. It is called before the children
-        #: are asked to stop.
+        #: A function that ends the epoch before the children are asked to stop, so that no child waits for the main
+        #: process.
         self.beforehand: Callable[[], None] | None = None
         self.afterwards: Callable[[], None] | None = None
         #: For each child, the object that sends the command to stop. The list is empty until all children can receive
@@ -158,7 +158,7 @@ class OwnsChildren(Finalized):
     # `_finalize` stops the children. `weakref.finalize` is unsuitable, because a KeyboardInterrupt in its callback
     # would be lost.
     _shutdown: Shutdown
-    #: If True, the base class `Finalized` does not call `_finalize`.
+    #: Whether the base class `Finalized` skips the call of `_finalize`.
     _ended = False
 
     def _own(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:

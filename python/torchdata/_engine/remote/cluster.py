@@ -32,7 +32,7 @@ class Cluster:
     memory.
     """
 
-    #: A host completes a message to the main process once the message has this many bytes.
+    #: A host stops adding items to a message for the main process once the message has this many bytes.
     chunk_bytes = 8 << 20
 
     def __init__(self, needed_by: str, options: dict[str, Any], num_workers: int, memory_budget: int | None) -> None:
@@ -121,7 +121,7 @@ class Cluster:
 
 
 class _Actor:
-    """Calls the methods of a `Host` in the cluster. Each call immediately returns a future; its result may be an error
+    """Calls the methods of a `Host` in the cluster. Each call immediately returns a future, which may contain an error
     of Ray."""
 
     def __init__(self, cluster: Cluster, ray: Any, handle: Any) -> None:

@@ -57,7 +57,8 @@ class EpochRunner:
         #: `_announces`: whether the main process needs the current snapshot before the epoch's first item.
         #: `_has_failed`: whether the shard that runs now has raised an exception in this epoch.
         self._announces = self._has_failed = False
-        #: An exception that was raised while the graph was prepared. It is sent to the main process in each epoch.
+        #: An exception that was raised while the graph was prepared, and that is sent to the main process in each
+        #: epoch.
         self.failure: tuple[Any, ...] | None = None
 
     def prepare(self, program: EpochProgram) -> None:

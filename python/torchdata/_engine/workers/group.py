@@ -126,7 +126,7 @@ class Group(OwnsChildren):
             members.processes.append(new_child(context, members.names[index], run_child, (setup,), setup.modules))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
-        #: Finds shared file positions; None except with start method "fork".
+        #: Finds file positions that forked children share; None with other start methods.
         self._positions: SharedPositions | None = None
         if self._has_board:  # the counters must end even if no epoch is ever started
             self._shutdown.afterwards = partial(_count_no_more, self.counting)

@@ -25,8 +25,8 @@ from torchdata._engine.workers.members import Members
 STARTING = 60.0
 #: A process counts as working if its threads use, or wait for, a processor for at least this fraction of the time.
 WORKING = 0.1
-#: A process on another machine also counts as hanging if its last counters are older than its time limit plus this
-#: number of seconds.
+#: A process on another machine also counts as hanging if its last counters are older than the time limit of the process
+#: plus this number of seconds.
 UNHEARD = 5.0
 
 

@@ -78,7 +78,7 @@ class SeedGenerator(_native.SeedGenerator):
         return child
 
     def exported(self) -> bytes:
-        """Returns the state of the generator, for `imported`, whose result has the same future seeds."""
+        """Returns the state of the generator; `imported` restores a generator with the same future seeds."""
         return self.__getstate__()
 
     @classmethod

@@ -137,7 +137,7 @@ class ReadingServiceInterface(ABC):
         Args:
             full_stats: whether the time of each pipe is measured.
             resumed: a function that returns the shards of the epoch that the loader resumes, or None at the beginning
-                of an epoch. It must not be called before the rank is known.
+                of an epoch. `resumed` must not be called before the rank is known.
             ranks: a function that returns the rank of the loader, or None if it is not known yet.
         """
 

@@ -5,8 +5,7 @@ the same items in different orders. Different items at one position do not prove
 augment its items at random. Two workers' orders differ if some items have different positions, and some positions have
 different items.
 
-If a source divides its items among the workers, and two workers nevertheless read the same items, an exception is
-raised, too.
+An exception is also raised if two workers read the same items, although a source divides its items among the workers.
 """
 
 from __future__ import annotations

@@ -414,7 +414,7 @@ class GraphProgram(EpochProgram):
 
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
         """Returns a snapshot of the shard. Returns None if the graph cannot be saved, if a pipe is rereading the epoch,
-        or if cached items that the snapshot would omit may have been modified.
+        or if omitted cached items may have been modified.
 
         Raises TooLargeError if the state has more than `most` bytes.
         """

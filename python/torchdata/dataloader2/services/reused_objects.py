@@ -218,8 +218,8 @@ def _search_library(item: Any, ids: list[int], views: list[tuple[int, int]]) -> 
 
 
 def _search_object(item: Any, ids: list[int], _views: list[tuple[int, int]]) -> Sequence[Any]:
-    # If its type defines `__hash__`, an object is assumed to be immutable, and is not recorded. The members of the
-    # object are examined nevertheless, because an immutable object such as a tuple may contain mutable objects.
+    # An object is assumed to be immutable if its type defines `__hash__`, and is then not recorded. Its members are
+    # examined, because an immutable object such as a tuple may contain mutable objects.
     if not _has_own_hash(type(item)):
         ids.append(id(item))
     return _parts_of(item)

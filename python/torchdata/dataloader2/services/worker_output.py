@@ -139,7 +139,7 @@ class WorkerOutput(IterDataPipe[Any]):
             self._children.collector.follow(delivery)
 
     def want_large_snapshots(self) -> int:
-        """Calls and returns `Children.want_large_snapshots`; 0 without workers."""
+        """Returns the result of `Children.want_large_snapshots`; 0 without workers."""
         children = self._children
         return 0 if isinstance(children, LocalShards) else children.want_large_snapshots()
 

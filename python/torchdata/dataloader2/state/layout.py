@@ -1,6 +1,6 @@
 """The layout of a loader's state: `dump` converts its values to plain data, and `parse` converts them back.
 
-Role: only this module contains the keys of the layout. It never unpickles values that could run code.
+Role: only this module contains the keys of the layout. The functions never unpickle values that could run code.
 
 `parse` checks the type and range of each value, including values in snapshots, because a downloaded state may be
 forged. Checksums detect damage, but do not prove who wrote a state.
