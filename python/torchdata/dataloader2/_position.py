@@ -69,10 +69,10 @@ class Tracker:
         #: `_is_resumed`: whether the running epoch was resumed from a loaded state. `_is_strict`: whether items that
         #: are recomputed for resuming must equal the items delivered earlier.
         self._is_resumed, self._is_strict = False, True
-        #: In a resumed epoch, the number of items that had been delivered at the loaded state; otherwise 0.
+        #: In a resumed epoch, the number of items that had been delivered when the loaded state was saved; otherwise 0.
         self._before = 0
-        #: In a resumed epoch, the number of workers' items that the main process had read at the loaded state;
-        #: otherwise 0.
+        #: In a resumed epoch, the number of workers' items that the main process had read when the loaded state was
+        #: saved; otherwise 0.
         self._yielded_before = 0
         #: The marks of the running epoch, oldest first. The first mark is the beginning of the epoch, or the position
         #: where the epoch resumed.

@@ -119,8 +119,8 @@ class MapWorker:
         #: The number of processes that were killed because of the current item.
         self._tries = 0
         self._read(group, output)
-        #: A thread holds this lock while the process computes items for the thread. After a reset, a thread from before
-        #: the reset may still be waiting for its results.
+        #: A thread holds this lock while the process computes items for the thread, because a thread from before a
+        #: reset may still be waiting for results.
         self._calling = threading.Lock()
         self._number = 0
         #: Seconds that the process spent on its last items, without waits.

@@ -225,8 +225,8 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     #: An item that `has_next` has read in advance. `_before_item` is the position of the iterator before `_item`.
     _item: Any = _NONE
     _before_item: Any = None
-    #: The number of items that had been yielded at the loaded state, or None. If no item follows after these items, the
-    #: state is from the end of an epoch, and the iterator begins the next epoch.
+    #: The number of items that had been yielded when the loaded state was saved, or None. If no further item follows,
+    #: the state is from the end of an epoch, and the iterator begins the next epoch.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:

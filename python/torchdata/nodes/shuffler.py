@@ -120,7 +120,7 @@ class Shuffler(BaseNode[T]):
         for index in self._draws:  # the same numbers as `randrange`, which Ctrl-C may interrupt
             if index < count:
                 break
-        # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
+        # Python raises KeyboardInterrupt only at calls and in loops, so it cannot interrupt the following lines.
         item, buffer[index] = buffer[index], buffer[-1]
         del buffer[-1]
         self._num_yielded += 1

@@ -69,11 +69,10 @@ class Drawing:
         #: because the dataset may use any of them.
         self._shared = names if loader.num_workers else GLOBAL
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
-        #: The state of each displaced copy, and the simultaneous state of its global generator.
+        #: The state of each displaced copy, and the state of its global generator at the same time.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: For each global generator: its state and its count in `_restores` at the time when this loader loaded a
-        #: state.
+        #: For each global generator: the state, and the count in `_restores`, when this loader loaded a state.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -301,8 +300,8 @@ def _sampled(iterator: Iterator[Any], digest: SampleDigest) -> Iterator[Any]:
 class Replay(Iterator[Any]):
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
-        #: Indices that were returned in the saved run. The user had not received their samples, so they are returned
-        #: again.
+        #: Indices that were returned in the saved run for samples that the user had not received. They are returned a
+        #: second time.
         self.early: deque[Any] = deque()
 
     def run(

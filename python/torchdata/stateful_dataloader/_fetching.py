@@ -134,7 +134,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
     is_broken = is_generator = False
     wanted = 1
     #: The number of exceptions since the last sample. `_doubtful` is the last exception if a generator may have raised
-    #: it, because an exception ends a generator.
+    #: it and has therefore ended.
     _in_a_row = 0
     _doubtful: Exception | None = None
 

@@ -189,8 +189,8 @@ class Progress:
         self.position: bytes | ReadingPosition | None = None
         self.since = since
         self.ended = False
-        #: For an iterable dataset without a state, a checksum of some samples of this epoch, which a resumed loader
-        #: compares.
+        #: For an iterable dataset without a state, a checksum of some samples of this epoch, for comparison with the
+        #: samples that a resumed loader rereads.
         self.digest: int | None = None
 
     def load(self, position: ReadingPosition | None) -> None:

@@ -278,8 +278,8 @@ class Job(Program):
     base_seed: int
     persistent: bool
     every: int = 1
-    #: The number of shards; 0 if the worker resumes an epoch of a loader without workers. In the second case, the
-    #: worker has copies of the main process's generators, and no worker info.
+    #: The number of shards; 0 if the worker resumes an epoch of a loader without workers. With 0, the worker has copies
+    #: of the main process's generators, and no worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     lasts_one_epoch: bool = False

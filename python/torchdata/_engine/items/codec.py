@@ -17,7 +17,7 @@ from torchdata._engine.items.tensors import Span, arriving
 from torchdata._reporting import add_note, attributes_of
 from torchdata.datapipes.datapipe import DataChunk as DataChunk
 
-#: The name of an attribute that marks exceptions from the pickling of an item.
+#: An attribute of this name marks an exception that the pickling of an item has raised.
 UNSENT = "_torchdata_unsent"
 
 

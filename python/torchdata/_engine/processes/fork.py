@@ -48,7 +48,7 @@ KEPT = 1.0
 #: because a child may be slow on a busy machine.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
 #: The maximum number of seconds to wait until all new children report that they have acquired the locks. Children that
-#: have not reported by then, for example suspended children, are checked during the epoch.
+#: report later, for example suspended children, are checked during the epoch.
 PATIENCE = 10.0
 
 

@@ -52,7 +52,7 @@ _STUCK = (
     "the forking process has not answered for {:.0f} s, and was killed: it was stopped (SIGSTOP, "
     "a debugger, the freezer of a container), or the machine is far too busy"
 )
-#: The number of seconds that a running forking process has to answer; forking a process of hundreds of GB takes some
+#: The maximum number of seconds until a running forking process answers; forking a process of hundreds of GB takes some
 #: time.
 _PATIENCE = {"fork": 30.0, "status": 5.0}
 _ENDING = 1.0

@@ -132,7 +132,7 @@ class Hangs:
         self._marks: dict[int, _WorkMark] = {}
         self._seen: dict[int, _Seen] = {}
         self._hung: dict[int, Hung] = {}
-        #: Held while a hanging child is reported, because several threads may detect this child simultaneously.
+        #: This lock is held while a hanging child is reported, because several threads may detect the same child.
         self._reporting = threading.Lock()
 
     def of(self, process: ChildProcess) -> Hung | None:

@@ -26,7 +26,7 @@ _KNOWN = _LIBRARIES | sys.stdlib_module_names
 #: The flag of classes that are not static in C (`Py_TPFLAGS_HEAPTYPE`).
 _ON_HEAP = 1 << 9
 
-#: A function that examines one object of an item. The function appends the ids of mutable objects to its first list.
+#: A function that examines one object of an item. The function appends the ids of mutable objects to the first list.
 #: For memory that the object uses, the function appends a pair to the second list: an identifier of the memory's owner,
 #: and the address. The function returns the objects that the examined object refers to; None if it may use memory that
 #: cannot be found.

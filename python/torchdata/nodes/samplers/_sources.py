@@ -101,7 +101,8 @@ class MultiNode(BaseNode[T]):
                 self._advances[name] = advance_of(self.source_nodes[name])
             try:
                 item: Any = self._advances[name]()
-                # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
+                # Python raises KeyboardInterrupt only at calls and in loops, so it cannot interrupt the following
+                # lines.
                 if not self.tag_output:
                     return item
                 if dict not in item.__class__.__mro__:

@@ -22,7 +22,7 @@ __all__ = ["MultiNodeWeightedSampler"]
 _DRAWN = 1000
 
 #: The maximum epoch number that a loaded state may contain. The number is limited, because the time to compute an
-#: epoch's seed is proportional to it.
+#: epoch's seed is proportional to the number.
 _MOST_EPOCHS = 10_000_000
 
 
