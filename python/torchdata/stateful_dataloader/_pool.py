@@ -46,8 +46,8 @@ class _Restarts(Restarts):
 
 
 class WorkerPool(Group):
-    """The workers of an iterator. If a worker has several shards, because the loaded state has more shards than there
-    are workers, the workers exit after one epoch.
+    """The workers of an iterator. If the loaded state has more shards than there are workers, some workers run several
+    shards, and all workers exit after one epoch.
 
     Args:
         owner: a weak reference to the iterator, which sends outstanding orders to the replacement of an exited worker.

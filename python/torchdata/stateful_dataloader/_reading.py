@@ -4,8 +4,8 @@ function.
 A `ReadingPosition` contains a snapshot, and the batches that were read after this snapshot (`since`). A resumed reader
 rereads these batches, so a snapshot at each batch is not needed.
 
-If a position is requested while a batch is being read, the position contains an earlier snapshot. The dataset's present
-state might already include samples of this batch.
+If a position is requested while a batch is being read, the position contains an earlier snapshot, because the dataset's
+present state might already include samples of this batch.
 """
 
 from __future__ import annotations
@@ -180,8 +180,8 @@ class EpochReader:
             self._fetcher.is_generator = isinstance(self._stream.iterator, GeneratorType)
 
     def _complain(self, since: Any, is_noise: bool) -> None:
-        """Reports that reread samples differ from the samples of the saved run. Raises ValueError, but only issues a
-        warning if the samples may differ by random numbers (`is_noise`)."""
+        """Reports that reread samples differ from the samples of the saved run. Raises ValueError, or only warns if
+        random numbers may have caused the difference (`is_noise`)."""
         if is_noise:
             warn_outside(
                 f"the samples of the first {since} batches have other numbers than when the state was saved. If these "
@@ -290,8 +290,8 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program has received the last batch. If it has not received this batch, the returned
-            position is from before the batch.
+            is_given: whether the program has received the last batch. If the program has not received this batch, the
+            returned position is from before the batch.
         """
         if self._back is not None:
             return self._back

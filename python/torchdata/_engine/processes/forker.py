@@ -287,8 +287,8 @@ class SpawnedChild(ChildProcess):
 
 
 class RemoteChild(ChildProcess):
-    """A child of a forking process, which the function `find` returns. With "forkserver", `find` starts a new forking
-    process if the old one has exited.
+    """A child of a forking process; the function `find` returns this process. With "forkserver", `find` starts a new
+    forking process if the old one has exited.
     """
 
     def __init__(

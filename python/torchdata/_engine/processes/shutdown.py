@@ -1,6 +1,6 @@
 """Asks the children of a loader to stop, kills the children that do not stop, and reaps all children.
 
-`Shutdown` may be called any number of times and from any thread, and continues after an interruption. Role:
+`Shutdown` may be called any number of times and from any thread. After an interruption, the next call continues. Role:
 `OwnsChildren` calls `Shutdown` when the owner of the children is deleted, or when the program exits.
 
 A child that does not stop on request is killed by SIGKILL. Children ignore SIGTERM, because clusters send it to all
@@ -31,8 +31,8 @@ _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 
 
 class Shutdown:
-    """Stops the children of a loader. In a forked child, the methods of an inherited object do nothing. The children
-    are woken through `bells`, which must exist as long as the children.
+    """Stops the children of a loader. In a forked child, the methods of an inherited `Shutdown` do nothing. The
+    children are woken through `bells`, which must exist as long as the children.
     """
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:

@@ -28,8 +28,8 @@ _GROUPS = {"tell0": 1, "pull0": 1, "tell1": 1, "pull1": 1, "look": 1}
 
 
 class Cluster:
-    """All items at the workers may use `memory_budget` bytes of shared memory, by default a quarter of the machine's
-    memory.
+    """The items in all workers together may use `memory_budget` bytes of shared memory, by default a quarter of the
+    machine's memory.
     """
 
     #: A host stops adding items to a message for the main process once the message has this many bytes.

@@ -3,7 +3,7 @@
 Role: before a child loads the program, it ignores signals, closes inherited resources, and ensures that it exits with
 the main process.
 
-Garbage collection ignores all objects that exist once a child has started. Importing torch creates 250,000 permanent
+After the start of a child, garbage collection ignores all existing objects. Importing torch creates 250,000 permanent
 objects, and searching them takes a tenth of the import time. In a forked child, garbage collection would write to every
 page with an inherited object, so the kernel would copy the page.
 """

@@ -54,8 +54,8 @@ class Group(OwnsChildren):
         dispatch_window: the number of items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for items; None for a quarter of the machine's memory.
         commands: bytes of shared memory for the commands to each child; with 0, commands are streamed through a ring.
-        pages: memory for the children's counters, if the group belongs to a loader that reads it in threads; None
-            creates this memory.
+        pages: memory for the children's counters, from a loader that reads the group in threads; None creates this
+            memory.
         snapshot_budget: bytes of the snapshots that the main process stores; None for no limit.
     """
 

@@ -114,7 +114,7 @@ class Caches:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Context for a snapshot: cached items that the snapshot omits are absent from the graph."""
+        """Within this context, the graph lacks the cached items that snapshots omit."""
         self._set([[] for _ in self._left_out])
         try:
             yield

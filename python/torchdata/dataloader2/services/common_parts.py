@@ -75,8 +75,8 @@ class CommonParts:
 
         Args:
             datapipe: the last pipe of the shard's graph.
-            seed: seeds the process's random generators for the common part of the filter with the given number.
-            tell: sets torch's worker info for the shard.
+            seed: a function that seeds the process's random generators with a number, for the common part.
+            tell: a function that sets torch's worker info for the shard.
             is_first: whether the shard is the first shard of the epoch.
         """
         graph = Graph(datapipe)

@@ -185,7 +185,7 @@ def process_reset_fn(
 
 
 def function_in_use(name: str) -> Callable[..., Any]:
-    """Returns the user's replacement of the function, if there is one."""
+    """Returns the function, or the user's replacement of this function."""
     face = loaded(_FACE)  # a process that has not imported the public module cannot have replaced its functions
     function: Callable[..., Any] = globals()[name] if face is None else getattr(face, name)
     return function

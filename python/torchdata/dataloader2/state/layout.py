@@ -416,8 +416,8 @@ def sealed(content: Content) -> bytes:
 
 
 def opened(snapshot: Any, what: str, *, allow_pickle: bool = True) -> Content:
-    """Returns the contents of a snapshot, which error messages call `what`. If `allow_pickle` is False, pickled values
-    raise ValueError."""
+    """Returns the contents of a snapshot; `what` is its name in error messages. If `allow_pickle` is False, pickled
+    values raise ValueError."""
     content = unseal(snapshot, what)
     if not isinstance(content, dict):
         raise ValueError(f"{what} holds an object of type {type(content).__name__}")
