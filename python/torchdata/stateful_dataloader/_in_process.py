@@ -279,8 +279,7 @@ class LocalPool:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Within this context, the generators and the worker info belong to the program. A signal handler needs this
-        context if it requests the state while a shard is read."""
+        """Within this context, the generators and the worker info belong to the program."""
         with one_at_a_time():
             shard = self._running
             if shard is None:

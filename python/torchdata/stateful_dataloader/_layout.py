@@ -5,10 +5,10 @@ lacks. The states of a user's iterators have unknown keys, so they are stored un
 torchdata 0.11 does not save are also stored there. The value of `OURS` is a tuple with a single dict, because a
 checkpoint treats a tuple as one value. The dict has these keys:
 
-- "generators": the states of the generators for orders and seeds. "now" contains their states when the loader's state
-  was saved. For samplers that cannot save their positions, "iter" contains the states before the sampler's iterator was
-  created, and "first" the states before its first index. "first" omits states that are equal in "iter", and "now" omits
-  states that are equal in "first".
+- "generators": the states of the generators for orders and seeds. The key "now" contains their states when the loader's
+  state was saved. For samplers that cannot save their positions, "iter" contains the states before the sampler's
+  iterator was created, and "first" the states before its first index. States that are equal in "iter" are omitted in
+  "first", and states that are equal in "first" are omitted in "now".
 - "indices": the indices that the sampler had returned before its state was saved, for batches that the user had not
   received. This key exists if batches may be returned out of order and, for a user's sampler, before the first batch
 - "indices_since": the number of indices that were drawn after the sampler's state was saved

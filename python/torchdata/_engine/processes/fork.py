@@ -4,9 +4,8 @@ Role: a fork copies all locks in their current state, but copies only the thread
 thread holds stays locked in the child forever. Python and the C library make only their own locks usable in the child.
 PyTorch, NumPy, `torch.manual_seed` and imports use further locks. Before a fork, the forking thread waits until the
 locks of PyTorch, NumPy and modules are free. The forking thread also holds the locks of NumPy and of torch's devices
-during the fork, so that no other thread can acquire them. The extension waits for the lock of PyTorch's generator last
-(`forking.rs`). The child also gets new buffers for standard output and error, because another thread may hold the locks
-of these buffers while it prints.
+during the fork, so that no other thread can acquire them. The child also gets new buffers for standard output and
+error, because another thread may hold the locks of these buffers while it prints.
 
 Another thread may nevertheless acquire a lock right before the fork. Each new child therefore first acquires and
 releases every lock. If the child does not acquire all locks in time, a timer of the kernel kills the child, and the

@@ -120,8 +120,7 @@ class Filled(NamedTuple):
     """The epoch that a resuming process must repeat to refill its caches.
 
     Args:
-        start: the sealed snapshot from the beginning of the epoch; None for the first epoch of a graph. In the snapshot
-            that `start` contains, this field is empty, because a snapshot cannot contain itself.
+        start: the sealed snapshot from the beginning of the epoch; None for the first epoch of a graph.
         checksum: the checksum of the items that a snapshot omits; None if the snapshot contains all items.
     """
 
