@@ -109,8 +109,8 @@ class TorchGroup(UncopyableGroup):
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Makes all groups of the same size use one value. On rank 0 of each group, returns the value of the first
-        group that calls this method. On all other ranks, returns `value`.
+        """Makes all groups of the same size use one value. On rank 0 of each group, returns the value that the first
+        calling group has passed. On all other ranks, returns `value`.
 
         With tensor parallelism, ranks of different data-parallel groups must read the same data, so these groups need
         equal seeds.

@@ -21,13 +21,13 @@ CONTROL_RING = 64 << 10
 
 
 class Members:
-    """In each list, the dispatching process is last.
+    """The child processes of a loader. In each list, the dispatching process is last.
 
     Args:
         num_shards: the number of shards. Worker `i % num_workers` runs shard i.
         budget: bytes of shared memory for all items.
         program_class: defines the names of the workers and the messages about their exits.
-        commands: bytes of shared memory for the commands to each child; with 0, commands are streamed through a ring.
+        commands: bytes of shared memory per child for commands; 0 streams commands through a small ring instead.
     """
 
     def __init__(
@@ -91,8 +91,8 @@ class Members:
         return [seeds for seeds, _ in each], each[0][1]
 
     def announced(self, index: int, starts: Sequence[Resumption | None] | None = None) -> int:
-        """Returns a code of `Announced` for the snapshots that a child must send at the beginning of an epoch. For a
-        replacement, `starts` contains its positions; if they contain snapshots, the replacement sends none.
+        """Returns a code of `Announced`: which snapshots child `index` must send at the beginning of an epoch. A
+        replacement sends none if its positions (`starts`) already contain snapshots.
         """
         if starts is None:
             return Announced.DEALT if index == 0 and self.dispatches else Announced.OWN

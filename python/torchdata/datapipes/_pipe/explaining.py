@@ -13,7 +13,8 @@ from torchdata.datapipes._pipe.state.record import existing_record
 
 E = TypeVar("E", bound=BaseException)
 
-#: The attribute of an exception that stores the dataset index whose access failed, for the note of `explain`.
+#: If reading an item of a dataset fails, this attribute of the exception stores the item's index, for the note of
+#: `explain`.
 _INDEX = "_torchdata_index"
 _ORIGIN = "_torchdata_origin"
 
@@ -28,11 +29,11 @@ def explain(
     Args:
         yielded: the number of items that the pipe had yielded before the exception; None if `iter(datapipe)` raised the
             exception.
-        iterator: the iterator that the pipe's `__iter__` returned. If `iterator` is None, `on_error` does not skip the
-            exception.
+        iterator: the iterator that the pipe's `__iter__` returned; None if `on_error` must not skip the exception.
 
     Returns:
-        True for a skipped item; False if the caller must raise `error`; or the exception to raise instead of `error`.
+        True if `on_error` has skipped the item; False if the caller must raise `error`; or an exception to raise
+        instead of `error`.
     """
     error.with_traceback(frames)
     if isinstance(error, Exception):

@@ -9,7 +9,8 @@ from typing import Any
 
 from torchdata._importing import loaded
 
-#: Whether this process runs one of several replicas of a graph. Worker processes set this variable to True.
+#: Whether several processes run copies of one graph, and this is one of them. Worker processes set this variable to
+#: True.
 is_replica = False
 
 

@@ -29,7 +29,7 @@ _TENSOR_KINDS = "biufc"
 
 
 def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> Any:
-    """Converts a batch of items to one item, in which arrays contain the values of all items.
+    """Converts a batch of items to one item, with arrays that contain the values of all items.
 
     Arrays are stacked along a new first dimension. Numbers become a one-dimensional array (of float64 for Python
     floats, and int64 for integers). Strings and bytes are collected in a list, or in a tuple if the items are tuples or
@@ -150,7 +150,7 @@ def _numbers(torch: Any, batch: Any, first: Any) -> Any:
     numbers = np.array(batch)
     if numbers.ndim == 1 and numbers.dtype.kind in "bif":
         return numbers
-    # With an explicit dtype, NumPy raises an error for too large numbers and for values that are not numbers.
+    # Because of `dtype`, NumPy raises an error for numbers that are too large and for values that are not numbers.
     return np.array(batch, dtype=np.int64)
 
 

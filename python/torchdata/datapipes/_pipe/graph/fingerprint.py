@@ -29,14 +29,13 @@ _LONGEST = 200
 #: The class `Batcher` and its argument `batch_size`, which may change between two epochs.
 _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
-#: Arguments that may differ between a saved state and the pipeline that loads the state, because the loader sets them,
-#: or because they do not affect the items.
+#: Arguments that may change between saving and loading a state. The loader sets them, or they do not affect the items.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
 
 
 def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
-    """Returns the fingerprint of the graph that ends in `datapipe`. If the graph may have been iterated (`begun`),
-    attributes that an iteration may change are left out. These are the declared state and, in user-defined pipes, all
+    """Returns the fingerprint of the graph that ends in `datapipe`. If the graph may have been iterated (`begun`), the
+    fingerprint leaves out attributes that an iteration may change: the declared state and, in user-defined pipes, all
     attributes except functions."""
     graph = graph_of(datapipe)
     return [
@@ -101,7 +100,7 @@ def short_name(entry: Mapping[str, Any]) -> str:
     return name.rpartition(".")[2]
 
 
-#: For each class: the arguments of the constructor, each with two names of attributes that may contain the argument.
+#: For each class: the constructor's arguments, each with two possible names of the attribute that stores it.
 _arguments: WeakKeyDictionary[type, list[tuple[str, tuple[str, str]]]] = WeakKeyDictionary()
 
 

@@ -213,19 +213,19 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     Reading a compressed archive raises Refused once its decompressed size exceeds `max_ratio` times the bytes read.
 
     Args:
-        header: the offset of the member header at which reading an uncompressed archive resumes; None (the default) to
-            read an archive from its start. The caller must have moved the stream to `BEFORE` bytes before this header,
-            or to the start if `header` is 0.
+        header: the offset of a member's header, to resume reading an uncompressed archive there; None (the default) to
+            read from the start. The caller must have moved the stream to `BEFORE` bytes before the header, or to the
+            start if `header` is 0.
     """
     tar: Any
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # `tarfile` reads a header when it opens an archive. To avoid this, an empty archive is opened, and its stream
-        # is replaced by the stream of the real archive.
+        # `tarfile` reads a header when it opens an archive. To avoid this, `tarfile` opens an empty archive, and then
+        # its stream is replaced by the stream of the real archive.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
-            # Reading the byte before the header makes a buffered stream request both in one request.
+            # Reading this byte makes a buffered stream request the byte and the header together.
             file_obj.read(BEFORE)
         source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
         tar.fileobj, tar.plain = source, True
@@ -313,7 +313,7 @@ class _TarArchive(Archive):
 
     @property
     def place(self) -> int | None:
-        """The offset in the stream of the header that follows the last read member; None if the offset is unknown."""
+        """The offset of the next member's header in the stream; None if it is unknown."""
         offset = self.tar.offset
         return offset + self._base if offset and self._base is not None else None
 
@@ -401,8 +401,7 @@ class _TarMember(MemberFile):
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Whether seeking back is fast. If this member is itself an archive, the reader of that archive needs this
-        information."""
+        """Whether seeking back is fast, for a pipe that reads this member as an archive."""
         return self._archive.seeks_cheaply
 
     def tell(self) -> int:
@@ -446,8 +445,8 @@ class _SparseMember(LibraryMember):
 
     def readall(self) -> bytes:
         try:
-            # Only `readall` must refuse a sparse file that is too large for memory, because the other methods read the
-            # file in pieces.
+            # `readall` must refuse a sparse file that is too large for memory. All further methods read the file in
+            # pieces.
             refuse_bomb(self._size, self._stored, self._archive.max_ratio)
         except Exception as error:
             raise self._archive.explained(self._name, error)

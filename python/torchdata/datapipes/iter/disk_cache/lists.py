@@ -1,7 +1,7 @@
 """Writes, reads and checks the list of files that were created for one item, if their paths differ from the item's
 path.
 
-Role: a list may be forged, because file names may come from archives and servers, and other users may write into the
+Role: a list may be forged, because archives and servers may choose file names, and other users may write into the
 folder. Therefore, a list must be a regular file, and the paths in it may refer only to regular files in the cache's
 folder.
 

@@ -28,8 +28,7 @@ __all__ = ["Filter", "Header"]
 
 @functional_datapipe("filter")
 class Filter(IterDataPipe[T_co]):
-    """Yields the items for which a function returns True. The filter closes the streams in items that it does not
-    yield.
+    """Yields an item if a function returns True for it. The filter closes the streams in items that it does not yield.
 
     Args:
         datapipe: the pipe to read.
@@ -94,7 +93,7 @@ class Header(IterDataPipe[T_co]):
     """Yields only the first items.
 
     Args:
-        source_datapipe: the pipe, of which only the first items are read.
+        source_datapipe: the pipe to read.
         limit: number of items, 10 by default; None for all.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The pipe that skips items for which other pipes raise exceptions: OnError.
+"""The pipe that skips items that make other pipes raise exceptions: OnError.
 
 Role: `OnError` itself only yields the items of its source. Earlier pipes call the module `_pipe/skipping.py` to skip
 exceptions.
@@ -21,7 +21,7 @@ __all__ = ["OnError"]
 
 @functional_datapipe("on_error")
 class OnError(IterDataPipe[T_co]):
-    """Skips items for which an earlier pipe raises an exception.
+    """Skips items that make an earlier pipe raise an exception.
 
     If a pipeline contains several `on_error` pipes, each skips only exceptions of the pipes between the previous
     `on_error` and itself.
@@ -45,11 +45,11 @@ class OnError(IterDataPipe[T_co]):
         limit: maximum number of items that are skipped in an epoch, in each process. A float is the maximum fraction of
             the items of each pipe, which is checked from the pipe's 100th item on, and at the end of the epoch. If
             `limit` is None (the default), any number of items may be skipped.
-        log: the path of a file to which each process appends a line of JSON for each skipped item; None (the default)
-            for no file. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of
-            the `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of
-            the `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The field `key` is the path
-            of the file, URL or archive member that a pipe was reading, or describes the first argument of the function
+        log: the path of a log file; for each skipped item, the process appends a line of JSON. None (the default) for
+            no log. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the
+            `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the
+            `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The field `key` is the path of
+            the file, URL or archive member that a pipe was reading, or describes the first argument of the function
             that raised the exception. Every epoch and run appends to the log, so several lines can have one key.
 
     Raises:
@@ -68,7 +68,7 @@ class OnError(IterDataPipe[T_co]):
     iteration_state = ()
     #: A run that resumes from a state may use another `log`, because `log` does not affect the items.
     tuning = frozenset({"log"})
-    #: The function `skipper_of` recognizes an `on_error` pipe by this attribute.
+    #: `skipper_of` searches for a pipe with this attribute.
     _skips = True
 
     def __init__(

@@ -27,7 +27,7 @@ __all__ = ["SHARDING_PRIORITIES", "ShardingFilter", "ShardingRoundRobinDispatche
 
 
 class SHARDING_PRIORITIES(IntEnum):
-    """The levels at which items are divided: first among ranks, then among the workers of each rank.
+    """The levels of dividing items: first among ranks, then among the workers of each rank.
 
     The values are the same as in torch's enum, so members of both can be compared.
 
@@ -49,10 +49,10 @@ class ShardingFilter(IterDataPipe[T_co]):
     Every process reads the whole source, in an order that must be the same in all processes. A loader compares the
     orders of its workers and raises an error if they differ.
 
-    Each item is loaded and mapped only in the process to which the item is assigned, if two conditions hold. First, the
-    source is a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`) or an `IterableWrapper` of a dataset without
-    `__iter__`. Second, all pipes between the source and the filter are `shuffle`, `map` or `sharding_filter`. If the
-    source is an `IterableWrapper` of a range, list, tuple or array, the filter does not read items of other processes.
+    Each process loads and maps only the items of its share if two conditions hold. First, the source is a map pipe (by
+    `to_iter_datapipe`, `shuffle` or `sample_by`) or an `IterableWrapper` of a dataset without `__iter__`. Second, all
+    pipes between the source and the filter are `shuffle`, `map` or `sharding_filter`. If the source is an
+    `IterableWrapper` of a range, list, tuple or array, the filter does not read items of other processes.
 
     Some sources, such as Hugging Face's `IterableDataset`, divide their items among workers, according to
     `torch.utils.data.get_worker_info()`. A `sharding_filter` turns off the division in a source that divides its items
@@ -60,8 +60,8 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     Args:
         source_datapipe: the pipe to read.
-        sharding_group_filter: the only level at which this pipe divides items: a member of `SHARDING_PRIORITIES`, or an
-            integer of your own. If `sharding_group_filter` is None (the default), the pipe divides items at all levels.
+        sharding_group_filter: restricts this pipe to one level: a member of `SHARDING_PRIORITIES`, or an integer of
+            your own. If `sharding_group_filter` is None (the default), the pipe divides items at all levels.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -82,9 +82,9 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     _taken: int = state(0)  # items read from the source before the current iterator was created
     _yielded_before: int = state(0, saved=False)  # items yielded before the current iterator was created
-    #: The number of items that a resumed run must recompute, from the source's saved state to this filter's position.
-    #: The number is 0 unless one process reads the source for several shards (see `common_parts`). `_generators`
-    #: contains the states that the global random generators had when the states of the sources were saved.
+    #: If one process reads the source for several shards (see `common_parts`): the number of items that a resumed run
+    #: must recompute to move from the source's saved state to this filter's position. `_generators` contains the states
+    #: that the global random generators had when the states of the sources were saved.
     _behind: int = state(0)
     _generators: Any = state()
 
@@ -231,7 +231,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return self._shard().own_before(length_of(self, self.source_datapipe))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of items of the source that were read, up to the last yielded item."""
+        """Returns the position in the source after the last yielded item."""
         taken, behind, generators = self._position(), self._behind, self._generators
         saved = None if self._share is None else self._share.saved()
         if saved is not None:

@@ -36,7 +36,7 @@ class ListsRoots(IterDataPipe[str]):
     _last: Any = state()
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
-        """Yields pairs of position and name for the entries of a root after the position `after`."""
+        """Yields a pair of position and name for each entry of `root` after the position `after`."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
@@ -115,7 +115,7 @@ class OpensFiles(ItemByItem[tuple[str, StreamWrapper]]):
         self.mode = check_mode(type(self).__name__, mode)
 
     def _recipe(self, name: str) -> Any:
-        """Returns the recipe by which an unpickled stream reopens the file."""
+        """Returns the recipe that an unpickled stream uses to reopen the file."""
         raise NotImplementedError
 
     def _result(self, name: Any) -> tuple[str, StreamWrapper]:

@@ -117,7 +117,7 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
     Raises:
         ValueError: `hash_type` is unknown.
         TypeError: `hash_dict` is not a mapping; or, while iterating, a stream contains text instead of bytes.
-        RuntimeError: while iterating, the hash differs, or `hash_dict` has no hash for the path.
+        RuntimeError: while iterating, the hash differs, or `hash_dict` does not contain the path.
         io.UnsupportedOperation: while iterating, a stream cannot be rewound.
 
     Example:

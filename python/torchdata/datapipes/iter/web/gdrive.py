@@ -103,8 +103,8 @@ class DriveClient(Client):
 
 
 def _trusted(target: str, asked: str) -> bool:
-    """Returns whether the user's settings, including credentials, may be sent to `target`, the URL to which the form on
-    a web page leads."""
+    """Returns whether the user's settings, including credentials, may be sent to `target`, the URL in the form on a web
+    page."""
     there, here = urlsplit(target), urlsplit(asked)
     host = there.hostname or ""
     return there.scheme == here.scheme and (
