@@ -156,7 +156,7 @@ class StatefulStream:
         prepare: a function that is called before each iteration, and before a state is loaded.
         is_exact: whether the iterable reports the correct position even before the first item of an epoch.
         mark: a function that is called before reading an item that may have to be dropped. Its result is a function
-            that sets the random generators back.
+            that restores the random generators.
     """
 
     def __init__(
@@ -181,7 +181,7 @@ class StatefulStream:
         self._base: Any = _UNKNOWN
         self._follows_end = False
         self._is_untouched = True
-        #: The states of the iterable and its iterator before the first iteration. `_after_load` contains their states
+        #: The states of the iterable and its iterator before the first iteration. `_after_load` contains the states
         #: after the first item of a resumed epoch, until the next epoch yields an item.
         self._pristine: Any = None
         self._after_load: Any = _UNKNOWN

@@ -61,7 +61,7 @@ class Opening:
             self._ask_store(lambda store: store.set("blame", json.dumps(blame)))
 
     def agree(self, key: str, value: str) -> str:
-        """Returns the value that the first calling rank has passed for this key, on every rank."""
+        """Returns, on every rank, the value of the first rank that calls this method for `key`."""
         return str(self._ask_store(lambda store: store.compare_set(key, "", value)).decode())
 
     def _host(self) -> Meeting:

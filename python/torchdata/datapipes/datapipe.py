@@ -52,8 +52,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def share_token(datapipe: Any, token: IterationToken) -> None:
-    """Gives a child of a split a token that the split's main pipe also stores, so that the main pipe can invalidate the
-    child's iterators."""
+    """Gives a child pipe the token that its main pipe stores for it, so that the main pipe can invalidate the child's
+    iterators."""
     datapipe.__dict__["_iteration_token"] = token
 
 
@@ -195,8 +195,8 @@ class _CommonPipe:
             state = {name: value for name, value in state.items() if name not in self._not_copied}
         return hook(state) if hook is not None else state
 
-    #: The names of the attributes that the class declares by `state`. A pipe of such a class can be restored from these
-    #: attributes; `()` means that nothing needs to be restored.
+    #: The names of the attributes that the class declares by `state`. A pipe with `iteration_state` can be restored
+    #: from these attributes; `()` means that nothing needs to be restored.
     iteration_state: ClassVar[tuple[str, ...]]
     _own_state: ClassVar[tuple[DeclaredState, ...]] = ()
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()

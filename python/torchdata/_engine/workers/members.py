@@ -91,8 +91,8 @@ class Members:
         return [seeds for seeds, _ in each], each[0][1]
 
     def announced(self, index: int, starts: Sequence[Resumption | None] | None = None) -> int:
-        """Returns a code of `Announced`: which snapshots child `index` must send at the beginning of an epoch. A
-        replacement sends none if its positions (`starts`) already contain snapshots.
+        """Returns which snapshots child `index` must send at the beginning of an epoch, as a code of `Announced`. A
+        replacement process sends no snapshots if its positions (`starts`) already contain them.
         """
         if starts is None:
             return Announced.DEALT if index == 0 and self.dispatches else Announced.OWN

@@ -41,8 +41,8 @@ class NoLoaderError(LookupError):
 
 @dataclass(frozen=True)
 class Attached:
-    """A loader in another process. If the loader runs in another container, `numbers` maps its process ids there to
-    process ids in this container; otherwise, it is None."""
+    """A loader in another process. If the loader runs in another container, `numbers` maps process ids in that
+    container to process ids in this container; otherwise, it is None."""
 
     pid: int
     command: str
@@ -103,7 +103,7 @@ def _command(pid: int) -> str:
 def _numbers(pid: int) -> dict[int, int] | None:
     """Returns a dict from process ids in the container of process `pid` to process ids in this container.
 
-    Returns None if both are the same container.
+    Returns None if both containers are the same.
     """
     try:
         inside = os.readlink(f"{_PROC}/{pid}/ns/pid")

@@ -446,7 +446,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    # `waited_for` also covers graphs of `torchdata.nodes`, although not only the main thread waits for workers there.
+    # `waited_for` also covers graphs of `torchdata.nodes`, where any thread may wait for workers.
     return _loading_in_workers(stats) if stats.waited_for else _loading_in_main(stats)
 
 

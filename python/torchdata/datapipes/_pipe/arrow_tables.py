@@ -15,8 +15,8 @@ def _arrow() -> Any:
 def tables_of(
     read: Callable[[int], Any], parts: Iterable[int], row: int, size: int | None, *, copy: bool
 ) -> Iterator[tuple[Any, tuple[int, int]]]:
-    """Yields tables of consecutive rows. Each table comes with the position of the next row: the number of its part,
-    and its number in the part.
+    """Yields tables of consecutive rows, each with the position of the next row: a part number, and a row number in
+    this part.
 
     Args:
         row: the number of the first row to read in the first part.

@@ -20,7 +20,7 @@ def codes_read_by(datapipe: Any) -> list[UsersCode]:
 def counted_at(datapipe: Any) -> IterationToken:
     """Returns the `IterationToken` that counts the skipped items of a pipe.
 
-    If the loader measures the times of the pipe's map-style source, this is the source's token.
+    This is the token of the pipe's map-style source if the loader times this source.
     """
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:

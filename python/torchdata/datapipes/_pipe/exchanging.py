@@ -60,9 +60,8 @@ class _Way(NamedTuple):
 
     Args:
         memory: the memory that contains the states. Copying its bytes saves or loads the states.
-        variables: further variables of the generators. Each is given by the dict that contains it, and by its key in
-            this dict.
-        others: for each generator without such memory, the functions that save and load its state.
+        variables: further variables of the generators. Each variable is given by a dict and a key in this dict.
+        others: pairs of functions that save and load the state of a generator, for generators that are not in `memory`.
     """
 
     memory: Sequence[memoryview] = ()
@@ -99,7 +98,7 @@ class ShardGlobals(SavedGlobals):
 
         Args:
             is_all: whether the shard has nothing else to save or to stop, such as threads. `ShardTurns` may switch
-                between two such shards without calling `leave` and `enter`.
+                between two shards with `is_all=True` without calling `leave` and `enter`.
         """
         global _has_exchanged
         _has_exchanged = True

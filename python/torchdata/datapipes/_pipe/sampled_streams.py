@@ -6,9 +6,9 @@ items.
 A stream may draw from the global random generators in order to shuffle or to augment. The saved state of such a stream
 contains the states that the generators had before the stream first drew numbers. A resumed run restores the generators,
 rereads the items, and raises an error if the items differ from the original items. The resumed run only warns if the
-stream probably draws numbers for each item, as for augmentation, because other code may also have drawn numbers. This
-is probable if the stream drew numbers for its second item, or if the items differ only in floating-point numbers and
-arrays.
+stream probably draws numbers for each item, as for augmentation, because other code may also have drawn numbers. A
+stream probably draws numbers for each item if it drew numbers for its second item, or if the items differ only in
+floating-point numbers and arrays.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
 
 
 def _never_asks(datapipe: Any) -> bool:
-    """Returns whether the pipe never calls `get_worker_info`. Functions that the user passed to the pipe may still call
-    it."""
+    """Returns whether the pipe never calls `get_worker_info`. Functions that the user passed to the pipe may call
+    `get_worker_info` anyway."""
     if not hasattr(type(datapipe), "__iter__"):
         return True
     if type(datapipe).__module__.partition(".")[0] != "torchdata":

@@ -145,7 +145,7 @@ class SampleDigest:
         self.checksum, self.next = checksum, following  # in one step, which Ctrl-C cannot interrupt
 
     def add_missing(self) -> None:
-        """Leaves out the next sample, because the source ended before the sample's position."""
+        """Skips the position of the next sample, because the source ended before this position."""
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:

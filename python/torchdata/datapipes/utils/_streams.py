@@ -185,8 +185,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return file_obj
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Closes the file object. Also closes the parent stream after `autoclose()`, if all its children are closed.
-        Further calls do nothing."""
+        """Closes the file object. If the parent stream's `autoclose()` was called, closing its last open child also
+        closes the parent. Further calls do nothing."""
         if self.closed:
             return
         self.closed = True
@@ -389,7 +389,7 @@ pair_streams_with_torch(StreamWrapper)
 
 
 def _stream_parts(stream: StreamWrapper) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """Returns a function and its arguments, which are plain data and recreate the stream. Returns None for an open
+    """Returns a function and plain arguments. Calling the function recreates the stream. Returns None for an open
     stream that is neither in memory nor a file with a path."""
     if stream.closed:
         return _closed_stream, (stream.name,)

@@ -29,7 +29,8 @@ _LONGEST = 200
 #: The class `Batcher` and its argument `batch_size`, which may change between two epochs.
 _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
-#: Arguments that may change between saving and loading a state. The loader sets them, or they do not affect the items.
+#: Arguments that may change between saving and loading a state, because the loader sets them or because they do not
+#: affect the items.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
 
 
@@ -69,7 +70,7 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
     """Returns whether an argument may change between epochs. A dot in `name` means that an adapter of `DataLoader2`
-    sets it."""
+    sets this argument."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 
@@ -151,7 +152,6 @@ def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
 
 
 def _whole(value: Any, words: str) -> str:
-    """Returns the text to hash: the `repr` of a str or bytes, or `words` for any other value."""
     return repr(value) if isinstance(value, (str, bytes)) else words
 
 

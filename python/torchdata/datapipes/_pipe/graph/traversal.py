@@ -17,7 +17,8 @@ from typing import Any, Literal
 #: skipped.
 LARGEST_STRUCTURE = 4096
 
-#: For the maximum, a nested container counts as this number of members, because inspecting a container takes longer.
+#: A nested container uses up this number of the `LARGEST_STRUCTURE` members, because inspecting a container takes
+#: longer.
 OPENING = 8
 
 #: The classes `IterDataPipe` and `MapDataPipe`. The module `datapipe` sets this variable, because importing `datapipe`
@@ -26,7 +27,7 @@ _pipes: tuple[type, ...] = ()
 
 _has_virtual = False
 
-#: The last result of `abc.get_cache_token`. The result changes when a virtual subclass is registered. The cached
+#: The last result of `abc.get_cache_token`. A new result means that a virtual subclass was registered. The cached
 #: results of `_role` are then dropped.
 _registered: object = None
 
@@ -76,7 +77,6 @@ def _is_pipe_class(kind: type) -> bool:
 
 @lru_cache(maxsize=1024)  # snapshots search graphs often, and the attributes of a pipe usually keep their types
 def _places(kinds: tuple[type, ...]) -> list[int]:
-    """Returns the indices in `kinds` of types that are pipes or containers."""
     return [place for place, kind in enumerate(kinds) if _role(kind)]
 
 

@@ -46,8 +46,7 @@ class PipeHooks:
     def _reads_in_pass(self, source: Any) -> bool | None:
         """Returns whether the running iteration of this pipe reads the running iteration of `source`.
 
-        None (the default) lets the caller decide by the order in time: a pipe begins its iteration before its sources
-        do.
+        None (the default) means unknown. The caller then compares which of both iterations began first.
         """
         return None
 

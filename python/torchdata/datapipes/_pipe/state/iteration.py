@@ -93,8 +93,8 @@ def counters_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the counters of a pipe (see `counters_of`) that have changed since its first use. A replay must set them
-    in the new pipe."""
+    """Returns the counters of a pipe (see `counters_of`) that have changed since its first use. A replay must set these
+    counters in the new pipe."""
     now = counters_of(pipe)
     if now is None:
         return {}
@@ -305,7 +305,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
 
 
 def _take_end(datapipe: Any, record: PassRecord, state: dict[str, Any] | None) -> None:
-    """Loads `state`, which a pipe without `reset` had at the end of an iteration, unless it is None."""
+    """Loads the state that a pipe without `reset` had at the end of an iteration; None loads nothing."""
     record.follows_end = state is not None
     if state is not None:
         _take_base(datapipe, 0, state)

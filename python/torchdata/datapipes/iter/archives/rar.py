@@ -89,7 +89,7 @@ class _RarArchive(IndexedArchive):
 def _mend_bsdtar(rarfile: Any) -> None:
     """Makes `rarfile` call `bsdtar` without `--` after `-f`, because `bsdtar` would read `--` as the archive's path.
 
-    Releases of `rarfile` up to at least 4.5 pass `--`. Leaving it out is safe, because the path of `rarfile`'s
+    Releases of `rarfile` up to at least 4.5 pass `--`. Leaving out `--` is safe, because the path of `rarfile`'s
     temporary file does not begin with `-`.
     """
     program = rarfile.tool_setup()

@@ -100,8 +100,7 @@ class _HeaderBytes:
         self.failed = False
 
     def count(self) -> None:
-        """Counts a header of a member. Raises an error for too many headers, because `tarfile` recurses once per
-        header."""
+        """Counts a header, and raises an error for too many headers, because `tarfile` recurses once per header."""
         self._headers += 1
         if self._headers > MOST_HEADERS + 1:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
@@ -192,8 +191,8 @@ class OpenTar(tarfile.TarFile):
     _global_records = _global_bytes = 0
 
     def count_global(self, records: int, size: int) -> None:
-        """Counts a global header. All global headers of an archive share one limit, because each global header applies
-        to all members after it."""
+        """Counts a global header. The limit covers all global headers of an archive together, because each of them
+        applies to all later members."""
         self._global_records += records
         self._global_bytes += size
         if self._global_records > MOST_GLOBAL_RECORDS or self._global_bytes > LARGEST_HEADERS:
@@ -221,11 +220,11 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # `tarfile` reads a header when it opens an archive. To avoid this, `tarfile` opens an empty archive, and then
-        # its stream is replaced by the stream of the real archive.
+        # Opening the real archive would make `tarfile` read a header. Therefore, an empty archive is opened, and its
+        # stream is replaced by the stream of the real archive.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
-            # Reading this byte makes a buffered stream request the byte and the header together.
+            # Reading one byte here makes a buffered stream request this byte and the header together.
             file_obj.read(BEFORE)
         source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
         tar.fileobj, tar.plain = source, True
@@ -445,8 +444,8 @@ class _SparseMember(LibraryMember):
 
     def readall(self) -> bytes:
         try:
-            # `readall` must refuse a sparse file that is too large for memory. All further methods read the file in
-            # pieces.
+            # `readall` must refuse a sparse file that is too large for memory, whereas all other methods read the file
+            # in pieces.
             refuse_bomb(self._size, self._stored, self._archive.max_ratio)
         except Exception as error:
             raise self._archive.explained(self._name, error)

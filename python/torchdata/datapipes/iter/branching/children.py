@@ -25,8 +25,8 @@ from torchdata.datapipes.datapipe import IterDataPipe, share_token
 
 
 class Queues(DeclaredState):
-    """Declares an attribute that contains a queue of items for each child. If an item is in several queues, it is one
-    object, even after a state was loaded."""
+    """Declares an attribute that contains a queue of items for each child. An item that is in several queues remains a
+    single object, even after a state was loaded."""
 
     def reset(self, datapipe: Main) -> None:
         setattr(datapipe, self.name, [deque[Any]() for _ in range(datapipe.num_instances)])

@@ -51,7 +51,8 @@ class Concater(IterDataPipe[Any]):
         self.datapipes = check_sources("Concater", datapipes)
 
     def __iter__(self) -> Iterator[Any]:
-        # The first input must begin its iteration here, because a state may have been loaded into it.
+        # `iter` is called here, not when the first item is requested, because a state may have been loaded into the
+        # first input.
         return chain.from_iterable(self._inputs(iter(self.datapipes[self._current])))
 
     def _inputs(self, current: Iterator[Any]) -> Iterator[Iterator[Any]]:

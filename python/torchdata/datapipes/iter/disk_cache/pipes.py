@@ -37,12 +37,12 @@ _MODES = {"wb": "wb", "b": "wb", "wt": "wt", "w": "wt", "t": "wt", "": "wt"}
 class OnDiskCacheHolder(IterDataPipe[Any]):
     """Begins a section of the pipeline that stores its results in files; `end_caching` ends the section.
 
-    If the files of an item exist, the item skips the section, and `end_caching` yields the paths. Otherwise, the item
-    passes through the section, and `end_caching` writes the files. Any number of processes may share the cached files.
-    Each file is computed by only one process, which locks the file. Another process that needs the file first computes
-    the files of later items, and then waits for the locked file. No process sees an incomplete file. If a process is
-    killed, another process computes the file that it was creating. The locks of items that were read ahead are released
-    if the consumer requests no path for one second.
+    If the files of an item exist, the item skips the section, and `end_caching` yields the paths. If files are missing,
+    the item passes through the section, and `end_caching` writes the files. Any number of processes may share the
+    cached files. Each file is computed by only one process, which locks the file. Another process that needs the file
+    first computes the files of later items, and then waits for the locked file. No process sees an incomplete file. If
+    a process is killed, another process computes the file that it was creating. The locks of items that were read ahead
+    are released if the consumer requests no path for one second.
 
     Args:
         source_datapipe: the pipe to read.

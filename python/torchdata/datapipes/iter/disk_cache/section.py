@@ -273,8 +273,8 @@ class Section:
         record.release()
 
     def _list_members(self, record: Record) -> None:
-        """Lists the record's files with paths that `filepath_fn` did not return, so that all processes find these
-        files."""
+        """Writes a list of the record's files with paths that `filepath_fn` did not return, so that all processes find
+        these files."""
         folder = self._folder_for(record.paths[0])
         lies_within = FolderSearch(folder)  # a missing file is detected later
         outside = next((path for path in record.members if not lies_within(path) and os.path.lexists(path)), None)
@@ -315,7 +315,7 @@ class Section:
             record.release()
 
     def close(self) -> None:
-        """Releases all locks. The state can still be saved."""
+        """Releases all locks. After `close`, the section's state can still be saved."""
         locks.resume(id(self))
         self._closed = True
         for record in (*self._queue, *self._missing):

@@ -59,7 +59,6 @@ def _warn_of_type(pipe: str, item: Any) -> None:
 def _selecting(pipe: str, columns: Sequence[Any], chosen: Callable[[Any], bool]) -> Callable[[Any], Any]:
     @lru_cache(maxsize=_LENGTHS)
     def selectors(kind: type, length: int) -> tuple[list[bool], bool]:
-        # The columns to keep are determined only once for sequences of the same type and length.
         return list(map(chosen, range(length))), _lacks(pipe, kind((None,) * length), columns)
 
     def selected(item: Any) -> Any:

@@ -45,12 +45,13 @@ class OnError(IterDataPipe[T_co]):
         limit: maximum number of items that are skipped in an epoch, in each process. A float is the maximum fraction of
             the items of each pipe, which is checked from the pipe's 100th item on, and at the end of the epoch. If
             `limit` is None (the default), any number of items may be skipped.
-        log: the path of a log file; for each skipped item, the process appends a line of JSON. None (the default) for
-            no log. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of the
-            `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of the
-            `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The field `key` is the path of
-            the file, URL or archive member that a pipe was reading, or describes the first argument of the function
-            that raised the exception. Every epoch and run appends to the log, so several lines can have one key.
+        log: the path of a log file; each process appends a line of JSON for every item that it skips. None (the
+            default) for no log. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the
+            number of the `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the
+            number of the `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The field `key` is
+            the path of the file, URL or archive member that a pipe was reading, or describes the first argument of the
+            function that raised the exception. Every epoch and run appends to the log, so several lines can have one
+            key.
 
     Raises:
         ValueError: `how` has an unsupported value, or `limit` is negative or a fraction over 1.
@@ -68,7 +69,6 @@ class OnError(IterDataPipe[T_co]):
     iteration_state = ()
     #: A run that resumes from a state may use another `log`, because `log` does not affect the items.
     tuning = frozenset({"log"})
-    #: `skipper_of` searches for a pipe with this attribute.
     _skips = True
 
     def __init__(

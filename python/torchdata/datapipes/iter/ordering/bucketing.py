@@ -48,8 +48,8 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
             `functools.partial(sorted, key=len)`. If `sort_key` is None, items are not sorted.
         use_in_batch_shuffle: True (the default) shuffles each pool of items separately, and later each group of
-            `bucket_num` batches. False shuffles with a buffer, which has the size of a pool for items, and of a bucket
-            for batches.
+            `bucket_num` batches. False uses a shuffle buffer instead, as large as a pool for items, and as large as a
+            bucket for batches.
 
     Raises:
         AssertionError: `batch_size`, `batch_num` or `bucket_num` is not positive.

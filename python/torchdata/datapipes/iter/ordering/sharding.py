@@ -186,7 +186,6 @@ class ShardingFilter(IterDataPipe[T_co]):
         return can_wait(self.source_datapipe)
 
     def _gives_each_item_to_one_worker(self) -> bool:
-        """Returns whether each item is yielded by only one worker, for any number of workers."""
         if not self._sharding_enabled or self.source_splits_itself:
             return False
         return self.sharding_group_filter in (None, SHARDING_PRIORITIES.MULTIPROCESSING)

@@ -34,7 +34,8 @@ _STORES = {
     "az": ("AzureStore", "endpoint", "Azure"),
 }
 _ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "base_url")
-#: Environment variables with credentials. If one of them is set, the credentials of the AWS profile are ignored.
+#: Environment variables with credentials. If one of these variables is set, the credentials of the AWS profile are
+#: ignored.
 _OTHER_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SKIP_SIGNATURE",

@@ -20,8 +20,8 @@ DEFAULT_BUFFER_SIZE = 16 << 20
 #: Size in bytes of each request if several parallel requests fetch one piece of an object. The first request for an
 #: object does not exceed this size, either.
 PART_SIZE = 4 << 20
-#: The number of bytes that are requested first after a seek. Each further request for consecutive bytes doubles this
-#: number.
+#: The number of bytes that are requested first after a seek. Each further request for consecutive bytes is twice the
+#: size of the previous request.
 AFTER_SEEK = 256 << 10
 MOST_PARALLEL = 8
 

@@ -113,8 +113,8 @@ def write_file(
 
     Args:
         data: bytes or text, an open stream (read in pieces and closed), or an iterable of pieces.
-        alone: whether the caller has locked the path. If not, the temporary file has a unique name, because other
-            processes may write, too.
+        alone: whether the caller has locked the path. Without a lock, the temporary file has a unique name, because
+            other processes may write the same file.
         expected: the checksum that the contents must have.
     """
     os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)

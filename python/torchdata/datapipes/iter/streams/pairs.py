@@ -96,7 +96,7 @@ class HoldsStream(IterDataPipe[T_co]):
     def _items_of(self, pair: Any, place: Any = None) -> Iterator[Any]:
         path, stream = path_and_stream(pair, self)
         del pair
-        # A changed `_held` shows an abandoned iterator that a newer iterator reads another pair.
+        # If `_held` is another pair later, a newer iterator has replaced this iterator.
         held = self._held = (path, stream)
         self._reading = True
         try:

@@ -51,8 +51,8 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
     Args:
         datapipe: yields pairs of path and binary stream. Each stream is closed after it was read. Compressed streams
             must be decompressed by an earlier pipe.
-        spec: a dict from the name of each feature to read to a pair of shape and dtype. The shape is a tuple, with at
-            most one length of -1, which is inferred, or None to keep the shape in the record. The dtype is a dtype of
+        spec: a dict from the name of each feature to read to a pair of shape and dtype. The shape is a tuple (one
+            length may be -1, which is then inferred), or None to keep the shape in the record. The dtype is a dtype of
             NumPy or torch, or None for the type in the record; a feature of bytes requires None, and becomes a nested
             list. If a dtype is given, the steps of a feature list are stacked into one array. If the value for a name
             is None instead of a pair, the feature stays unchanged. If a SequenceExample contains a name both in its

@@ -36,8 +36,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     Args:
         source_datapipe: yields pairs of path and data, such as the streams of `load_from_tar` or decoded data.
         strict: whether to raise an error (the default) if a sample contains a field twice, or if its files are not
-            adjacent. Files of one sample are not detected if tens of thousands of samples are between them. A complete
-            copy of an earlier sample is accepted. With `strict=False`, as in torchdata 0.9, a second file of a field
+            adjacent. Separated files are not detected if tens of thousands of samples are between them. A complete copy
+            of an earlier sample is accepted. With `strict=False`, as in torchdata 0.9, a second file of a field
             replaces the first file. Files of a sample that are not adjacent become separate samples.
 
     Returns:

@@ -1,7 +1,7 @@
 """The thread pool that calls the function of a `threadpool_map` pipe, and returns results in order.
 
-Role: a pool serves one iteration, and its queue owns the submitted items and the pending results. The threads do not
-refer to the pool object, so that dropping the iterator frees and closes the pool.
+Role: each iteration has its own pool. The pool's queue contains the submitted items and the pending results. The
+threads do not refer to the pool object, so that dropping the iterator frees and closes the pool.
 """
 
 from __future__ import annotations

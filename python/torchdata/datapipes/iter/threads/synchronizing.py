@@ -187,8 +187,8 @@ class _Hold:
 
 
 class _StepReader(Iterator[Any]):
-    """The iterator that the consumer reads. Dropping the iterator does not notify any other rank, because only the next
-    use of the pipe shows whether the user's loop was interrupted, or was left to begin the next epoch."""
+    """The iterator that the consumer reads. Dropping the iterator does not notify any other rank, because the user's
+    loop may have been interrupted, or left to begin the next epoch."""
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
 

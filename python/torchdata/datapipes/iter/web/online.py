@@ -82,8 +82,8 @@ class HttpReader(_UrlReader):
         max_retries: number of times that a request is repeated after a temporary fault: no connection, a broken
             connection, a server that sends nothing, or one of the status codes 408, 429, 500, 502, 503 and 504. The
             delays between the requests grow up to a minute, unless the server sets the delay by `Retry-After`. After a
-            broken connection, only the remaining bytes are requested if the server supports range requests. After
-            received data, the full number of retries is available again. `DataLoader2.stats()` counts the retries.
+            broken connection, only the remaining bytes are requested if the server supports range requests. When data
+            was received, the full number of retries is available again. `DataLoader2.stats()` counts the retries.
         **kwargs: options of `requests.get`, such as `headers`, `auth`, `params`, `proxies`, `verify` or
             `allow_redirects`.
 
