@@ -340,8 +340,8 @@ class StatefulStream:
             except BaseException as error:  # the yielded iterator raises the error, and the next call continues
                 if not isinstance(error, Exception):  # after Ctrl-C, the item is not yielded, so the position stays
                     self.started, self._unread = started, True
-                # The frame of this generator is removed from the traceback. Otherwise, the exception would look like an
-                # exception of a user's generator, which cannot continue.
+                # The frame of this generator is removed from the traceback, because the exception would otherwise look
+                # like an exception of a user's generator, which cannot continue.
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
                 yield map(_raise, (error,))
                 continue

@@ -1,7 +1,7 @@
 """A group of ranks of a `torch.distributed` job, with its own connections.
 
-Each rank has its own connection to rank 0 (`Meeting`). A native thread serves the connection, so that all ranks notice
-the failure of a rank. `torchdata_core::ranks` describes the protocol.
+Each rank has its own connection to rank 0 (`Meeting`). A native thread reads from the connection, so that all ranks
+notice the failure of a rank. `torchdata_core::ranks` describes the protocol.
 
 Operations use neither torch's process groups nor the store, because these wait for exited ranks until the job's
 timeouts expire.

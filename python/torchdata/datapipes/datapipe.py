@@ -257,7 +257,7 @@ class _CommonPipe:
 
     @classmethod
     def set_getstate_hook(cls, hook_fn: Callable[[Any], Any] | None) -> None:
-        """Installs a function that converts a pipe's attributes to its pickled state; None removes it."""
+        """Installs a function that converts a pipe's attributes to its pickled state; None removes the function."""
         if cls.getstate_hook is not None and hook_fn is not None:
             raise RuntimeError("Attempt to override existing getstate_hook")
         cls.getstate_hook = staticmethod(hook_fn) if hook_fn is not None else None

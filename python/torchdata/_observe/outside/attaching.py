@@ -3,8 +3,8 @@
 Role: a loader's counters are in anonymous memory. The loader's main process keeps a file descriptor of this memory
 open. Through `/proc`, other processes of the same user and of root can open the memory.
 
-Root may inspect a process of a malicious user, so the contents of the memory are not trusted. Therefore, the memory
-must be sealed against shrinking, offsets are compared with its size, and control characters are removed from texts.
+Root may inspect a process of a malicious user, so the contents of the memory are not trusted. The memory must be sealed
+against shrinking, all offsets in the memory are compared with its size, and control characters are removed from texts.
 Loaders with invalid counters are reported and omitted.
 """
 

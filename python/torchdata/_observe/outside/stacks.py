@@ -4,7 +4,7 @@ Role: each process of a loader handles a real-time signal. An observer sends thi
 writes the stack of its main thread to its own anonymous memory, which the observer reads through `/proc`. The loader's
 counters (`StatsBoard`) contain the number of the signal and the file descriptor of the memory.
 
-`faulthandler` writes the stack in C and without the GIL, so that a process that hangs in native code also answers.
+`faulthandler` writes the stack in C and without the GIL, which works even if the process hangs in native code.
 `faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write.
 On a second signal, a Python handler in a worker writes the stacks of all further threads. This handler does not run
 before the main thread runs Python code.
@@ -104,8 +104,8 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        # The page is added before `_open` is called. Otherwise, a loader that ends in another thread could close the
-        # memory.
+        # The page is added before `_open` is called, because a loader that ends in another thread could otherwise close
+        # the memory.
         now.pages.add((id(board), page))
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
@@ -194,8 +194,8 @@ def answer_no_more(board: StatsBoard, page: int) -> None:
             return
         board.set_stack(page, 0, 0)
         now.pages.discard((id(board), page))
-        # Only the main thread may continue and close the memory. The handler runs in the main thread, so it could still
-        # be writing a stack if another thread closed the memory.
+        # Only the main thread may close the memory. If another thread closed the memory, the handler, which runs in the
+        # main thread, could still be writing a stack.
         if now.pages or not now.ignored or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(now.signal) != signal.SIG_IGN:

@@ -22,7 +22,7 @@ def tables_of(
         row: the number of the first row to read in the first part.
         size: the number of rows per table (the last table may have fewer); None makes a table of each part.
         copy: whether to copy the rows of each table. A table that is not copied keeps all rows of its part in memory,
-            and its pickle contains them.
+            and pickling the table pickles all these rows.
     """
     if size is None:
         for part in parts:

@@ -30,7 +30,7 @@ class Division:
         watch: SampleWatch | None = None,
         has_ended: Callable[[], bool] | None = None,
     ) -> Iterator[Any]:
-        """Returns the shard's items of an iterator.
+        """Returns an iterator over the items of `source` that belong to this shard.
 
         Args:
             taken: the index of the iterator's next item, counted over the items of all shards.

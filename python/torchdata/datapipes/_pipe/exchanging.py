@@ -1,8 +1,8 @@
 """Switches the global random generators and PyTorch's worker info between shards that take turns in one process.
 
-Role: each shard owns a `ShardGlobals`, used in the process and thread that run the shard. Each shard needs its own
-generators of `random`, NumPy and torch, but a process has only one global generator of each library. The states of the
-global generators (2.5 KB each) are exchanged whenever another shard runs.
+Role: each shard has a `ShardGlobals`, which is used in the process and thread that run the shard. Each shard needs its
+own generators of `random`, NumPy and torch, but a process has only one global generator of each library. The states of
+the global generators (2.5 KB each) are exchanged whenever another shard runs.
 
 The public functions of `random`, NumPy and torch convert a generator's state to tuples and tensors, which takes up to
 300 microseconds. Copying the memory of the states takes 0.3 microseconds, so this module copies the memory. Before the

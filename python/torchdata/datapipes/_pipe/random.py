@@ -9,7 +9,7 @@ from typing import Any
 
 from torchdata._importing import loaded
 
-#: Whether several processes run copies of one graph, and this is one of them. Worker processes set this variable to
+#: Whether this process runs a copy of a graph that other processes run, too. Worker processes set this variable to
 #: True.
 is_replica = False
 

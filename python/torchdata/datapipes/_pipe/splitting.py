@@ -23,7 +23,7 @@ _BASES = "torchdata.datapipes.datapipe"
 #: Libraries with iterables that never call `get_worker_info`.
 _INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
-#: Sources of a `sharding_filter` that may call `get_worker_info`. The function must report a single worker to them.
+#: Sources of a `sharding_filter` that may call `get_worker_info`, which must report a single worker to these sources.
 _whole: WeakSet[Any] = WeakSet()
 
 

@@ -5,8 +5,8 @@ pipes that reorder items without inspecting them (such as `shuffle`) and pipes t
 as `map`) can yield indices. For each index of its share, the `sharding_filter` loads the item and calls the functions
 of the pipes before it.
 
-Yielding indices does not change positions, seeds and states, because the indices have the order of the items. When a
-`sharding_filter` begins an iteration, it decides whether the pipes before it yield indices.
+Yielding indices does not change positions, seeds and states, because the indices have the order of the items. A
+`sharding_filter` decides at the beginning of an iteration whether the earlier pipes yield indices.
 """
 
 from __future__ import annotations

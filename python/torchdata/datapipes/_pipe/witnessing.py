@@ -111,8 +111,8 @@ class Witness:
 
 
 class SampleDigest:
-    """A checksum of sampled items. The lower 32 bits cover all values in the items. The upper 32 bits leave out
-    floating-point numbers and arrays, because random augmentation may change them.
+    """A checksum of sampled items. The lower 32 bits of the checksum cover all values in the items. The upper 32 bits
+    leave out floating-point numbers and arrays, because random augmentation may change them.
 
     Args:
         next: the position of the next sample.

@@ -3,8 +3,8 @@
 Role: this module updates the `PassRecord` of a pipe at the beginning of an iteration. For a replay (see `state`), the
 `PassRecord` contains the states of the pipe and its sources at the beginning of the iteration.
 
-A counter numbers the iterations of all pipes. A pipe's iteration reads only source iterations with higher numbers,
-because a pipe begins its iteration before its sources do.
+A counter numbers the iterations of all pipes. An iteration has a lower number than the iterations of the sources that
+it reads, because a pipe begins its iteration before its sources do.
 """
 
 from __future__ import annotations
@@ -210,8 +210,8 @@ def unnoticed(datapipe: Any) -> TypeError:
 
 
 def is_unnoticed(datapipe: Any) -> bool:
-    """Returns whether the PyTorch pipe at the end of a graph is iterated by `iter` instead of `iterate`. If so, the
-    state of the graph at the beginning of the iteration was not recorded."""
+    """Returns whether the PyTorch pipe at the end of a graph is iterated by `iter` instead of `iterate`. Only `iterate`
+    records the state of the graph at the beginning of the iteration."""
     record = record_of(reader_of(datapipe))
     if record.loaded is not None or not has_begun(datapipe):
         return False
@@ -355,7 +355,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # None means that the result is unknown. This happens if the graph has a cycle, so that a source follows its
+        # None means that the result is unknown, which happens if the graph has a cycle, so that a source follows its
         # reader.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:

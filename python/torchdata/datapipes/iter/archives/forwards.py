@@ -12,7 +12,7 @@ from collections.abc import Callable
 #: A function that returns the next bytes of a stream, or empty bytes at the end of the stream.
 Pieces = Callable[[], bytes]
 
-#: The number of bytes that an archive reader can always seek back. It is large enough to reread the last header.
+#: The number of bytes that an archive reader can always seek back, which is enough to reread the last header.
 _BACK = 1 << 10
 
 

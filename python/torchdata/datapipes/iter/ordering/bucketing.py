@@ -144,8 +144,8 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         min_len: minimum length; shorter items are dropped, and streams in them are closed. 0 by default.
         max_len: maximum length; longer items are dropped. `max_token_count` by default.
         buffer_size: maximum number of items in the buffer, 1,000 by default.
-        include_padding: whether each item counts as long as the batch's longest item, as after padding; False by
-            default.
+        include_padding: whether the total length of a batch includes padding, which makes all its items as long as the
+            longest item; False by default.
 
     Raises:
         TypeError: `len_fn` is not a function, a length is not a number, or `buffer_size` is not an integer.

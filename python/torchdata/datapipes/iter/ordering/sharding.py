@@ -46,8 +46,8 @@ class SHARDING_PRIORITIES(IntEnum):
 class ShardingFilter(IterDataPipe[T_co]):
     """Yields this process's share of the items: after `apply_sharding(n, i)`, every n-th item, starting with item i.
 
-    Every process reads the whole source, in an order that must be the same in all processes. A loader compares the
-    orders of its workers and raises an error if they differ.
+    Every process reads the whole source, in an order that must be the same in all processes. A loader raises an error
+    if the orders of its workers differ.
 
     Each process loads and maps only the items of its share if two conditions hold. First, the source is a map pipe (by
     `to_iter_datapipe`, `shuffle` or `sample_by`) or an `IterableWrapper` of a dataset without `__iter__`. Second, all

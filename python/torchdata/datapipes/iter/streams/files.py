@@ -96,8 +96,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` begins the source's epoch now, not when the first item is requested. Otherwise, a state that is saved
-        # before the first request would belong to the previous epoch.
+        # `iter` begins the source's epoch now, because a state that is saved before the first item is requested would
+        # otherwise belong to the previous epoch.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -85,9 +85,9 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # `iter` begins the source's epoch now, not when the first item is requested. Otherwise, a state that is saved
-        # before the first request would belong to the previous epoch. Each pair is read by a separate generator, so
-        # that an exception in one pair does not end the iteration.
+        # `iter` begins the source's epoch now, because a state that is saved before the first item is requested would
+        # otherwise belong to the previous epoch. Each pair is read by a separate generator, so that an exception in one
+        # pair does not end the iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)

@@ -142,8 +142,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be computing an item
             data.released.set()
         failure = data.failure
-        # If the pipe was shut down, the source may have ended only because its workers have stopped. Therefore, this
-        # rank votes that its run ends, not that its source has ended.
+        # If the pipe was shut down, the source may have ended only because its workers have stopped, so this rank votes
+        # that its run ends, not that its source has ended.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if goes:
@@ -252,7 +252,7 @@ class FullSync(_PrefetchBase[T_co]):
     thread after `fullsync` would have to wait for other ranks.
 
     Args:
-        datapipe: the pipe to read. Every rank has its own pipe.
+        datapipe: the pipe to read.
         timeout: the number of seconds that a rank waits for all ranks at each item, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
             object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. If

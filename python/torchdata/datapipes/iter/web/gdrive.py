@@ -15,8 +15,7 @@ from torchdata.datapipes.utils.names import file_name
 
 HOSTS = frozenset({"drive.google.com", "docs.google.com"})
 
-#: The maximum number of bytes to read of the web page that may precede a download. Such a web page is usually 40 times
-#: smaller than this maximum.
+#: The maximum number of bytes to read of the web page that may precede a download.
 _LARGEST_PAGE = 1 << 17
 
 _FILE_PATH = re.compile(r"(?:/a/[^/]+)?/file/(?:u/\d+/)?d/([^/]+)")

@@ -48,8 +48,8 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
         return self._http
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        # `iter` begins the source's epoch now, not when the first item is requested. Otherwise, a state that is saved
-        # before the first request would belong to the previous epoch.
+        # `iter` begins the source's epoch now, because a state that is saved before the first item is requested would
+        # otherwise belong to the previous epoch.
         return self._opened(iter(self.source_datapipe))
 
     def _opened(self, urls: Iterator[Any]) -> Iterator[tuple[str, StreamWrapper]]:
@@ -109,9 +109,9 @@ class HttpReader(_UrlReader):
 class GDriveReader(_UrlReader):
     """Opens files of Google Drive by their links: yields pairs of file name and binary stream.
 
-    The file name is the last part of the name that the server sends, and never a path, so it is safe to join it to a
-    folder. Links of the forms `…/uc?id=ID`, `…/file/d/ID/view` and `…/open?id=ID` are supported, and the confirmation
-    page of large files is accepted automatically. Streams behave as with `HttpReader`.
+    The file name is the last part of the name that the server sends, and never a path, so a program can safely join it
+    to a folder. Links of the forms `…/uc?id=ID`, `…/file/d/ID/view` and `…/open?id=ID` are supported, and the
+    confirmation page of large files is accepted automatically. Streams behave as with `HttpReader`.
 
     Args:
         source_datapipe: yields links.

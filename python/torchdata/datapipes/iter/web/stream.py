@@ -132,7 +132,8 @@ class HttpRecipe:
                 raise
             # Status 416 means that the file ends at or before the offset: the file was read to its end, or has become
             # shorter. If the request contained `If-Range`, status 416 proves that the file has not changed. Without
-            # `If-Range`, the whole file is requested, because its headers show whether it has changed.
+            # `If-Range`, the whole file is requested, because the headers of the response show whether the file has
+            # changed.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
