@@ -48,7 +48,7 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
     """
     _known[kind] = parts
     for maker in makers:
-        # Pickles find Python functions in this module, so that pickles remain valid when source files move.
+        # Pickles refer to Python functions as members of this module, and remain valid when source files are moved.
         if isinstance(maker, FunctionType):
             assert globals().setdefault(maker.__name__, maker) is maker, "names of makers differ"
             maker.__module__ = __name__
@@ -197,7 +197,7 @@ def _copied(value: Any) -> Any:
 
 
 def _are_immutable(values: Any) -> bool:
-    """Returns whether all values are atoms or nested tuples of atoms."""
+    """Returns whether each value has a type in `_ATOMS`, or is a nested tuple of such values."""
     return _ATOMS.issuperset(map(type, values)) or all(
         type(value) in _ATOMS or (type(value) is tuple and _are_immutable(value)) for value in values
     )

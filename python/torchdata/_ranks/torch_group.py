@@ -40,8 +40,7 @@ _EXCUSES = {
     "late": "it runs, but waits for data, is busy between two items, or has left the loop",
 }
 
-#: The open groups. A forked child inherits the file descriptors of their connections, and must replace these
-#: descriptors.
+#: The open groups. A forked child inherits the file descriptors of these groups, and must replace the descriptors.
 _open_groups: weakref.WeakSet[TorchGroup] = weakref.WeakSet()
 
 

@@ -1,6 +1,7 @@
 """The children of a loader and their links, which change when a child is replaced.
 
-Sending requires a lock, because a thread that reads items may replace a child while another thread sends it a command.
+Sending requires a lock, because a thread that reads items may replace a child while another thread sends a command to
+this child.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class Members:
         self.processes: list[ChildProcess] = []
         self.commanders: list[Sender] = []
         self.sent = [0] * len(self.names)
-        # A forked child never acquires this lock: it sends no commands.
+        # A forked child never acquires this lock, because it sends no commands.
         self.sending = threading.RLock()
         self._per_link = budget // (2 * num_workers if dispatches else num_workers)
         self._commands, self.program_class = commands, program_class

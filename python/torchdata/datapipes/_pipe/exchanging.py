@@ -221,7 +221,7 @@ def _of_torch(generator: Any) -> _Way:
 
 
 def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Callable[[Any], Any]) -> bool:
-    """Tests whether copying the memory of one random generator to another also copies the state.
+    """Tests whether copying the memory of a random generator to another generator also copies the state.
 
     Args:
         of: a function from a generator to its `_Way`.
@@ -268,7 +268,7 @@ def _numpy(state: Any) -> _Way:
 
 @functools.cache
 def _gauss_offset(cls: type[Any]) -> int:
-    """Returns the offset, in a NumPy generator's memory, of the flag that precedes the stored spare normal number."""
+    """Returns the offset of a flag in a NumPy generator's memory. The stored spare normal number follows the flag."""
     made = cls(0)
     made.set_state({**made.get_state(legacy=False), "has_gauss": 1, "gauss": 0.123456789})
     raw = ctypes.string_at(id(made), cls.__basicsize__)

@@ -1,4 +1,5 @@
-"""Adds a note to an exception in a pipeline: the pipe that raised the exception, and the number of the failed item."""
+"""Adds a note to an exception in a pipeline, with the pipe that raised the exception and the number of the failed
+item."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _ORIGIN = "_torchdata_origin"
 def explain(
     error: BaseException, frames: TracebackType | None, datapipe: Any, yielded: int | None, iterator: Any = None
 ) -> Any:
-    """Shortens the traceback of an exception from the iterator of `datapipe`, and adds a note with its origin.
+    """Shortens the traceback of an exception from the iterator of `datapipe`, and adds a note about the exception's
+    origin.
 
     The traceback of a KeyboardInterrupt is kept, because it shows where a program hangs.
 

@@ -55,7 +55,8 @@ def load_generators(state: dict[str, Any]) -> None:
     """Sets the global random generators to the states that `save_generators` returned.
 
     If the generator of a library was saved, the library is imported, or a warning is issued if the library is not
-    installed. The saved seed of a library that was not imported is set now, or right after the import of the library.
+    installed. The saved seed of a library that was not imported when the state was saved is set at once, or right after
+    the import.
 
     Example:
         >>> import random

@@ -51,7 +51,8 @@ class PipeHooks:
         return None
 
     def _goes_on_alone(self) -> bool:
-        """Returns whether another pipe, such as a child of a `fork`, can join the running iteration of this pipe."""
+        """Returns whether another pipe, such as a child of a `fork`, may still begin to read the running iteration of
+        this pipe."""
         return False
 
     def _entries_of_sources(self) -> dict[int, PipeEntry]:

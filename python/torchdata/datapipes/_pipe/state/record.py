@@ -1,4 +1,4 @@
-"""Stores a token and a `PassRecord` in the `__dict__` of each pipe. By the token, an old iterator detects that a new
+"""Stores a token and a `PassRecord` in the `__dict__` of each pipe. The token lets an old iterator detect that a new
 iteration has begun. The `PassRecord` describes the current iteration.
 
 Role: `iteration` and `state` use tokens and records to resume iterations. In names, a *pass* is one iteration of one
@@ -30,7 +30,7 @@ class Beginning:
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
-    #: The number of items that the loaded state counts as yielded, not including the dropped items.
+    #: The number of yielded items in the loaded state, without the dropped items.
     yielded: int = 0
     #: Whether this iteration began with a replay of the whole graph.
     whole: bool = False

@@ -138,8 +138,8 @@ class Section:
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files of the record's item exist, and in this case makes the record ready. If the item
-        has more files than paths from `filepath_fn`, the record becomes ready only at the front of the queue."""
+        """Makes the record ready if all files of its item exist, and returns whether they exist. If the item has more
+        files than paths from `filepath_fn`, the record becomes ready only at the front of the queue."""
         found = self._found(record.paths)
         if found is None:
             return False

@@ -28,7 +28,7 @@ class OnError(IterDataPipe[T_co]):
 
     An item that causes an exception is left out, and counted by exception type and pipe. `on_error` skips exceptions of
     functions that you pass to pipes such as `map` and `filter`. It also skips exceptions of pipes that read streams and
-    archives, and of pipes that do not support an item. If a stream is broken, its remaining part is left out.
+    archives, and of pipes that do not support an item. The remaining part of a broken stream is left out.
 
     Exceptions from your own generators and iterables are not skipped, because a generator ends when it raises an
     exception. A note on such an exception explains why it was not skipped. `on_error` never skips errors from listing a

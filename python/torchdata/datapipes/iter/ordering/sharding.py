@@ -76,8 +76,8 @@ class ShardingFilter(IterDataPipe[T_co]):
         "ShardingPolicy.enable": "_sharding_enabled",
     }
 
-    #: Whether the source itself splits its items among workers, so that this filter must not split them a second time.
-    #: The loader raises an error if two workers read the same items.
+    #: Whether the source itself divides its items among workers, so that this filter must not divide them a second
+    #: time. The loader raises an error if two workers read the same items.
     source_splits_itself: bool = False
 
     _taken: int = state(0)  # items read from the source before the current iterator was created

@@ -68,7 +68,7 @@ class S3TimeoutError(TimeoutError, S3Error):
 
 @dataclass(frozen=True)
 class S3Settings:
-    """The settings of a store, which can be pickled, whereas obstore's stores cannot.
+    """The settings of a store. They can be pickled, whereas obstore's stores cannot.
 
     Args:
         request_timeout_ms: milliseconds without a response after which a request fails; -1 for `DEFAULT_TIMEOUT_MS`.

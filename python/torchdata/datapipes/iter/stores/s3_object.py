@@ -17,8 +17,8 @@ from torchdata.datapipes.iter.stores.s3_client import (
 )
 
 DEFAULT_BUFFER_SIZE = 16 << 20
-#: Size in bytes of each request if several parallel requests fetch one piece of an object. The first request for an
-#: object does not exceed this size, either.
+#: Size in bytes of each request if several parallel requests fetch one piece of an object. This is also the maximum
+#: size of the first request for an object.
 PART_SIZE = 4 << 20
 #: The number of bytes that are requested first after a seek. Each further request for consecutive bytes is twice the
 #: size of the previous request.

@@ -36,7 +36,7 @@ class _PrefetchData(ReadAhead):
         self.source: Iterator[Any] | None = source
         #: The object that keeps the read-ahead thread paused between `pause()` and `resume()`.
         self.pause: ReadAheadHold | None = None
-        #: Whether the pipe was shut down, so that no further iteration may follow.
+        #: Whether the pipe was shut down; no further iteration may follow.
         self.abandoned = False
         self._left = False
         self.is_over = False
@@ -46,7 +46,7 @@ class _PrefetchData(ReadAhead):
         self.taken = 0
         #: The object that pauses the thread if the iteration is a replay; otherwise None.
         self.halt: Halt | None = None
-        #: Set when the thread, which may be waiting for an item of the source, no longer uses the source's iterator.
+        #: Set when the thread no longer uses the source's iterator. Until then, the source may be computing an item.
         self.released = Latch()
 
     def begin(self, worker: Callable[[_PrefetchData], None]) -> None:

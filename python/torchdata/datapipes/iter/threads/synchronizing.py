@@ -363,8 +363,8 @@ class FullSync(_PrefetchBase[T_co]):
         """Returns the items that this rank has read but not yielded, and the exception that this rank's source has
         raised.
 
-        The state does not contain errors that other ranks have caused. If another rank has ended or failed, the last
-        item that this rank has read was not yielded, so the state contains this item.
+        The state does not contain errors that other ranks have caused. If another rank has ended or failed, the state
+        contains the last item that this rank has read, because it was not yielded.
         """
         items, error = self._restored
         data = self._data

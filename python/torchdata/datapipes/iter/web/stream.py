@@ -19,7 +19,8 @@ from torchdata.datapipes.utils._streams import StreamWrapper
 
 #: The size of a stream's buffer in bytes. Most lines are read from the buffer, without a network call.
 _BUFFER = 1 << 16
-#: The number of bytes per read from the connection if a stream is read to its end, or its first bytes are dropped.
+#: The number of bytes per read from the connection when a stream is read to its end, or when its first bytes are
+#: dropped.
 _PIECE = 1 << 20
 
 
@@ -82,8 +83,8 @@ class HttpRecipe:
         return HttpStream(self)
 
     def ask(self, offset: int) -> tuple[Any, int]:
-        """Requests the bytes of the file from `offset` to the end. Returns a response, and how many of its first bytes
-        must be dropped.
+        """Requests the bytes of the file from `offset` to the end. Returns a response, and the number of bytes to drop
+        at the beginning of the response.
 
         Returns None instead of a response if the file ends at `offset`.
 
