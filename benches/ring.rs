@@ -26,7 +26,7 @@ use torchdata_core::protocol::Stream;
 /// bytes, and a window in items.
 const SIZES: [(&str, usize, u64); 4] =
     [("8 B", 8, 256), ("1 KiB", 1 << 10, 256), ("150 KiB", 150 << 10, 16), ("1 MiB", 1 << 20, 16)];
-/// The minimum size in bytes of a payload that is sent in a block instead of inline, as in the codec.
+/// Payloads of at least this number of bytes are sent in a block instead of inline, as in the codec.
 const BLOCK: usize = 8 << 10;
 
 fn item(size: usize) -> Item {
@@ -37,7 +37,7 @@ fn item(size: usize) -> Item {
     }
 }
 
-/// Calls `receive` for each of `count` units, and returns the total duration.
+/// Calls `receive` `count` times, and returns the total duration.
 fn timed(count: u64, mut receive: impl FnMut()) -> Duration {
     let start = Instant::now();
     (0..count).for_each(|_| receive());
@@ -61,7 +61,7 @@ fn ring_threads(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, w
             bench.iter_custom(|count| timed(count, || _ = black_box(receiver.next_unit())));
         });
         done.store(true, Ordering::Relaxed);
-        // Lets the sender finish, because it may be waiting until the receiver permits another item.
+        // The sender may be waiting for permission to send another item, so this lets it finish.
         receiver.end.set_window(u64::MAX);
         while receiver.poll().unwrap().is_some() {}
     });

@@ -1,6 +1,6 @@
 """How Sphinx makes the site.
 
-Role: settings. `tools/build_site.py` copies this folder, adds generated pages to the copy, and runs Sphinx on it.
+Role: settings. `tools/build_site.py` copies this folder, adds generated pages to the copy, and runs Sphinx on the copy.
 """
 
 import torchdata

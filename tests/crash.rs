@@ -165,7 +165,7 @@ fn a_child_exits_when_its_parent_is_killed() {
 #[ignore = "played by a child process of another test"]
 fn middle_process() {
     let parent = std::process::id() as i32;
-    // SAFETY: the child only starts a thread, prints, sleeps and exits, and needs no lock of another thread.
+    // SAFETY: the child only starts a thread, prints, sleeps and exits. The child uses no lock of the parent.
     if unsafe { libc::fork() } == 0 {
         exit_with(Watch::open(parent).unwrap()).unwrap();
         println!("ready");

@@ -27,7 +27,7 @@ fn item_of(inline: usize, buffers: &[usize]) -> Item {
     Item { inline: random.bytes(inline), buffers: buffers.iter().map(|&len| random.bytes(len)).collect() }
 }
 
-/// Creates both ends of a link for a test with a single thread, which must never wait for the other end.
+/// Creates both ends of a link, for a test with a single thread that uses both ends.
 fn pair(config: LinkConfig, window: u64) -> (Sender, Receiver) {
     let (link, bells) = open(config);
     let (sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));
@@ -98,7 +98,7 @@ fn units_of_every_length_wrap_at_every_position_of_the_ring() {
             let (link, bells) = open(SMALL);
             let mut producer = link.producer(bells.bell(CONSUMER).unwrap()).unwrap();
             let mut consumer = link.consumer(bells.bell(PRODUCER).unwrap()).unwrap();
-            // Moves the cursors of both ends to `place`. A message can fill at most a quarter of the ring.
+            // A message can fill at most a quarter of the ring.
             let mut rest = place;
             while rest > 0 {
                 let step = if rest > 1000 { 800 } else { rest };
@@ -286,7 +286,7 @@ fn a_consumer_is_told_to_copy_before_its_leases_starve_the_producer() {
     let held = receiver.poll().unwrap();
     assert!(!receiver.end.should_copy(12 << 10) && receiver.end.should_copy((12 << 10) + 1));
     drop(held);
-    // The consumer may hold as many blocks as would fill half of the ring that returns blocks to the producer.
+    // The consumer returns blocks through a second ring, so the blocks that it holds must fit into half of this ring.
     let (mut sender, mut receiver) = pair(LinkConfig { arena_capacity: 16 << 20, ..SMALL }, 10_000);
     let mut held = Vec::new();
     while !receiver.end.should_copy(1) {
@@ -347,14 +347,14 @@ fn a_block_of_another_link_is_rejected() {
 fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let _watchdog = watchdog(30);
     let (mut sender, mut receiver) = pair(SMALL, 10);
-    // The producer never sends the item to which the fragments belong, so the consumer must drop the fragments.
+    // The producer sends fragments, but not their item, so the consumer must drop the fragments.
     sender.stream(&[1; 500]).unwrap();
     sender.send_end().unwrap();
     assert!(receiver.receive().unwrap().is_none());
     let part = sender.stream(&[2; 600]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
     assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [2; 600]);
-    // The consumer has taken only some fragments of an item when a new epoch begins, so it must drop the fragments.
+    // A new epoch begins before all fragments of an item have arrived, so the consumer must drop these fragments.
     sender.stream(&[3; 500]).unwrap();
     assert!(receiver.poll().unwrap().is_none());
     sender.stream(&[4; 500]).unwrap();

@@ -1,6 +1,6 @@
 //! Explores with loom all interleavings of threads that sleep on a bell and threads that ring the bell.
 //!
-//! In the model, sleeps have no timeout, so loom reports a lost wake-up as a deadlock.
+//! Sleeping threads never time out in the model, so loom reports a lost wake-up as a deadlock.
 #![cfg(loom)]
 
 mod common;
@@ -156,7 +156,7 @@ fn two_sleepers_on_one_bell_are_both_woken() {
 fn a_sleeper_that_leaves_does_not_consume_the_ring_of_another() {
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
-        // The condition is already true, so `leaver` returns without sleeping.
+        // The condition of the first thread is already true, so this thread returns without sleeping.
         let leaver = beside(&shared, |theirs| theirs.0.wait(|| true));
         let ringer = publisher(&shared);
         shared.0.wait(|| shared.1.load(Ordering::Relaxed) == 1);

@@ -1,5 +1,5 @@
 //! Explores with loom all interleavings of the queue's workers, its consumer, and threads that hold or close the queue.
-//! In the model, sleeps have no timeout, so loom reports a lost wake-up as a deadlock.
+//! Sleeping threads never time out in the model, so loom reports a lost wake-up as a deadlock.
 #![cfg(loom)]
 
 mod common;

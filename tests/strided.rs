@@ -50,7 +50,7 @@ impl Array {
     fn copied(&self, axes: &[usize]) -> Vec<u8> {
         let plan = self.plan(axes);
         let mut to = vec![0xCA; plan.len()];
-        // SAFETY: the buffer contains all elements of the array, and `to` has room for all copies.
+        // SAFETY: the buffer contains all elements of the array, and `to` has room for all of them.
         unsafe { plan.copy(self.memory.as_ptr().add(self.first), to.as_mut_ptr()) };
         to
     }

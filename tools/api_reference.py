@@ -18,7 +18,7 @@ from pipe_groups import GROUPS
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 
-#: The reference contains exactly the names in the `__all__` of these modules, under these titles.
+#: The modules in the reference, with their titles. The reference contains all names in their `__all__`.
 MODULES = {
     "torchdata": "The package",
     "torchdata.dataloader2": "DataLoader2",
@@ -82,7 +82,7 @@ class _Entries:
         self._homes: dict[int, str] = {}
 
     def of(self, module: str, names: Iterable[str]) -> list[str]:
-        """Returns the entries of objects that no page documents yet, and a line with links to all other objects."""
+        """Returns the entries of objects that no page documents yet, and a line with links to the remaining objects."""
         found, elsewhere = [], []
         for name in names:
             value = getattr(importlib.import_module(module), name)
@@ -111,8 +111,7 @@ def pages() -> dict[str, str]:
         intro = f"{place} With pictures: :ref:`pipes-{group.key}`."
         made[f"pipes-{group.key}"] = _page(group.title, intro, entries.of(module, names))
 
-    # Submodules are handled before the modules that contain them, so that an object is documented in the module that
-    # defines it.
+    # Submodules precede the modules that contain them, so that each object is documented in the module that defines it.
     for module in sorted(MODULES, key=lambda name: -name.count(".")):
         place = f".. currentmodule:: {module}\n\nModule ``{module}``."
         about = f".. automodule:: {module}\n   :no-index:"

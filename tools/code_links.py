@@ -21,7 +21,7 @@ from sphinx.transforms.post_transforms import SphinxPostTransform
 from torchdata.datapipes import map as map_pipes
 
 _FORMS = {form: cls.__name__ for cls, form in functional_forms().items() if not issubclass(cls, map_pipes.MapDataPipe)}
-#: Functional forms whose names have another meaning, too. `.map` becomes a link, but `map` does not.
+#: Functional forms with names that also have another meaning. `.map` becomes a link, but `map` does not.
 _AMBIGUOUS = {"enumerate", "filter", "map", "slice", "zip"}
 _PUBLIC = {
     name for module in [*MODULES, "torchdata.datapipes.iter"] for name in importlib.import_module(module).__all__
@@ -52,8 +52,8 @@ class CodeLinks(SphinxPostTransform):
     def _index(self) -> dict[str, str]:
         found: dict[str, str] = {}
         objects = self.env.domaindata["py"]["objects"]
-        # Some map-style and iterable-style pipes have the same class name. A short name refers to the iterable-style
-        # pipe, so iterable-style pipes are indexed first.
+        # Some map-style and iterable-style pipes have the same class name. Iterable-style pipes are indexed first, so
+        # that the short name refers to them.
         for full in sorted(objects, key=lambda name: ".map." in name):
             entry = objects[full]
             if entry.aliased or entry.objtype == "module":

@@ -27,7 +27,8 @@ def main() -> None:
         shutil.rmtree(PICTURES, ignore_errors=True)
         PICTURES.mkdir()
         for picture in sorted(Path(folder).glob("*.svg")):
-            # The program of the guide runs under another file name here, but the guide calls it train.py.
+            # The pictures contain the file name of the program that ran here, but the guide calls this program
+            # train.py.
             text = re.sub(r"( textLength[^<>]*)?>slow-loader_0\.py", ">train.py", picture.read_text(encoding="utf-8"))
             (PICTURES / picture.name).write_text(text, encoding="utf-8")
             print(f"{PICTURES.name}/{picture.name}")

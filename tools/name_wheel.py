@@ -1,9 +1,8 @@
 """Builds the distribution `torchdata`, an empty wheel that makes installers and programs find that name.
 
 Role: some programs ask `importlib.metadata` for the distribution `torchdata`, but the distribution with the files is
-called `torchdata-rs`. The wheel built here contains no files and depends on the same version of torchdata-rs. Its
-version consists of the upstream release whose API this package implements, a plus sign, and the version of
-torchdata-rs.
+called `torchdata-rs`. The wheel built here contains no files and depends on the same version of torchdata-rs. The
+version of this wheel is the implemented upstream release, a plus sign, and the version of torchdata-rs.
 
     name_wheel.py FOLDER
 """
@@ -21,7 +20,7 @@ __all__ = ["API", "build", "metadata", "version"]
 
 HOME = Path(__file__).resolve().parents[1]
 
-#: The newest upstream release whose modules this package implements.
+#: The newest release of upstream's torchdata that this package implements.
 API = "0.11.0"
 
 WHEEL = "Wheel-Version: 1.0\nGenerator: torchdata-rs\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

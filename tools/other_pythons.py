@@ -1,8 +1,8 @@
 """Runs tests on other versions of CPython, each in its own virtual environment with the built wheel.
 
-Role: verifies that a single wheel works with all these versions (abi3). Each version runs the tests that depend on the
-interpreter: start methods, functions pickled by value, errors, and the files whose tests start no process. Then each
-pair of versions exchanges states.
+Role: verifies that a single wheel works with all these versions (abi3). On each version, tests of start methods,
+functions pickled by value and errors run, and all test files that start no process. Then each pair of versions
+exchanges states.
 
 A version is searched for on PATH, under pyenv, and in a chroot. `make chroot` creates a chroot with Debian's
 development branch, which contains the newest versions. The checkout and /tmp are mounted into the chroot in a separate
@@ -69,7 +69,7 @@ class Version:
         return subprocess.run(self._command(command, cwd), cwd=ROOT, capture_output=True, text=True, timeout=600)
 
     def _command(self, command: tuple[str | Path, ...], cwd: Path) -> list[str]:
-        # The command must not use the checkout, or the virtual environment in which this module runs.
+        # Hides the checkout and the current virtual environment from the command.
         clean = [
             "/usr/bin/env",
             *(f"--unset={name}" for name in ("PYTHONPATH", "VIRTUAL_ENV", "PYO3_PYTHON")),

@@ -1,7 +1,7 @@
 """Draws the input items and output items of a pipe as SVG.
 
-Role: evaluates the samples of `pipe_groups.py` in a temporary folder with sample files. An output has the color of the
-input item from which it was computed. Fills are translucent, and text has the text color of the page. Therefore, a
+Role: evaluates the samples of `pipe_groups.py` in a temporary folder with sample files. An output item has the color of
+the input item that it was computed from. Fills are translucent, and text has the text color of the page, so that a
 picture is readable on light and on dark backgrounds.
 """
 
@@ -29,7 +29,7 @@ HUES = (212, 35, 165, 280, 345, 95)
 
 _CHARACTER = 7.3  # the width of a character at 12 px in the usual monospaced fonts, plus a margin
 _HEIGHT, _GAP, _PAD = 20, 5, 6
-#: The width of a row. An ellipsis replaces items that do not fit.
+#: The width of a row in pixels. If the items of a row do not fit, an ellipsis replaces the last items.
 _WIDTH = 344
 
 

@@ -29,7 +29,7 @@ from try_package import PROGRAM
 ROOT = Path(__file__).resolve().parents[1]
 #: The maximum size of a binary in bytes, and the maximum time of `import torchdata` in seconds.
 BINARY, IMPORT = 5_000_000, 0.06
-#: The files of a wheel in addition to the package `torchdata`.
+#: Matches the files that a wheel may contain besides the package `torchdata`.
 INFO = re.compile(
     r"torchdata_rs-[^/]+\.dist-info/"
     r"(METADATA|WHEEL|RECORD|licenses/(LICENSE|THIRD-PARTY-NOTICES\.txt)|sboms/[\w.-]+\.json)"
@@ -66,7 +66,7 @@ def check_versions(version: str, is_release: bool) -> str:
 
 
 def build(target: Path, out: Path) -> Path:
-    """Builds a wheel. The build folder is always the same, because the binary contains its path."""
+    """Builds a wheel in a fixed build folder, because the binary contains the path of this folder."""
     shutil.rmtree(target, ignore_errors=True)
     command = [sys.executable, "-m", "maturin", "build", "--release", "--locked", "--out", str(out)]
     subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "CARGO_TARGET_DIR": str(target)})
@@ -125,7 +125,7 @@ def check_licenses(wheel: Path) -> str:
     [bill] = [json.loads(archive.read(one)) for one in archive.namelist() if "/sboms/" in one]
     crates = {one["name"] for one in bill["components"]} - own
     compiled = set(re.findall(r"^={80}\n([\w-]+) \S+, .+$", notices, re.M))
-    # The wheel also lists procedural macros and build scripts, which run only during the build.
+    # The wheel may list further crates (procedural macros and build scripts), which run only during the build.
     unknown = compiled - crates
     require(compiled and not unknown, f"licenses of crates that the wheel does not list: {unknown}")
     return f"{len(compiled)} crates compiled in, all with their licenses"

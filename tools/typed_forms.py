@@ -1,11 +1,11 @@
 """Writes `python/torchdata/datapipes/_forms.pyi`: the functional forms as typed methods, for editors.
 
-Role: imports the package, and reads the registries of forms. The signature of a form comes from the constructor of its
-pipe, with its overloads, or from `__new__`.
+Role: imports the package, and reads the registries of forms. A form has the signature of its pipe's constructor (and of
+the constructor's overloads), or of `__new__`.
 
-A form returns `IterDataPipe[T]` (or `MapDataPipe[T]`). The item type `T` follows from the constructor's overloads, from
-the class, or from the item type of the source. In all other cases, `T` is `Any`. A form returns the pipe's own class
-only if that class has methods for users, such as `set_seed`. Therefore a variable `pipe: IterDataPipe[Any]` accepts
+A form returns `IterDataPipe[T]` (or `MapDataPipe[T]`). The item type `T` is taken from the constructor's overloads,
+from the class, or from the source. If none of them has an item type, `T` is `Any`. A form returns the pipe's own class
+only if this class has methods for users, such as `set_seed`. Therefore, a variable `pipe: IterDataPipe[Any]` accepts
 `pipe = pipe.map(f)` repeatedly.
 
     typed_forms.py            writes the file
@@ -35,7 +35,7 @@ Functional forms that users register are not included in this file: see `functio
 """
 '''
 
-#: The type variable for the items of the pipe whose method is called.
+#: The item type of the pipe that has the form as a method.
 ITEM = "T_co"
 
 #: Methods of some pipes that users call on the result of a form. Methods that only loaders call are not included.
@@ -48,7 +48,8 @@ CALLED_BY_USERS = {
     "set_timeout",
 }
 
-#: Result types of forms that belong to a higher layer. The pipes cannot import these types, so they only name them.
+#: Result types of forms that are defined in a higher layer. Pipes cannot import these types, and only contain their
+#: names.
 MADE_ABOVE = {"to_node": ("torchdata.nodes", f"BaseNode[{ITEM}]")}
 
 
@@ -184,7 +185,7 @@ class Form:
             variables = [variable.__name__ for variable in maker.__parameters__]
             assert len(variables) == 1, f"{maker}: overloads are read of classes with one variable"
             said = _Renamed(lambda name: ast.unparse(made.slice) if name in variables else name).visit(said)
-        # A type that contains a variable becomes Any if no argument determines this variable.
+        # A type with an undetermined type variable becomes Any.
         open_ended = any(self.variables.get(node.id) == "Any" for node in ast.walk(said) if isinstance(node, ast.Name))
         shown = self._any() if open_ended else self._annotation(ast.unparse(said))
         if CALLED_BY_USERS.isdisjoint(dir(maker)):
@@ -234,7 +235,7 @@ class Form:
         return name
 
     def _module_of(self, name: str) -> types.ModuleType:
-        """Returns the module that defines `name`: the function's own module, or that of a base class of the pipe."""
+        """Returns the module that defines `name`: the module of the function, or of a base class of the pipe."""
         bases = self.maker.__mro__ if isinstance(self.maker, type) else ()
         modules = [sys.modules[one.__module__] for one in (self.function, *bases) if one.__module__ != "builtins"]
         return next((module for module in modules if name in vars(module)), modules[0])
@@ -297,7 +298,7 @@ def _home(value: Any, name: str) -> bool:
 
 
 def _imported_from(module: types.ModuleType, name: str) -> str:
-    """Returns the module from which `module` imports `name` under `TYPE_CHECKING`."""
+    """Returns the module that `module` imports `name` from, for type checkers only."""
     for node in ast.walk(ast.parse(inspect.getsource(module))):
         if isinstance(node, ast.ImportFrom) and any(alias.name == name for alias in node.names):
             assert node.module is not None

@@ -4,8 +4,8 @@ Every measurement runs in its own child process. The contenders of a workload ar
 the project's goals are printed. torch and upstream are installed into a separate virtual environment on the first run.
 Run: `python benches/python/compare.py [--quick] [--only NAME]`, or `make bench`.
 
-With `--before FOLDER`, this project is compared with an earlier version of itself instead. FOLDER is the `python/`
-folder of a checkout whose extension is built (run `make build` there).
+With `--before FOLDER`, this project is compared with an earlier version of itself instead. FOLDER is the folder
+`python/` of a checkout after `make build` there.
 """
 
 from __future__ import annotations

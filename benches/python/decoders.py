@@ -1,7 +1,7 @@
 """Compares JPEG decoders without a loader, in one process: from bytes to arrays of 224 x 224 pixels, channels first.
 
-Pillow and `torchdata.images` take turns, and medians of processor time are printed. The photographs are two resized
-photographs from scikit-learn. The noisy files are those of `compare.py`. Run: `python benches/python/decoders.py`.
+Pillow and `torchdata.images` take turns, and medians of processor time are printed. The images are two resized
+photographs from scikit-learn, and the noisy files of `compare.py`. Run: `python benches/python/decoders.py`.
 """
 
 from __future__ import annotations

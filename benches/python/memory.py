@@ -32,7 +32,7 @@ from comparison import memory
 HERE = Path(__file__).resolve().parent
 INTERVAL_S = 0.05
 ALARM_S = 180
-#: After this number of seconds, workers have returned unused shared memory to the system.
+#: The seconds that workers need to return unused shared memory to the system.
 IDLE_S = 6.0
 ITEMS = 100
 MAPPED = "TORCHDATA_BENCH_MAPPED"
@@ -62,7 +62,7 @@ class Rows:
 
 
 class Measured(Rows):
-    """A dataset whose items are numbers. During the measurement, no large items are in transit."""
+    """A dataset of numbers, so that no large items are in transit during the measurement."""
 
     def __getitem__(self, index: int) -> Any:
         item = self.data[index]
@@ -193,15 +193,15 @@ DATASETS: dict[str, Callable[[float], Any]] = {
     "4b slices": slices,
     "4b windows": windows,
 }
-#: The start methods with which each row of the output is measured. "" means a loader without workers.
+#: The start methods of the measurements. In `METHODS`, "" means a loader without workers.
 SHARED = ("forkserver", "spawn", "fork")
 #: The maximum memory of the loader, divided by the memory of torch's loader, for each row of the output: in total, and
-#: at the peak. Row 3 has no target.
+#: at the peak. Row 3 is not limited.
 TARGETS = {"1": (1.0, None), "2": (0.8, None), "4 ": (1.05, None), "4b": (1.05, 1.05)}
 TARGET_2_WITH_4 = 0.55
-#: Suffixes of the names of rows: for an empty dataset, and for items that the workers only read.
+#: Suffixes of row names. " empty" means an empty dataset, and " read" means items that the workers only read.
 EMPTY, READ = " empty", " read"
-#: The maximum memory of an additional worker, divided by its memory with an empty dataset.
+#: The maximum memory of an additional worker, as a multiple of its memory with an empty dataset.
 FURTHER = 1.05
 #: The maximum difference between two equal measurements, in megabytes.
 NOISE = 5
@@ -261,7 +261,7 @@ class Made:
 
 
 def held_by_pipes(order: Order) -> Any:
-    """Returns a loader with one worker, in which a pipe stores 400 arrays of 1 MB."""
+    """Returns a loader with one worker. A pipe in the worker stores 400 arrays of 1 MB."""
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
     from torchdata.datapipes.iter import IterableWrapper
 

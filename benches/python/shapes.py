@@ -1,12 +1,12 @@
-"""Items of many shapes: the rate at which two workers move each kind of item, compared with torch's DataLoader.
+"""Measures how fast two workers send items of many shapes, compared with the workers of torch's DataLoader.
 
-For each shape, the two loaders take turns in one process, with new workers each time. The output contains medians and
-the range of the ratios, sorted from the lowest ratio. A `collate_fn` makes torch return the items unchanged, so both
-loaders yield the same items. The comparison needs torch, and measures more shapes if pandas, Pillow, pyarrow and SciPy
-are installed.
+Both loaders are measured in turn in one process, and each measurement starts new workers. The output contains medians
+and the range of the ratios, with the lowest ratio first. A `collate_fn` makes torch return the items unchanged, so both
+loaders yield the same items. The comparison needs torch. The program measures more shapes if pandas, Pillow, pyarrow
+and SciPy are installed.
 
     python benches/python/shapes.py                     all shapes: about ten minutes
-    python benches/python/shapes.py --only tensor       those whose name contains the word
+    python benches/python/shapes.py --only tensor       shapes with the word in their names
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ from comparison import memory
 
 #: The number of seconds between two states, two kills and two measurements.
 STATE_S, KILL_S, MEASURE_S = 1.0, 7.0, 2.0
-#: The maximum ratio of the memory at the end to the memory after the loaders have settled.
+#: The maximum memory at the end, as a multiple of the memory after the loaders have warmed up.
 MOST = 1.02
 #: The number of measurements in a median. A median covers two minutes with many killed workers, because the memory
-#: depends on which worker was killed last.
+#: depends on the last killed worker.
 SAMPLES = 60
 
 

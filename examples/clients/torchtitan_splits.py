@@ -53,7 +53,7 @@ def collated(rows: list[dict[str, torch.Tensor]]) -> tuple[dict[str, torch.Tenso
 
 
 class SplitsDataLoader(BaseDataLoader):
-    """Tokenizes and packs documents in worker processes. Its splits can be moved to any number of ranks and workers.
+    """Tokenizes and packs documents in worker processes. A state can be loaded with any number of ranks.
 
     Args:
         config: the settings.
@@ -114,6 +114,6 @@ class SplitsDataLoader(BaseDataLoader):
         return {"ranks": pickle.dumps(dict(enumerate(states)))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resumes from the states of all ranks. The number of ranks may have changed since they were saved."""
+        """Resumes from the states of all ranks. The number of ranks may differ from the number when they were saved."""
         if state_dict:
             self.loader.load_state_dict(pickle.loads(state_dict["ranks"]))

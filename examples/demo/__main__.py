@@ -112,14 +112,14 @@ def _kill_one(loader: DataLoader2[Any]) -> Iterator[Any]:
 
 
 def _survives(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> bool:
-    """Returns whether an epoch in which a worker is killed yields the same batches in the same order."""
+    """Kills a worker in an epoch. Returns whether the epoch still yields the same batches in the same order."""
     # The loader prefetches two batches, so that a worker still has batches to create when it is killed.
     with _loader(folder, options, on_worker_exit="restart", worker_prefetch_cnt=2) as loader:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # the killed worker is reported below
             found = train.epoch(_kill_one(loader), told=True)
         restarts = loader.stats().restarts
-    # In an epoch of a few batches, a worker that has already sent its last batch is not replaced.
+    # If an epoch has few batches, the worker may already have sent its last batch, and then it is not replaced.
     replaced = restarts == 1 or len(usual.batches) <= 4 * options.workers
     same = found.batches == usual.batches
     outcome = f"{restarts} new worker replaced it" if restarts else "it had already sent all of its images"

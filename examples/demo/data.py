@@ -1,7 +1,7 @@
 """The data of the demo and the tutorial: photographs from scikit-learn, as tar shards of JPEG files.
 
-Role: a shard gets its final name only when it is complete, so that an interrupted run leaves no incomplete shard for
-the next run.
+Role: a shard gets its final name only when it is complete, so that the next run does not use the incomplete shard of an
+interrupted run.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def optional(module: str) -> Any:
 
 
 def _write_shard(path: Path, members: Iterator[tuple[str, bytes]]) -> None:
-    """The file gets its name `path` when it is completely on disk."""
+    """Writes a shard. The file gets its final name `path` only when it is completely on disk."""
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
     try:
         with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:

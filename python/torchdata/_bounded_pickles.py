@@ -74,7 +74,7 @@ class _PickleFile(io.BytesIO):
 
 
 def bounded(most: int | None) -> AbstractContextManager[None]:
-    """Within this context, pickles may take at most `most` bytes together. With `most=None`, there is no limit.
+    """Within this context, pickles may take at most `most` bytes together. `most=None` means no limit.
 
     If pickles exceed the limit, they are incomplete, and leaving the context raises TooLargeError.
     """

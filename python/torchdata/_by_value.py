@@ -30,8 +30,8 @@ import cloudpickle
 from torchdata._bounded_pickles import pickle_file
 from torchdata._signatures import names_in
 
-#: Maps a class to the sets of attribute names that were pickled without a loss. The value is None if pickles of the
-#: class cannot lose attributes.
+#: The sets of attributes that were pickled completely, by class; None for a class if its objects cannot lose
+#: attributes.
 _seen: WeakKeyDictionary[type, set[frozenset[str]] | None] = WeakKeyDictionary()
 
 
@@ -111,8 +111,8 @@ def _can_evaluate_annotations(function: FunctionType) -> bool:
 
 
 def _with_annotations_as_text(function: FunctionType) -> FunctionType:
-    """Returns a copy of the function in which annotations are strings, as `from __future__ import annotations`
-    creates."""
+    """Returns a copy of the function with annotations as strings, as `from __future__ import annotations` creates
+    them."""
     copy = FunctionType(
         function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
     )
@@ -176,8 +176,8 @@ def _values_at_risk(obj: Any) -> list[str]:
     """Returns the attributes that a pickle may omit.
 
     A pickling method of a base class may omit the `__slots__` of derived classes. A method that is written in C may
-    also omit attributes in `__dict__`. If a method that is written in Python omits them, this is assumed to be
-    intended.
+    also omit attributes in `__dict__`. A method that is written in Python is assumed to omit such attributes
+    intentionally.
     """
     cls = type(obj)
     way = _way_of(cls)

@@ -74,7 +74,7 @@ class _WaitingLoader:
         return module
 
     def exec_module(self, module: ModuleType) -> None:
-        # While the module's code runs, `__loader__` must be the real loader of the module, and not this object.
+        # The module's code may read `__loader__`, which must be the real loader of the module, and not this object.
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
@@ -94,7 +94,7 @@ _finder = _WaitingFinder()
 
 def call_when_imported(who: str, calls: Calls) -> None:
     """Registers functions. Each function is called once with its module, right after the import of this module. The
-    modules must not be loaded yet. `calls` replaces the functions that the caller `who` has registered earlier."""
+    modules must not be loaded yet. `calls` replaces all functions that were registered earlier under the name `who`."""
     _finder.calls[who] = dict(calls)
     _finder.install_or_leave()
 

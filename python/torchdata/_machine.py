@@ -40,7 +40,7 @@ def _upwards(folder: str) -> Iterator[str]:
 
 
 def caught_signals(pid: int | str) -> int:
-    """Returns a mask of the signals for which a process has a handler in Python or in C, if the system lists them."""
+    """Returns a mask of the signals that a process handles in Python or in C; 0 if the system does not list them."""
     lines = read(f"/proc/{pid}/status").splitlines()
     return next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
 

@@ -148,7 +148,7 @@ class Link:
 
 @final
 class BellBoard:
-    """The shared memory by which a loader's processes wake each other."""
+    """The shared memory that a loader's processes use to wake each other."""
     def __new__(cls, count: int) -> Self: ...
     @staticmethod
     def attach(fd: int) -> BellBoard: ...
@@ -162,7 +162,7 @@ class Carrier:
     def __new__(cls, inbound: Link, outbound: Link, board: BellBoard, own: int, peer: int) -> Self: ...
     def take(self, most: int) -> tuple[list[int] | None, list[bytes | LeasedBuffer]]:
         """Returns the integers that the peer has written into the link's shared memory (None if unchanged), and the new
-        messages. The returned list contains one header for all messages, followed by their large buffers."""
+        messages. The list of messages begins with one header for all messages, followed by their large buffers."""
     def put(self, frame: Sequence[Any]) -> bool: ...
     def put_words(self, words: Sequence[int]) -> None: ...
     def wait(self, seconds: float, messages: bool, lacks: bool) -> None: ...
@@ -216,7 +216,7 @@ class ArenaBuffer:
 
 def drop_inherited(links: Sequence[Link], bells: BellBoard, stats: StatsBoard | None = None) -> None: ...
 def order_of(kind: str, number: int) -> int | None:
-    """Returns the number by which shared memory announces a command before the command itself arrives. Returns None for
+    """Returns a number that announces the command in shared memory, before the command itself arrives. Returns None for
     a command that does not end the epoch."""
 
 @final
@@ -224,7 +224,7 @@ class Obedience:
     """Decides how a command affects the running epoch of a child."""
     def __new__(cls, dispatches: bool) -> Self: ...
     def obey(self, kind: str, number: int) -> tuple[Literal["leave", "run", "apply", "skip", "end"], bool, bool]:
-        """Returns the step for a command, and whether to acknowledge the command before and after this step."""
+        """Returns what to do for a command, and whether to acknowledge the command before and after doing it."""
     def leave(self) -> None: ...
 
 @final
@@ -237,8 +237,8 @@ class Replacing:
     def judge(
         self, child: int, process: int, epoch: int, received: Sequence[int], halted: bool
     ) -> tuple[int, bool, bool]:
-        """Counts the exit of a child. Returns how many times the child has exited at the same item, whether this exit
-        was not counted before, and whether the loader must give up."""
+        """Counts the exit of a child. Returns the number of exits of this child at the same item, whether this exit is
+        new, and whether the loader must give up."""
     def item_of(self, child: int, received: Sequence[int]) -> int: ...
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
 

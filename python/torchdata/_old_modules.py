@@ -14,10 +14,10 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
-#: Each line contains an old module, the module that now defines its names, and the names. `X*` stands for
-#: `XIterDataPipe` (or `XMapDataPipe`), which is now called `X`, and `old=new` renames a name. `old=module:new` renames
-#: a name of `module`, and an assignment to `old` also sets `new`. The line of `dataloader2.communication` contains no
-#: names, because user code imports this module without using its names.
+#: Each line contains an old module, the module that now defines its names, and the names. `X*` means `XIterDataPipe`
+#: (or `XMapDataPipe`), which is now called `X`, and `old=new` renames a name. `old=module:new` renames a name of
+#: `module`, and an assignment to `old` also sets `new`. The line of `dataloader2.communication` contains no names,
+#: because user code imports this module without using its names.
 _TABLE = """
 _constants _engine.processes.shutdown default_timeout_in_s=_ranks.group:DEFAULT_TIMEOUT
 _constants _engine.processes.shutdown default_dl2_worker_join_timeout_in_s=_engine.processes.shutdown:ASKED
@@ -86,8 +86,7 @@ datapipes.utils.janitor datapipes.utils._streams janitor
 datapipes.utils.pin_memory datapipes.utils pin_memory_fn
 """
 
-#: For each old module: the present module, and a dict from each name to the module that now defines it and its present
-#: name.
+#: For each old module: the present module, and a dict from each old name to its present module and its present name.
 OLD_MODULES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
 #: Pairs of an old module and a name in it. An assignment to one of these names also sets the name in the module that
 #: now defines it.
@@ -106,8 +105,8 @@ for _old, _home, *_entries in map(str.split, _TABLE.strip().splitlines()):
 
 
 class _OldModule(ModuleType):
-    """An old module. Deleting a name restores its previous value in the present module, because `unittest.mock` and
-    pytest end a patch by deleting the name."""
+    """An old module. If a patched name is deleted, the present module gets the original value back, because
+    `unittest.mock` and pytest end a patch by deleting the name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

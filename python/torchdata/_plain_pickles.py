@@ -27,8 +27,8 @@ from torchdata._native import check_plain_pickle
 
 _Made = tuple[Callable[..., Any], tuple[Any, ...]]
 
-#: For each class of plain data: a function that returns the constructor and arguments of an instance; None if the
-#: instance is not plain.
+#: For each class of plain data: a function that returns the constructor and the arguments to recreate an instance, or
+#: None if the instance is not plain data.
 _known: dict[type, Callable[[Any], _Made | None]] = {}
 _makers: dict[tuple[str, str], Callable[..., Any]] = {}
 
@@ -48,7 +48,7 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
     """
     _known[kind] = parts
     for maker in makers:
-        # Pickles find Python functions in this module, so that pickles remain valid when source files move.
+        # Pickles refer to Python functions as members of this module, and remain valid when source files are moved.
         if isinstance(maker, FunctionType):
             assert globals().setdefault(maker.__name__, maker) is maker, "names of makers differ"
             maker.__module__ = __name__
@@ -197,7 +197,7 @@ def _copied(value: Any) -> Any:
 
 
 def _are_immutable(values: Any) -> bool:
-    """Returns whether all values are atoms or nested tuples of atoms."""
+    """Returns whether each value has a type in `_ATOMS`, or is a nested tuple of such values."""
     return _ATOMS.issuperset(map(type, values)) or all(
         type(value) in _ATOMS or (type(value) is tuple and _are_immutable(value)) for value in values
     )
@@ -222,7 +222,8 @@ def _pickled(values: dict[str, Any], owner: str) -> bytes:
 
 
 def _holds_error(value: Any) -> bool:
-    """Returns whether a value is an exception, or a list with a pair whose second member is an exception."""
+    """Returns whether a value is an exception, or a list that contains a pair with an exception as its second
+    member."""
     if type(value) is list:
         return any(type(one) is tuple and len(one) == 2 and isinstance(one[1], BaseException) for one in value)
     return isinstance(value, BaseException)
@@ -239,8 +240,8 @@ def _pickles(value: Any) -> bool:
 
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
-    """Returns the function that takes objects of a NumPy or PyTorch class apart; None for other classes. `_known` lacks
-    these classes, because this module must not import NumPy and PyTorch."""
+    """Returns the function that `_known` would contain for a class of NumPy or PyTorch if this module could import
+    them; None for other classes."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts

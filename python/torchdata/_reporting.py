@@ -55,7 +55,7 @@ def begin_at(place: tuple[str, int, str]) -> None:
 def warn_outside(message: str, category: type[Warning] = UserWarning) -> None:
     """Warns at the line of the program that called this package.
 
-    In a worker, the warning refers to the line that started the process, which a forked worker finds on its stack.
+    In a worker, the warning refers to the line that started the process.
     """
     frame, level = _outside()
     if _begun_at is None or frame.f_back is not None:
@@ -110,7 +110,8 @@ _COLUMNS, _WIDTH = 8, 80
 
 
 def _scalars(row: dict[Any, Any]) -> str | None:
-    """Describes a row by its first columns with strings or numbers, without columns whose names announce a secret."""
+    """Describes a row by its first columns with strings or numbers, without columns with names that announce a
+    secret."""
     found = (
         f"{name}={value!r:.{_WIDTH}}"
         for name, value in row.items()
@@ -130,7 +131,7 @@ def key_of(item: Any) -> str | None:
 
 
 def make_printable(error: BaseException) -> None:
-    """Adds an empty list `__notes__` to exceptions whose class defines `__getattr__`. Printing an exception reads
+    """Adds an empty list `__notes__` to an exception if its class defines `__getattr__`. Printing an exception reads
     `__notes__`, and would call `__getattr__`, which may fail."""
     for shown in _shown_with(error):
         if hasattr(type(shown), "__getattr__"):

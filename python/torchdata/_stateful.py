@@ -7,14 +7,15 @@ the previous epoch, until an item is requested.
 
 The iterable's `load_state_dict` restores a position within an epoch. To reach a position between two epochs,
 `StatefulStream` loads the last position of the first epoch, and requests one item. This request ends the epoch, or
-returns an item, which is dropped. Then a new iteration begins, in which the iterable counts epochs and draws random
-numbers as in the saved run. If a new iteration of this iterable would continue after the dropped item, instead of
-beginning an epoch, no item is requested.
+returns an item, which is dropped. Then a new iteration begins, so that the iterable counts epochs and draws random
+numbers as in the saved run. No item is requested if a new iteration of the iterable would continue after the dropped
+item instead of beginning an epoch.
 
 Some iterables, for example Hugging Face's, apply a loaded state in each later iteration, so the next epoch would begin
-at the loaded position, too. `StatefulStream` detects this fault if the states after the first items of both epochs are
-equal, and restarts the epoch from the iterable's initial state. Other iterables yield an item of the next epoch after a
-state from the end of an epoch was loaded. `StatefulStream` drops this item and loads the state a second time.
+at the loaded position, too. `StatefulStream` compares the states after the first items of both epochs. If they are
+equal, it restarts the epoch from the iterable's initial state. Other iterables yield an item of the next epoch,
+although the loaded state is from the end of an epoch. `StatefulStream` drops this item and loads the state a second
+time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any, NamedTuple, Protocol, TypeGuard, runtime_checkable
 
 from torchdata._signatures import signature_of
 
-#: `_UNKNOWN` stands for a state that was not requested or is unavailable, and `_END` for the end of an iteration.
+#: `_UNKNOWN` means a state that was not requested or is unavailable, and `_END` means the end of an iteration.
 _UNKNOWN, _END = object(), object()
 
 _ATOMS = frozenset({type(None), bool, int, float, str, bytes})
@@ -154,8 +155,8 @@ class StatefulStream:
     Args:
         prepare: a function that is called before each iteration, and before a state is loaded.
         is_exact: whether the iterable reports the correct position even before the first item of an epoch.
-        mark: returns a function that resets the random generators to their states at the call of `mark`.
-            `StatefulStream` calls this function after reading items whose only purpose is to move the iterable.
+        mark: a function that is called before reading an item that may have to be dropped. Its result is a function
+            that restores the random generators.
     """
 
     def __init__(
@@ -171,17 +172,17 @@ class StatefulStream:
         self._is_exact, self._mark = is_exact, mark
         self.iterator: Any = iter(())
         self.started = self.ended = False
-        #: `_unread` is True from the beginning of an epoch, or from a load, until an item is requested. `_loaded` is
-        #: True if the loaded position is within an epoch. `_turns` is True until the iterable moves to a loaded
-        #: position between two epochs.
+        #: `_unread`: whether no item was requested since the epoch began or a state was loaded. `_loaded`: whether the
+        #: loaded position is within an epoch. `_turns`: whether the iterable must still move to a loaded position
+        #: between two epochs.
         self._unread, self._loaded, self._turns = True, False, False
         #: The states of the iterable and its iterator before the first item. `_follows_end` is True if `_base` contains
         #: the states at the end of the previous epoch.
         self._base: Any = _UNKNOWN
         self._follows_end = False
         self._is_untouched = True
-        #: The states of the iterable and its iterator before the first iteration. `_after_load` contains their states
-        #: after the first item that follows a loaded position; it is dropped when the next epoch yields an item.
+        #: The states of the iterable and its iterator before the first iteration. `_after_load` contains the states
+        #: after the first item of a resumed epoch, until the next epoch yields an item.
         self._pristine: Any = None
         self._after_load: Any = _UNKNOWN
 
@@ -296,8 +297,8 @@ class StatefulStream:
     def _leave(self) -> bool:
         """Makes the iterable end its epoch at the loaded position. Returns whether the epoch has ended.
 
-        A new iteration of an iterable may continue after the last item, or begin at the start. To find out, this method
-        compares the states after reading two items with and without a new iteration in between.
+        A new iteration of an iterable may continue after the last item, or begin at the start. This method reads two
+        items with and without a new iteration in between, and compares the resulting states.
         """
         if not is_stateful(self._iterable):
             return self._step() is _END
@@ -317,7 +318,7 @@ class StatefulStream:
         return not continues and self.iterator is not self._iterable and self._step() is _END
 
     def _step(self) -> Any:
-        """Requests the first item after the loaded position, so that the iterable applies this position."""
+        """Requests an item, because some iterables apply a loaded position only when the next item is requested."""
         item: Any = _END
         if self._base is not _UNKNOWN and self._base[1] is not None and not self._loaded:
             return item  # an iterator with a state has already applied the position
@@ -339,8 +340,8 @@ class StatefulStream:
             except BaseException as error:  # the yielded iterator raises the error, and the next call continues
                 if not isinstance(error, Exception):  # after Ctrl-C, the item is not yielded, so the position stays
                     self.started, self._unread = started, True
-                # The frame of this generator is removed from the traceback. Otherwise, the exception would look like an
-                # exception of a user's generator, which cannot continue.
+                # The frame of this generator is removed from the traceback, because the exception would otherwise look
+                # like an exception of a user's generator, which cannot continue.
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
                 yield map(_raise, (error,))
                 continue
@@ -377,8 +378,8 @@ class StatefulStream:
 
 
 def steps_of(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Returns an iterator that a `for` loop can read without a reset. The loop calls `iter` on its iterator, which may
-    reset an iterator that is not built in."""
+    """Returns an iterator over the remaining items, for a `for` loop. The loop itself would call `iter(iterator)`,
+    which may reset an iterator that is not built in."""
     is_built_in = type(iterator).__module__ in ("builtins", "itertools")
     return iterator if is_built_in else map(next, itertools.repeat(iterator))
 

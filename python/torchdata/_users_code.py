@@ -17,9 +17,9 @@ from typing import Any
 
 from torchdata._reporting import PACKAGE
 
-#: The methods by which pipes and PyTorch read a dataset, preferred methods first.
+#: The methods that pipes and PyTorch call to read a dataset, preferred methods first.
 INDEXED, READ, ITERATED = ("__getitem__",), ("__getitems__", "__getitem__"), ("__next__", "__iter__", "__getitem__")
-#: Attributes in which classes of PyTorch and of this package store the datasets that they read.
+#: The attributes that classes of PyTorch and of this package use to store the datasets that they read.
 _INNER = ("dataset", "datasets", "datapipe", "datapipes", "source_dp", "source_datapipe", "sequence", "iterable")
 _DEEPEST = 16
 
@@ -38,8 +38,8 @@ class UsersCode:
 
 
 def codes_of_dataset(dataset: Any, methods: tuple[str, ...]) -> list[UsersCode]:
-    """Returns the user's functions, the outermost function first. Of each class, the result contains only the first
-    method in `methods` that the class defines."""
+    """Returns the user's functions, the outermost function first. For each class, the result contains only the first of
+    the `methods` that the class defines."""
     found: list[UsersCode] = []
     waiting, seen = [dataset], 0
     while waiting and seen < _DEEPEST:

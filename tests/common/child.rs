@@ -58,7 +58,7 @@ pub fn role() -> String {
     std::env::var(ROLE).expect("this test is run by other tests, with a role")
 }
 
-/// Returns a descriptor that the parent has passed. Must be called only once for each descriptor.
+/// Returns a file descriptor that this process has inherited from its parent. Must be called only once per `index`.
 pub fn inherited_fd(index: i32) -> OwnedFd {
     // SAFETY: the parent has passed the descriptor, and the caller requests each descriptor only once.
     unsafe { OwnedFd::from_raw_fd(FIRST_FD + index) }
@@ -68,7 +68,7 @@ pub fn inherited() -> (Link, Arc<BellBoard>) {
     (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }
 
-/// Runs this test binary again, with the portable fallback for shared memory. Fails if the test `caller` is not run.
+/// Runs this test binary again, with the portable fallback for shared memory. Fails unless the test `caller` then runs.
 pub fn run_again_portably(caller: &str) {
     if portable() {
         return;

@@ -116,7 +116,7 @@ impl Sender {
         Ok(())
     }
 
-    /// Copies the buffer into a block. If no block will become free, sends the buffer as fragments.
+    /// Copies the buffer into a block of shared memory, or sends the buffer as fragments if no block will become free.
     fn part(&mut self, buffer: &[u8]) -> Result<Part, Corrupted> {
         loop {
             if let Some(block) = self.end.allocate(buffer.len())? {

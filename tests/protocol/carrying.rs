@@ -1,9 +1,8 @@
-//! Models workers on other machines. A link to such a worker has one copy on each of the two machines. Two carriers
-//! transfer messages and header fields between the copies.
+//! Models workers on other machines. Each machine has its own copy of a link, and two carriers keep the copies equal.
 //!
-//! A frame contains the header fields, and all messages that are in the link when the frame is created. A carrier
-//! writes received header fields to its link immediately, even if the link is full. The main process may detect the
-//! exit of a worker before the worker's last frames arrive.
+//! A carrier sends frames. A frame contains the header fields of the link and all messages that are in the link at
+//! that moment. A carrier writes received header fields to its copy immediately, even if the copy is full. The main
+//! process may detect the exit of a worker before the worker's last frames arrive.
 
 use std::collections::VecDeque;
 
@@ -176,7 +175,7 @@ impl World {
         self.elsewhere.carriers.get(index).map_or(self.children[index].acknowledged, |carrier| carrier.acknowledged)
     }
 
-    /// Returns whether the main process can detect the exit of a child.
+    /// Returns whether a child has exited, and the main process can detect this.
     pub fn is_gone(&self, index: usize) -> bool {
         let child = &self.children[index];
         let all_arrived = |carrier: &Carrier| {

@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    /// Returns whether a worker waits for a dispatched item, after setting the header field `starving` of its link.
+    /// Returns whether a worker waits for a dispatched item, and has reported this in the header of its link.
     fn awaits_share(&self, setting: &Setting, index: usize) -> bool {
         let (child, link) = (&self.children[index], &self.dealt[index]);
         let own = &self.outgoing(setting, index).0[index];

@@ -12,7 +12,7 @@ pub type Take<'a, Step, State> = dyn FnMut(Step, After<State>) + 'a;
 pub trait Model {
     type State: Clone + Hash + Debug;
     type Step: Copy + Debug;
-    /// A pool of parts that several states share.
+    /// Stores each part of a state only once, because many states have equal parts.
     type Parts: Default;
 
     fn start(&self) -> Self::State;
@@ -244,7 +244,7 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let states = first.len() - 1;
     let mut reaches = vec![false; states];
     ends.iter().for_each(|&end| reaches[end as usize] = true);
-    // Most steps lead to states with higher numbers, so a loop in descending order needs few repetitions.
+    // Most steps lead to states with higher numbers, so descending order finishes in few rounds.
     let mut goes_on = true;
     while std::mem::take(&mut goes_on) {
         for state in (0..states).rev() {

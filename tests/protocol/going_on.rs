@@ -18,7 +18,7 @@ pub struct Place {
     pub dealt: Option<Dealt<Graph>>,
 }
 
-/// A saved position, and the data with which each child resumes the epoch at this position.
+/// A position in an epoch that the main process has saved, and each child's data for resuming there.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GoingOn {
     pub place: Place,
@@ -101,7 +101,6 @@ impl Setting {
         for ago in 0..=u64::from(world.given) {
             let (found, all) = (self.place(world, &world.kept.books, ago), self.place(world, &world.kept.all, ago));
             let Some(place) = found else {
-                // Without `follows`, `books` also counts items that the user has not received.
                 if ago <= sure as u64 && (sure > 0 || ago + held <= self.look_back as u64) {
                     return Err(format!("nobody knows where everything was {ago} items ago"));
                 }
@@ -197,7 +196,7 @@ impl Setting {
         made
     }
 
-    /// Adds steps in which the user leaves the epoch and resumes from a state.
+    /// Adds these steps: the user leaves the epoch, and resumes it from a saved state.
     pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
             let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };

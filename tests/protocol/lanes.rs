@@ -1,8 +1,7 @@
-//! Models how items are dispatched to workers on other machines. A `Lane` is a connection to one worker. The lane
-//! transfers items to the worker, and each `Grant` of the worker to the dispatching process.
+//! Models how items are dispatched to workers on other machines. A `Lane` is the connection to one worker. A lane
+//! carries items to the worker, and permissions (`Grant`) back to the dispatching process.
 //!
-//! A lane sends no items while earlier items wait for space in the worker's link. After a worker has exited, its lane
-//! transfers nothing.
+//! A lane sends no items while earlier items wait for space in the worker's link, or after the worker has exited.
 
 use std::collections::VecDeque;
 
@@ -17,10 +16,9 @@ use super::world::{Act, Doing, Main, Setting, Take, World};
 #[derive(Debug, Clone, Hash)]
 pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
-    /// Messages to the dispatching process: the worker's `Grant`, and the number of items that the grant permits.
+    /// Messages to the dispatching process: the worker's `Grant`, and the number of items that it permits.
     up: VecDeque<(u64, u32)>,
     arrived: VecDeque<Unit>,
-    /// The last message that was added to `up`.
     said: (u64, u32),
 }
 

@@ -65,7 +65,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ];
-    // `heavy` makes no difference if no window allows more than one item.
+    // `heavy` has an effect only if a window allows several items.
     all.retain(|(_, setting)| !setting.heavy || setting.window > 1 || setting.dispatch_window > 1);
     all
 }
@@ -119,7 +119,7 @@ fn two_workers_and_the_dispatching_process() {
 #[test]
 fn three_workers_and_the_dispatching_process() {
     for (what, setting) in happenings(&setting(3, true, &[0, 2])) {
-        // With three workers, settings in which processes exit or `in_order` is false take too long to explore.
+        // With three workers, exploring settings with exits or with `in_order=false` takes too long.
         if setting.deaths == 0 && setting.in_order {
             holds(&format!("3 workers, dispatching: {what}"), &setting);
         }

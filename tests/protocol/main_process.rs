@@ -59,7 +59,7 @@ impl Setting {
             }
             Main::Telling(epoch, left) => {
                 let ordered = after.ordered(left - 1);
-                // The dispatching process is the last child. It receives the command first, so this loop counts down.
+                // The dispatching process, which is the last child, must receive the command first.
                 if world.kept.told >> (left - 1) & 1 == 1 || after.tell(left - 1, ordered) {
                     after.main = Main::Telling(epoch, left - 1);
                     push("tells a child of the epoch", Ok(after));
@@ -328,7 +328,7 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// Takes a message from a worker, or permits workers to send one more item. Returns whether it has done so.
+    /// Takes a message from a worker, or permits workers to send one more item. Returns false if neither is possible.
     fn relieve(&mut self, setting: &Setting) -> bool {
         let arrived = self.arrived().unwrap_or_else(|| {
             self.drop_old();

@@ -33,10 +33,10 @@ impl Unit {
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The reader's `Grant`, which permits the writer to send `count` items.
+    /// The reader's `Grant`: the writer may send `count` items.
     pub grant: u64,
     pub count: u32,
-    /// The epoch in which the worker waits for dispatched items, or 0.
+    /// The worker's epoch while the worker waits for a dispatched item, and otherwise 0.
     pub starving: u32,
 }
 
@@ -107,7 +107,7 @@ pub struct Pump {
     pub sending: Vec<Sending>,
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
-    /// The number and checksum of the epoch's items, for each link.
+    /// For each link, the number and the checksum of the items that were sent in this epoch.
     pub accounts: Part<Vec<Account>>,
     /// The expected checksum of the recomputed items, for each link.
     pub expected: Part<Vec<Option<u64>>>,

@@ -1,9 +1,9 @@
 //! Models how children that have exited are replaced during an epoch.
 //!
-//! Without a dispatching process, only the exited worker is replaced, and its replacement gets a new link. With a
-//! dispatching process, all children are replaced, because the remaining children do not know which items were lost.
-//! Before the main process starts the new children, it reads all messages of the old children. The new children
-//! recompute the items since the last snapshot.
+//! Without a dispatching process, only the exited worker is replaced, and the new worker gets a new link. With a
+//! dispatching process, all children are replaced, because it is unknown which dispatched items were lost. Before the
+//! new children start, the main process reads all messages of the old children. The new children recompute the items
+//! since the last snapshot.
 
 use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
 
@@ -20,7 +20,7 @@ impl Setting {
     }
 }
 
-/// Returns the data with which a new child repeats the epoch.
+/// Returns the data that a new child needs to repeat the epoch.
 fn repeated(start: &Resumption) -> Resumption {
     let starts = start.starts.iter().map(|&(sent, ..)| (sent, ALL, None)).collect();
     Resumption { starts, ..start.clone() }

@@ -1,8 +1,8 @@
 //! Explores all interleavings of loaders that take snapshots, resume epochs and replace children.
 //!
-//! The model checks every position at which the user can request a state. The snapshots in a saved state must belong to
-//! the current epoch, and must not contain items that the user has not received. The snapshot of the dispatching
-//! process must not contain items that their worker has not read yet. Recomputed items must equal the original items.
+//! The model checks every position where the user can save a state. The snapshots in a state must belong to the
+//! current epoch, and must not contain items that the user has not received. The dispatching process's snapshot must
+//! not contain items that no worker has read yet. Recomputed items must equal the original items.
 
 use super::explore::holds;
 use super::setting;
@@ -62,7 +62,7 @@ fn dispatched_items_resume_from_any_state() {
     holds("1 worker, dispatching, a look into the share", &Setting { looks: true, passes: 2, snapshots: 1, ..one });
     let two = saving(2, true, &[1, 1]);
     holds("2 workers, dispatching, goes on", &Setting { resumes: 1, snapshots: 0, ..two.clone() });
-    // With fewer than two snapshots, no state would contain a snapshot of the dispatching process.
+    // A saved state contains a snapshot of the dispatching process only if `snapshots` is at least 2.
     holds("2 workers, dispatching, a look into the share", &Setting { looks: true, snapshots: 2, ..two.clone() });
     holds("2 workers, dispatching", &Setting { snapshots: 3, ..two });
 }

@@ -22,7 +22,7 @@ pub fn digest((epoch, item): (u32, u8)) -> u64 {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resumption {
     pub graph: Option<Graph>,
-    /// The items before the snapshot, the number of items to recompute, and their expected checksum, for each link.
+    /// For each link: the items before the snapshot, the number of items to recompute, and their expected checksum.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
     pub share: Account,
@@ -37,7 +37,7 @@ pub struct Ordered {
 }
 
 impl Pump {
-    /// Adds an item to the account of a link.
+    /// Adds an item to the number and the checksum of the items of a link.
     pub fn count(&mut self, setting: &Setting, link: usize, digest: u64) {
         if setting.saves() {
             self.accounts[link].count(digest);
@@ -49,7 +49,7 @@ impl Pump {
         expected.is_some_and(|expected| expected != self.accounts[link].checksum)
     }
 
-    /// Returns whether the graph has ended before recomputing all items that a reader already has.
+    /// Returns whether the graph has ended too early, before it recomputed all items that a reader already has.
     pub fn lacks_some(&self) -> bool {
         self.sending.iter().zip(&*self.expected).any(|(sending, expected)| sending.owed() > 0 && expected.is_some())
     }
@@ -97,7 +97,7 @@ impl Setting {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
 
-    /// Models a step in which the first worker looks for a snapshot from the dispatching process.
+    /// Models this step: the first worker checks whether the dispatching process has sent a snapshot.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
         let first = Stream::first(child.pump.stream().epoch());

@@ -1,4 +1,4 @@
-//! Models workers that run several shards, all of which send over one link.
+//! Models workers that each run several shards. All shards of a worker send over the same link.
 //!
 //! The model runs the same state machines (`torchdata_core::protocol`) as real processes.
 
@@ -28,7 +28,7 @@ struct Shards {
     snapshots: u8,
     /// How often an epoch is left and resumed in new processes.
     resumes: u8,
-    /// Whether the main process stores a message of a shard that is not the next shard to read.
+    /// Whether the main process stores messages that arrive before it reads their shard.
     keeps: bool,
     counts: bool,
 }
@@ -57,7 +57,7 @@ struct Link {
 #[derive(Debug, Clone, Hash, Default)]
 struct Strand {
     account: Account,
-    /// The number of items to recompute. Their checksum must equal `expected`.
+    /// The number of items to recompute. The checksum of the recomputed items must equal `expected`.
     owed: u64,
     expected: u64,
     made: u8,
@@ -255,7 +255,7 @@ impl Shards {
             }
         }
         let expected = self.expected(world.given.iter().map(|&given| usize::from(given)).sum());
-        // The shard at `turn` may have ended, so the next item may come from a later shard.
+        // If the shard at `turn` has ended, the user has received the next item from a later shard.
         let passes = |from: usize, to: usize| {
             let peers = (0..self.peers()).map(|step| (from + step) % self.peers()).take_while(|&peer| peer != to);
             peers.into_iter().all(|peer| world.given[peer] == self.items[peer])

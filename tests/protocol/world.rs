@@ -25,12 +25,12 @@ pub struct Setting {
     pub outputs: &'static [u8],
     pub window: u64,
     pub dispatch_window: u64,
-    /// Whether each item is so large that it reaches the memory limit for read-ahead.
+    /// Whether each item is so large that a worker may not compute a second item in advance.
     pub heavy: bool,
     pub ring: usize,
     pub epochs: u32,
     pub passes: u32,
-    /// After this number of source items, the first `leavers` workers end an iteration early.
+    /// The number of source items after which the first `leavers` workers end an iteration early.
     pub header: Option<u8>,
     pub leavers: usize,
     pub in_order: bool,
@@ -55,7 +55,7 @@ pub struct Setting {
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead of the user.
     pub reads_ahead: bool,
-    /// The source item at which a graph fails.
+    /// The source item that makes the graph of a child fail.
     pub fails_at: Option<u8>,
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
 }
@@ -80,18 +80,16 @@ pub struct Child {
     pub acknowledged: bool,
     pub applied: u8,
     pub pump: Pump,
-    /// The link to which the graph's next item will be sent.
+    /// The link over which the child will send the next item.
     pub target: usize,
-    /// Whether the graph's next item is dropped.
     pub skips: bool,
     pub share: ReadEnd,
-    /// Whether the worker has looked for a dispatched snapshot since its graph last requested an item.
     pub looked: bool,
     /// The number of source items that were read in this iteration.
     pub read: u8,
     /// The number of completed iterations.
     pub pass: u32,
-    /// The source item that was last read, and the number of outputs that still must be computed from it.
+    /// The number of the last source item, and the number of outputs still to be computed from this item.
     pub made: (u8, u8),
     pub exhausted: bool,
     pub failed: bool,
@@ -99,9 +97,9 @@ pub struct Child {
     /// Whether the child has changed since its last snapshot.
     pub may_save: bool,
     pub next_link: usize,
-    /// The number and checksum of the dispatched items that the worker has read in this iteration.
+    /// The number and the checksum of the dispatched items that the worker has read in this iteration.
     pub share_account: Account,
-    /// The number and checksum of the dispatched items before the position at which the epoch resumes.
+    /// The number and the checksum of the dispatched items before the position where the epoch resumes.
     pub share_start: Account,
     pub relay: Option<Part<Dealt<Graph>>>,
 }
@@ -150,9 +148,9 @@ impl Child {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
-    /// The main process begins an epoch: the epoch's number, and the number of children without a command.
+    /// The main process sends the command to begin epoch `.0` to the children; `.1` children have not received it yet.
     Telling(u32, usize),
-    /// The main process replaces the thread that read ahead in the previous epoch by a new thread.
+    /// The main process replaces the thread that reads ahead, because a new epoch begins.
     Replacing(u32),
     /// The main process requests the next item.
     Reading(bool),
@@ -180,25 +178,25 @@ pub enum Ended {
 /// Parts of a state that most steps leave unchanged.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
-    /// For each child: how many items had arrived when its replacement started.
+    /// For each child, the number of items that had arrived when a new process replaced this child.
     pub had: Part<Vec<u64>>,
     pub books: Part<Books<Graph>>,
-    /// Like `books`, but without dropping old entries.
+    /// Like `books`, but old entries are kept.
     pub all: Part<Books<Graph>>,
     pub going_on: Option<Part<GoingOn>>,
     pub replacing: Part<Replacing>,
-    /// A bit mask of the children that need no command for the epoch, because they were started with it.
+    /// A bit mask of the replaced children, which received the command for the epoch when they were started.
     pub told: u8,
 }
 
 #[derive(Debug, Clone, Hash)]
 pub struct Elsewhere {
-    /// The copies of links on the workers' machines.
+    /// The links of workers on other machines, as these workers see them.
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
-    /// The links on the dispatching process's machine.
+    /// The links of remote workers, as the dispatching process sees them.
     pub dealing: Links,
-    /// The connections to the workers' machines.
+    /// The network connections from the dispatching process to workers on other machines.
     pub lanes: Shared<Lane, WORKERS>,
 }
 
@@ -229,7 +227,7 @@ pub struct World {
     pub broken: Option<&'static str>,
     pub kept: Part<Kept>,
     pub children: Children,
-    /// The links to the main process.
+    /// The links from the workers to the main process.
     pub out: Links,
     /// The links from the dispatching process to the workers.
     pub dealt: Links,

@@ -62,7 +62,7 @@ def pytest_collection() -> Iterator[None]:
 def pytest_collection_finish() -> None:
     """Makes importing torch faster in processes that tests start (see `support/lean`).
 
-    The pytest process does not use `lean`, because `gc.freeze` could hide objects that a test has left behind."""
+    The pytest process does not use `lean`, because `gc.freeze` could hide leaked objects from tests."""
     paths = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     if LEAN not in paths:
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [LEAN, *paths]))
@@ -101,7 +101,7 @@ def may_run_beside(path: Path) -> bool:
     return not is_alone(path) and not is_of_ray(path)
 
 
-#: For each value of `-m`: a function that tells whether a file may contain matching tests.
+#: For each value of pytest's option `-m`, a function that returns whether a file may contain matching tests.
 HAS_SOME = {"alone": may_run_alone, "not alone and not ray": may_run_beside, "ray": is_of_ray, "unit": is_unit}
 
 

@@ -1,4 +1,4 @@
-//! Explores all orders of events in a small job in which one rank has a fault at any step.
+//! Explores all orders of events in a small job. At any step, one of the ranks can fail.
 
 use std::collections::{HashSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use torchdata_core::ranks::member::Member;
 use torchdata_core::ranks::message::Message;
 use torchdata_core::ranks::{Answer, Fault, WATCH};
 
-/// The number of operations that each rank runs after operation 0.
+/// The number of operations that each rank runs after the first operation.
 const OPERATIONS: u64 = 2;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -37,10 +37,10 @@ struct Job {
     hub: Hub,
     members: Vec<Member>,
     ranks: Vec<Rank>,
-    /// Messages under way, for each rank except 0: to the hub on rank 0 (`up`), and from the hub (`down`).
+    /// The messages between rank 0 and each other rank that have not arrived: to rank 0 (`up`), and from rank 0
+    /// (`down`).
     up: Vec<VecDeque<Message>>,
     down: Vec<VecDeque<Message>>,
-    /// Whether the connection ends after its last message, for each rank except 0 and each direction.
     up_ends: Vec<bool>,
     down_ends: Vec<bool>,
     gone: Vec<bool>,
@@ -161,7 +161,7 @@ impl Explorer {
         if !job.harmed {
             steps.push(Step::Harm);
         }
-        // The timeout is long compared with all steps, so time passes only if no other step is possible.
+        // Every step is much shorter than the timeout, so time passes only if no other step is possible.
         let wait = job
             .ranks
             .iter()

@@ -94,7 +94,7 @@ fn many_unrelated_connections_use_few_descriptors_and_do_not_block_ranks() {
     let flooding = std::thread::spawn(move || swallowed(&noisy, Instant::now() + Duration::from_secs(20)));
     assert_eq!(hub.wait(0, SLICE), None);
     let member = Meeting::join(TcpStream::connect(address).unwrap(), 1, TOKENS, Duration::from_secs(10)).unwrap();
-    // Rank 0 waits for the listener, the wake-up socket, each rank, and at most 16 unidentified connections.
+    // Two descriptors wait for new connections and wake-ups, and at most 16 more belong to unidentified connections.
     assert!(hub.descriptors().len() <= 2 + 16 + 3, "{}", hub.descriptors().len());
     assert_eq!(end_of(&member, 0), Answer::Least(0));
     assert_eq!(end_of(&hub, 0), Answer::Least(0));

@@ -1,4 +1,4 @@
-"""Contenders without a loader, which show how fast the machine is if no data is moved between processes."""
+"""Contenders without a loader, which show how fast a machine is if items are not sent between processes."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ class Run:
         return measure.CONSUMERS["lists" if self.options.get("together", 1) > 1 else self.order["item"]]
 
     def _pipes(self) -> Callable[..., Any]:
-        # The imports below, and a first graph that is not used, keep the imports of pipes out of the measurement.
+        # Imports all modules of the pipes before the measurement begins. The graph that is created here is not used.
         from comparison import pipes
         from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: F401
 

@@ -1,4 +1,4 @@
-"""Runs `child` in a program whose main module imports torch at its top, as training programs do.
+"""Runs `child` in a program that imports torch at the top of its main module, as training programs do.
 
 Spawned worker processes import the main module, so they import torch first.
 """

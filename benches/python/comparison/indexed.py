@@ -44,7 +44,7 @@ class Indexed(Dataset[Any]):
 
 
 class Ready(Indexed):
-    """A dataset of batches that already exist, so that only their transport is measured."""
+    """A dataset with ready batches, so that only the transport of batches is measured."""
 
     def __getitems__(self, indices: list[int]) -> Any:
         return self.batch

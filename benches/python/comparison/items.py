@@ -1,7 +1,6 @@
-"""The items of the workloads. Except for crops, all contenders create them by the same functions.
+"""The items of the workloads. All contenders create items by the same functions, except for crops.
 
-Role: NumPy and Pillow are imported for the first item that needs them. Workers that send ints do not import these
-libraries.
+Role: NumPy and Pillow are imported only when an item needs them, so that workers for ints do not import them.
 """
 
 from __future__ import annotations

@@ -81,8 +81,8 @@ def rate(
     while time.perf_counter() - begin < warm_up:
         consume(islice(iterator, chunk))
         taken += chunk
-        # The first estimates are too high, because some items were ready before the measurement began. Therefore, a
-        # chunk is at most twice as large as the previous chunk.
+        # The first estimates are too high, because some items were ready before the measurement began. Therefore, the
+        # chunk size may only double in each step.
         chunk = max(1, min(2 * chunk, int(0.02 * taken / (time.perf_counter() - begin))))
     begin, taken = time.perf_counter(), 0
     while True:

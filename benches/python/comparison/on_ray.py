@@ -1,4 +1,4 @@
-"""Workers on a local Ray cluster of three nodes, compared with raw Ray objects and Ray Data.
+"""Compares workers on a local Ray cluster of three nodes with Ray Data, and with Ray objects without a loader.
 
 Role: the first node runs no worker, so all items are sent between nodes.
 """
@@ -60,8 +60,8 @@ def loader(order: dict[str, Any]) -> Any:
 
 
 def raw(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
-    """Yields objects that actors have already created. An object is as large as a frame of this project, or as large as
-    one item if the item is larger."""
+    """Yields objects that actors have already created. Each object has the size of a frame of this project, or of one
+    item if an item is larger."""
     import numpy
 
     size = max(CHUNK_BYTES, BYTES[order["item"]])

@@ -57,7 +57,7 @@ class Report:
             print(f"  {name:28}{_number(median):>12} {workload.unit:9}{ours}")
         if before := figures.get(BEFORE):
             pairs = zip(mine, before, strict=False)
-            # If smaller numbers are better, the ratio is inverted.
+            # The ratio is inverted for times, so that a larger ratio always means a faster version.
             self.speeds[workload.name] = [a / b if workload.unit.endswith("/s") else b / a for a, b in pairs]
             return
         for goal in workload.goals:

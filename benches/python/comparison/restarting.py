@@ -23,8 +23,7 @@ BEFORE = 200
 def gap(iterator: Any, pid: int, workers: int) -> float:
     """Kills a worker, and returns the longest wait for one of the next items, in seconds.
 
-    The loader first yields items that the worker had sent, so the function reads all items that may have been in
-    transit.
+    Reads many items, because the loader first yields the items that the killed worker had already sent.
     """
     os.kill(pid, signal.SIGKILL)
     longest = 0.0

@@ -1,5 +1,5 @@
-"""Measures the time from loading a state to the next item. This time must not grow with the position if the source
-restores its position.
+"""Measures the time from loading a state to the next item. If a source restores its position, a resume at a late
+position must not take longer.
 
 Role: a source is a stream with a state, an indexable dataset of numbers, the lines of a file, or the rows of an Arrow
 table in a Parquet file. The loader is one of the three classes, with or without workers.

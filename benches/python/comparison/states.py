@@ -1,9 +1,9 @@
 """Measures the cost of states: the slowdown of the running job, the time to save a state, its size, and the time to
 resume.
 
-Role: a case is a pipeline with two workers: plain items, a shuffle buffer of 18 MB, or dispatched items. Torch-style
-loaders (of this project, and of upstream 0.11 in a separate environment) read numbers by index, or a dataset whose
-iterators have a state of 18 MB.
+Role: each case is a pipeline with two workers: plain items, a shuffle buffer of 18 MB, or dispatched items. For
+comparison, torch-style loaders of this project and of upstream 0.11 read numbers by index, or a dataset with a state of
+18 MB. Upstream runs in a separate environment.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def state_size(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def resume_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns by how many seconds loading a state delays the first item, compared with a start at the beginning."""
+    """Returns the seconds to the first item after a state is loaded, minus the seconds without a state."""
     count = order["options"]["items"] // (1 if order["contender"] == "ours" else 16)
     loader = _built(order)
     next(islice(iter(loader), count - 1, None))

@@ -11,7 +11,7 @@ from comparison import items
 
 
 class Shared(IterableDataset[Any]):
-    """Yields a worker's share of the items. If `together` is above 1, yields lists of `together` items."""
+    """Yields the items of the current worker. If `together` is greater than 1, yields lists of `together` items."""
 
     def __init__(self, source: range, make: Callable[[int], Any], together: int = 1) -> None:
         self.source = source

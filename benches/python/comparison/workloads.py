@@ -17,8 +17,8 @@ start."""
 
 @dataclass(frozen=True)
 class Contender:
-    """A contender that `child` runs, with options. `kind` and `item` are set only if they differ from those of the
-    workload.
+    """A contender that `child` runs, with options. `kind` and `item` are set only if the contender needs other values
+    than the workload.
 
     The option `main` names the module that is run instead of `child`.
     """
@@ -280,8 +280,8 @@ _CASES = {"plain": "a small pipeline", "large buffer": "a shuffle buffer of 18 M
 
 
 def _keeping(case: str) -> Workload:
-    """Measures a job that takes ten times the usual number of snapshots, because the usual number costs less than the
-    differences between runs."""
+    """Measures a job with ten times the usual number of snapshots. The cost of the usual number is too small to
+    measure."""
     dense, off = Contender(OURS, "ours", {"snapshots": 10}), Contender("no snapshots", "ours", {"snapshots": 0})
     goal = Goal("ten times as many snapshots cost at most 10 %, so they cost 1 %", off.name, at_least=1 / 1.1)
     title = f"states: {_CASES[case]} runs, ten times as many snapshots"
@@ -289,7 +289,7 @@ def _keeping(case: str) -> Workload:
 
 
 def _taking(case: str, kind: str, unit: str, scale: float, what: str) -> Workload:
-    """Compares torch-style loaders with a pipeline that holds the same amount of data."""
+    """Compares a pipeline with torch-style loaders that hold the same amount of data."""
     three = (ours, Contender("our StatefulDataLoader", "stateful"), upstream_stateful)
     name = f"{kind.replace('_', '-')}-{case.split()[0]}"
     return Workload(name, f"states: {what}, {_CASES[case]}", case, three, (), kind, unit, scale)

@@ -151,7 +151,7 @@ class Picture:
         tail, head = self._boxes[arrow.tail], self._boxes[arrow.head]
         if self._row_of[arrow.head] - self._row_of[arrow.tail] > 1:
             return self._curve_beside(arrow, tail, head)
-        # An arrow from another process ends above the title of its target process.
+        # An arrow between two processes ends above the title of the receiving process.
         start = (tail.middle, tail.y + tail.height)
         end = (head.middle, self._top_of[arrow.head] if arrow.crosses else head.y)
         bend = (end[1] - start[1]) / 2
@@ -163,7 +163,7 @@ class Picture:
         self._beside += 1
         aside = self._right + 12 * self._beside - 4
         start, end = (tail.x + tail.width, tail.y + tail.height / 2), (head.x + head.width, head.y + head.height / 2)
-        # The control points lie to the right of all boxes, so that the curve passes beside the boxes between its ends.
+        # The control points lie to the right of all boxes, so that the curve avoids the boxes between its two ends.
         points = (start, *((x + (aside - x) / 0.5, y) for x, y in (start, end)), end)
         label_at = (tail.x, tail.y + tail.height + 10 + 16)
         return _Curve(points, arrow.label, label_at, arrow.crosses, sideways=True)
@@ -216,7 +216,7 @@ def _svg_box(box: _Box, line: float) -> str:
 
 
 def _as_wide_as_reckoned(text: str) -> str:
-    """Returns SVG attributes that stretch a text to the width that the layout has reserved, whatever its font."""
+    """Returns SVG attributes that stretch a text to the width that the layout has reserved, in any font."""
     return f' textLength="{_cells(text) * _CHAR:.1f}" lengthAdjust="spacingAndGlyphs"' if text else ""
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torchdata._native import Sender
 
-#: The object with which a worker process sends items; `torchdata.empty` allocates shared memory through this object.
+#: The object that sends the items of a worker process, and allocates shared memory for `torchdata.empty`.
 current_sender: Sender | None = None
 
 

@@ -18,13 +18,13 @@ from torchdata._bounded_pickles import pickle_file
 from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
-#: The pause after a snapshot is max(SECONDS, FACTOR * n * c) seconds, where c is the snapshot's duration in seconds
-#: (for n, see `FEWEST`). If c exceeds a millisecond, the excess counts five times (`Cadence`). FACTOR * n is at least
-#: 100, so snapshots take at most 1 % of the time.
+#: After a snapshot that took c seconds, a process takes the next snapshot at least max(SECONDS, FACTOR * n * c) seconds
+#: later (for n, see `FEWEST`). Snapshots therefore take at most 1 % of the time, because FACTOR * n is at least 100. In
+#: this formula, the part of c beyond a millisecond is multiplied by five (`Cadence`).
 SECONDS, FACTOR = 0.005, 50.0
-#: n is the number of processes, but at least FEWEST and at most MOST. The pause grows with n, because a main process
-#: that takes items in strict order may wait for the snapshots of all processes. A snapshot also slows down other
-#: processes, because it evicts their data from the processor's caches.
+#: The factor n of the pause is the number of processes, but at least FEWEST and at most MOST. The pause grows with n,
+#: because a main process that takes items in strict order may wait for the snapshots of all processes. A snapshot also
+#: slows down other processes, because it evicts their data from the processor's caches.
 FEWEST, MOST = 2, 4
 
 #: `BUDGET` is the default for the total size in bytes of all snapshots in the main process. `COPIES` is the approximate
@@ -33,10 +33,11 @@ BUDGET, COPIES = 64 << 20, 2
 
 #: A number of items, and the rolling checksum of these items.
 Account = tuple[int, int]
-#: A worker's snapshot: the `Account` of the sent items, the number of the current iteration over the dispatched items,
-#: the `Account` of this iteration's items, and the snapshot's bytes.
+#: A worker's snapshot: the `Account` of the sent items, the position in the dispatched items (the number of the
+#: iteration, and its `Account`), and the snapshot's bytes.
 Kept = tuple[Account, int, Account, bytes]
-#: A snapshot of the dispatching process: its iteration, the `Account` of each worker's items, and the snapshot's bytes.
+#: A snapshot of the dispatching process: the number of its iteration, the `Account` of each worker's items, and the
+#: snapshot's bytes.
 KeptDealt = tuple[int, list[Account], bytes]
 
 _HEADER = struct.Struct("<4sIQI")
@@ -71,8 +72,8 @@ class Resumption:
             `Account` of the items that were sent before the snapshot. The second entry is the number of items after the
             snapshot that the child recomputes but does not send again. The third entry is the checksum after the
             recomputed items; None if checksums are not compared.
-        turn: for a worker, the index of the shard that sends the next item; for the dispatching process, the index of
-            the link over which it sends the next item.
+        turn: the index of the worker's shard that sends the next item or, for the dispatching process, the index of the
+            link for the next item.
         passed: for a worker, the number of completed iterations over the dispatched items.
         share: for a worker, the number and the checksum of the dispatched items that it had read in its current
             iteration over these items.

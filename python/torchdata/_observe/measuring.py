@@ -41,9 +41,9 @@ def rank_of(loader: Any) -> int:
 class Measuring:
     """Measures a loader repeatedly.
 
-    Gauges cover the time since the last measurement. Counters never decrease, because readers of metrics interpret a
-    decrease as a restart. The values from `loader.stats()` may decrease, because times are estimates, and the times of
-    a replaced worker start at zero.
+    Gauges are computed over the time since the last measurement. Counters never decrease, because readers of metrics
+    interpret a decrease as a restart. The values from `loader.stats()` may decrease, because times are estimates, and
+    the times of a replaced worker start at zero.
 
     Args:
         rank: the label `rank` of all measurements; by default (None), the loader's rank.

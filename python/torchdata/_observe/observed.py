@@ -17,11 +17,11 @@ class ObservedLoader:
     _recorder: Recorder
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """Returns the loader's counts: rates, waits and memory, by process and by function. `print` shows the counts as
-        a table.
+        """Returns the loader's statistics: rates, waits and memory, by process and by function. `print` shows them as a
+        table.
 
         This method can be called at any time, from any thread, and after the workers have exited. If a loader starts
-        new workers in each epoch, the counts cover the current or last epoch.
+        new workers in each epoch, the statistics cover the current or last epoch.
 
         Args:
             since: earlier statistics of this loader, where counting starts; None (the default) counts from the

@@ -61,7 +61,7 @@ class Opening:
             self._ask_store(lambda store: store.set("blame", json.dumps(blame)))
 
     def agree(self, key: str, value: str) -> str:
-        """The first rank that calls this method determines the value of the key for all ranks."""
+        """Returns, on every rank, the value of the first rank that calls this method for `key`."""
         return str(self._ask_store(lambda store: store.compare_set(key, "", value)).decode())
 
     def _host(self) -> Meeting:
@@ -117,8 +117,8 @@ class Opening:
             time.sleep(_LONGEST_NAP)
 
     def _look_for_hub(self, store: Any) -> dict[str, Any] | list[int]:
-        """Waits until rank 0, to which all ranks connect, has written its addresses into the store, and returns them.
-        After the timeout, returns the ranks that have not begun to iterate."""
+        """Waits until rank 0 has written its addresses into the store, and returns them. After the timeout, returns the
+        ranks that have not begun to iterate."""
         store.set(f"begun/{self._rank}", "")
         nap = _FIRST_NAP
         while not store.check(["hub"]):
@@ -175,8 +175,8 @@ def _host_of(dist: Any) -> str | None:
 
 
 def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
-    """Returns the socket at which rank 0 listens, and its addresses. The socket is bound to a single address if all
-    ranks can reach it."""
+    """Returns the listening socket of rank 0, and its addresses. The socket is bound to a single address if all ranks
+    can reach it."""
     listener = _listen_at(store_host)
     if listener is not None:
         addresses = [listener.getsockname()[0]]
@@ -249,9 +249,9 @@ def _own_addresses(store_host: str | None) -> list[str]:
 
 
 def _addresses_to_try(offer: dict[str, Any], store_host: str | None) -> list[str]:
-    """Returns the addresses of rank 0, of which the first can most likely be reached. The name of the store's machine
-    is one of the addresses, because rank 0 often runs on this machine, and all machines know this name. Loopback
-    addresses are last, for ranks on one machine without a network.
+    """Returns the addresses of rank 0; the first address can most likely be reached. The name of the store's machine is
+    one of the addresses, because rank 0 often runs on this machine, and all machines know this name. Loopback addresses
+    are last, for ranks on one machine without a network.
     """
     if not offer["is_anywhere"]:
         return list(offer["addresses"])

@@ -1,7 +1,7 @@
 """A group of ranks of a `torch.distributed` job, with its own connections.
 
-Each rank has its own connection to rank 0 (`Meeting`). A native thread serves the connection, so that all ranks notice
-the failure of a rank. `torchdata_core::ranks` describes the protocol.
+Each rank has its own connection to rank 0 (`Meeting`). A native thread reads from the connection, so that all ranks
+notice the failure of a rank. `torchdata_core::ranks` describes the protocol.
 
 Operations use neither torch's process groups nor the store, because these wait for exited ranks until the job's
 timeouts expire.
@@ -40,8 +40,7 @@ _EXCUSES = {
     "late": "it runs, but waits for data, is busy between two items, or has left the loop",
 }
 
-#: The open groups. A forked child inherits the file descriptors of their connections, and must replace these
-#: descriptors.
+#: The open groups. A forked child inherits the file descriptors of these groups, and must replace the descriptors.
 _open_groups: weakref.WeakSet[TorchGroup] = weakref.WeakSet()
 
 
@@ -109,8 +108,8 @@ class TorchGroup(UncopyableGroup):
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Makes all groups of the same size use one value. On rank 0 of each group, returns the value of the first
-        group that calls this method. On all other ranks, returns `value`.
+        """Makes all groups of the same size use one value. On rank 0 of each group, returns the value that the first
+        calling group has passed. On all other ranks, returns `value`.
 
         With tensor parallelism, ranks of different data-parallel groups must read the same data, so these groups need
         equal seeds.

@@ -8,8 +8,7 @@ from typing import Any
 from torchdata._signatures import signature_of
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: Maps an argument of other loaders to the equivalent code with a reading service. `{!r}` stands for the value that the
-#: user has given.
+#: Maps an argument of other loaders to the equivalent code with a reading service.
 _OF_A_SERVICE = {
     theirs: f"reading_service=MultiProcessingReadingService(num_workers, {ours}={{!r}})"
     for theirs, ours in {

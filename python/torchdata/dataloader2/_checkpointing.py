@@ -40,7 +40,8 @@ class StateKeeper:
 
     Attributes:
         loaded: the state that was loaded last; None if no state was loaded.
-        left: the position, seeds and ranks to save after a shutdown, or the reason why none can be saved.
+        left: after a shutdown, the position, seeds and ranks that states contain, or the reason why states cannot be
+            saved.
         is_rereading: whether a call of `read_again` is running or was interrupted.
     """
 
@@ -96,7 +97,8 @@ class StateKeeper:
         """Returns the position, the randomness and the ranks for a state.
 
         Args:
-            looks: whether to save the current state of the main process's pipes, which may wait for the pipes' threads.
+            looks: whether to save the current state of the main process's pipes. Saving may wait for the threads of
+                these pipes.
         """
         run = self._run
         with run.held:
@@ -116,7 +118,7 @@ class StateKeeper:
             return position, self._seeds.randomness(), self._pipeline.contract.rank_in_epoch()
 
     def begin(self) -> None:
-        """Begins an epoch. While the epoch begins, saved states describe the time before the epoch."""
+        """Begins an epoch. A state that is saved while the epoch begins describes the time before the epoch."""
         run = self._run
         run.leave()
         with run.held:
@@ -137,8 +139,8 @@ class StateKeeper:
 
     def note_left(self, works: bool) -> None:
         """Records the position of a loader that is being shut down, for states that are requested later. `works`:
-        whether pipes in the main process run threads. If so, the last recorded state of the pipes is used instead of
-        their current state, because the shutdown does not wait for these threads."""
+        whether pipes in the main process run threads. With such threads, the last recorded state of the pipes is used,
+        because the shutdown does not wait for the threads."""
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
                 self.left = self._whereabouts(0, looks=not works)
@@ -172,10 +174,10 @@ class StateKeeper:
         """Resumes the running epoch after the computation of an item was interrupted, for example by Ctrl-C.
 
         The loader loads its own state from before the interrupted item, because an interrupted pipe may have lost
-        items, and an interrupted generator yields nothing more.
+        items.
 
         Raises:
-            RuntimeError: the pipeline reads a one-shot iterator, so its items cannot be computed again.
+            RuntimeError: the pipeline reads an iterator that cannot be read a second time.
         """
         for pipe in Graph(self._pipeline.datapipe):
             if isinstance(pipe, IterableWrapper) and pipe._was_read:
@@ -198,8 +200,7 @@ class StateKeeper:
             delivery.begun = True
 
     def _snapshot_for(self, state: LoaderState, strict: bool, allow_pickle: bool) -> GraphTemplate | None:
-        """Returns None if the loader has a pipe of its own. For a loader without a pipe, returns a template from which
-        copies of the saved pipe are made."""
+        """Returns a template for copies of the saved pipe, if the loader lacks a pipe; otherwise None."""
         pipeline = self._pipeline
         if state.is_of_0_9:
             warn_of_0_9(stacklevel=4)
@@ -293,12 +294,12 @@ def _check_alike(states: Mapping[int, LoaderState]) -> None:
 
 
 def _moment(state: LoaderState) -> tuple[str, Any]:
-    """Returns a description of the moment at which a state was saved, and the seed of the next epoch."""
+    """Describes when a state was saved, and returns this text with the seed of the next epoch."""
     position, randomness = state.position, state.randomness
     if position is None:
         return "between two epochs", None
     words = f"after {position.given} items of an epoch" + (" that has ended" if position.ended else "")
-    # All ranks draw the same seed for the next epoch, so this seed must be equal in the states of all ranks.
+    # The seed of the next epoch must be the same in the states of all ranks.
     return words, None if randomness is None else copy.copy(randomness.generator).generate_shared_seed()
 
 

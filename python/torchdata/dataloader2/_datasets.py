@@ -41,7 +41,7 @@ def pipeline_over(
     collate_fn: Callable[[Any], Any] | None,
     itself: bool | None,
 ) -> IterDataPipe[Any]:
-    """`DataLoader2.from_dataset` documents the arguments and the errors."""
+    """Builds the pipeline of `DataLoader2.from_dataset`, which documents the arguments and the errors."""
     whose = "DataLoader2.from_dataset"
     check_optional_int(whose, "batch_size", batch_size, least=1)
     if batch_size is None and drop_last:

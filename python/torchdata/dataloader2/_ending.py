@@ -41,7 +41,7 @@ class Ending:
         _open_loaders[id(self)] = weakref.ref(loader)
 
     def take_over_in_child(self) -> None:
-        """Raises RuntimeError if worker processes of the parent run the loader."""
+        """In a forked child, raises RuntimeError if worker processes of the parent run the loader."""
         if self.owner_pid == os.getpid():
             return
         if self._pipeline.is_taken_over and self._pipeline.contract.has_workers():
@@ -94,7 +94,7 @@ class Ending:
         except Exception:
             self._set_over()
             raise
-        # if Ctrl-C interrupts the steps above, the next call continues the shutdown
+        # if Ctrl-C interrupts the shutdown, `is_over` stays False, and the next call continues the shutdown
         self._set_over()
 
     def _set_over(self) -> None:

@@ -39,8 +39,8 @@ if TYPE_CHECKING:
 SHUT_DOWN = "Cannot read from the DataLoader as it has already been shut down"
 #: The error message for a thread that still reads an epoch after another epoch has begun.
 LEFT = "this epoch was left: another thread or a signal handler has called iter(loader) or loader.load_state_dict()"
-#: The minimum number of items per worker for a warning about idle workers. In an epoch with fewer items, idle workers
-#: are no problem: the dataset is small, or the epoch is a trial run.
+#: The minimum number of items per worker for a warning about idle workers. Idle workers in a shorter epoch are not
+#: reported, because the dataset is small, or the epoch is a trial run.
 _LEAST = 10
 
 
@@ -48,10 +48,10 @@ class FinishedIterator(Iterator[Any]):
     """Replaces the pipeline's iterator after its end or an error.
 
     Args:
-        iterator: the pipeline's iterator, for access to its attributes; None if it is no longer available.
+        iterator: the pipeline's iterator, for access to its attributes; None if it was dropped.
         error: the message of the `RuntimeError` that `next` raises; None for a normal end.
-        told: the identifier of the thread that has already received the error; 0 if there is none. Further calls of
-            `next` in this thread raise StopIteration.
+        told: the id of a thread that has already received the error, so that `next` raises StopIteration in this
+            thread; 0 for no thread.
     """
 
     def __init__(self, iterator: Any = None, error: str | None = None, told: int = 0) -> None:
@@ -78,8 +78,8 @@ class EpochRun:
     Attributes:
         delivery: delivers items to the user.
         position: tracks the position in the epoch.
-        resume_at: the position at which to resume, and whether recomputed items must equal delivered items; None for an
-            epoch's start.
+        resume_at: the position where the epoch resumes, and whether recomputed items must equal the items delivered
+            earlier; None for an epoch's start.
         saved_positions: the positions in the loaded states. The numbers of workers and ranks in the saved run may
             differ from the present numbers.
         epochs: the number of epochs that have begun.
@@ -101,8 +101,8 @@ class EpochRun:
         self.patience: float | None = None
         self.position = Tracker(self)
         self._knows_idle = False
-        #: Data for the message about skipped items: the counters at the beginning of the epoch, and a phrase such as
-        #: "items of this epoch". None if no pipe skips items.
+        #: The counters at the beginning of the epoch, and a phrase for the message about skipped items, such as "items
+        #: of this epoch"; None if no pipe skips items.
         self._counted: tuple[Reading | None, str] | None = None
         self.is_paused = self.is_limited = False
 
@@ -112,8 +112,8 @@ class EpochRun:
 
     @property
     def held(self) -> threading.RLock:
-        """The lock for taking a state. A forked child has a new lock, because a thread of the parent may hold the
-        parent's lock."""
+        """The lock that guards the data of the loader's state. A forked child has a new lock, because a thread of the
+        parent may hold the parent's lock."""
         if self._held[0] != os.getpid():
             self._held = os.getpid(), threading.RLock()
         return self._held[1]
@@ -256,8 +256,8 @@ class EpochRun:
         self.delivery.begun = False
 
     def _leave_shards(self) -> None:
-        """If the main process has run the saved shards of an epoch, and the next epoch has other shards, restores the
-        user's reading service and graph."""
+        """Restores the user's reading service and graph, after the main process has run the saved shards of an
+        epoch."""
         output, pipeline = self.position.output, self.pipeline
         if output is None or not output.is_local or output.lasts or lasts(pipeline.datapipe):
             return

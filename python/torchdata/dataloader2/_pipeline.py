@@ -1,7 +1,7 @@
 """The pipeline of a loader: the pipe graph, and the service that runs it.
 
-Role: a loader runs copies of the user's graph and service. Further copies stay unchanged, so that the running copies
-can be recreated from them. Only the thread that begins an epoch or loads a state may change the graph or the service.
+Role: a loader runs copies of the user's graph and service. It also keeps unchanged copies of both, to recreate the
+running copies. Only the thread that begins an epoch or loads a state may change the graph or the service.
 """
 
 from __future__ import annotations
@@ -83,8 +83,8 @@ class Pipeline:
         return contract_of(self.service)
 
     def require_pipe(self) -> None:
-        """Raises TypeError if the loader has no valid pipe. The result of a reading service is not checked, because a
-        service may return an object that is not a pipe.
+        """Raises TypeError if the pipe of the loader is missing or invalid. The result of a reading service is not
+        checked, because a service may return an object that is not a pipe.
         """
         if not self.is_taken_over:
             require_pipe(self.datapipe)
@@ -161,8 +161,7 @@ class Pipeline:
         return [work for work in works if work is not None]
 
     def leave_ranks(self, for_good: bool) -> None:
-        """Notifies the other ranks that this rank has left the epoch. If `for_good` is True, the other ranks raise an
-        error."""
+        """Notifies other ranks that this rank has left the epoch. If `for_good` is True, these ranks raise an error."""
         for pipe in Graph(self.datapipe):
             if isinstance(pipe, FullSync):
                 pipe.leave(for_good)

@@ -1,13 +1,13 @@
 """Saves the position of a loader inside an epoch at any moment, and resumes from a saved position.
 
 Role: runs in the main process, in any thread that requests a state, including in a signal handler. The `Delivery` of
-the loader counts the items that the user has received. The engine records the positions of the workers. A thread that
-waits for an item does not lock these records, so another thread can save a state meanwhile.
+the loader counts the items that the user has received. The engine records the positions of the workers. While a thread
+waits for an item, another thread can save a state.
 
 Pipes that run in the main process can be inspected only between two items. A *mark* is a state of the main process's
-pipes that the loader has recorded between two items. However, user code may request a state while an item is being
-computed, after Ctrl-C, or for an earlier position. A state therefore contains the newest mark before the requested
-position, and the number of items that were delivered between the mark and the position.
+pipes that the loader has recorded between two items. User code may nevertheless request a state while an item is being
+computed. A state therefore contains the newest mark before the requested position, and the number of items that were
+delivered after this mark.
 """
 
 from __future__ import annotations
@@ -69,10 +69,10 @@ class Tracker:
         #: `_is_resumed`: whether the running epoch was resumed from a loaded state. `_is_strict`: whether items that
         #: are recomputed for resuming must equal the items delivered earlier.
         self._is_resumed, self._is_strict = False, True
-        #: In a resumed epoch, the number of items that had been delivered at the loaded state; otherwise 0.
+        #: In a resumed epoch, the number of items that had been delivered when the loaded state was saved; otherwise 0.
         self._before = 0
-        #: In a resumed epoch, the number of workers' items that the main process had read at the loaded state;
-        #: otherwise 0.
+        #: In a resumed epoch, the number of workers' items that the main process had read when the loaded state was
+        #: saved; otherwise 0.
         self._yielded_before = 0
         #: The marks of the running epoch, oldest first. The first mark is the beginning of the epoch, or the position
         #: where the epoch resumed.
@@ -129,8 +129,8 @@ class Tracker:
 
     @staticmethod
     def _untold(mark: Position, output: WorkerOutput) -> str | None:
-        """If workers' pipes keep state from earlier iterations, and `mark` does not contain this state, returns the
-        reason. Otherwise, returns None."""
+        """Returns the reason why `mark` lacks state that the workers' pipes keep from earlier iterations; None if
+        `mark` is complete."""
         return output.untold(None) if mark.workers is None else mark.untold
 
     def _beginning(self, output: WorkerOutput) -> Position:
@@ -141,8 +141,8 @@ class Tracker:
         return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest mark before the last `items_ago` items, and the number of delivered items without the last
-        `items_ago` items.
+        """Returns the newest mark before the last `items_ago` items, and the number of items that were delivered before
+        these `items_ago` items.
         """
         given = self._delivery.given - items_ago
         if given < 0:
@@ -192,7 +192,7 @@ class Tracker:
         """Returns the current position with the state of the main process's pipes; None if this state cannot be saved.
 
         Args:
-            beginning: the workers' positions at the start of the epoch, which are used if `_read_by_main` returns None.
+            beginning: the workers' positions at the start of the epoch, for the case that `_read_by_main` returns None.
         """
         output, position = self.output, None
         run = None if output is None else output.run
@@ -218,11 +218,11 @@ class Tracker:
         return Position(given, graph=entries, workers=position, in_main=False, untold=output.untold(position))
 
     def _read_by_main(self, entry: PipeEntry, output: WorkerOutput) -> int | None:
-        """Returns the number of the workers' items that the main process had read at the position `entry`.
+        """Returns how many items of the workers the main process had read when `entry` was saved.
 
         Returns:
-            The number of items. None if the main process has read all items of the workers, or if a pipe in the main
-            process must reread the epoch.
+            The number of items; None if the main process has read all items of the workers, or must reread the epoch
+            from its beginning.
         """
         if entry.restores:
             # In a resumed epoch, `entry.yielded` also counts the items that were read before the loaded state was
@@ -276,8 +276,8 @@ class Tracker:
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _below_counting(graph, WorkerOutput) is not None
-        # If a thread in the main process reads shards ahead, the positions of these shards do not follow from the
-        # number of delivered items.
+        # If a thread in the main process reads shards ahead, the number of delivered items does not determine the
+        # positions of these shards.
         is_local = self.output is not None and self.output.is_local
         reads_ahead = is_local and any(isinstance(pipe, HOLDING) for pipe in graph.pipes)
         self._may_count = self.hands_on and not reads_ahead
@@ -300,8 +300,8 @@ class Tracker:
         unseeded = self._pipeline.service is None and self._run.seeds.seed is None
         self.own_seeds = unseeded and (resumed is None or resumed.own_seeds is not False)
         output = self.output
-        # Pipes that were restored from a state may contain undelivered items. The state of such pipes does not follow
-        # from the number of delivered items.
+        # Pipes that were restored from a state may contain undelivered items, so the number of delivered items does not
+        # determine the state of these pipes.
         self._only_counts = self._may_count and (resumed is None or resumed.graph is None)
         if output is not None:
             output.resumes = resumed is not None
@@ -396,16 +396,16 @@ class Tracker:
         except Exception as error:
             self.end = str(error)  # a stored exception would keep the processes alive
             return
-        # If the final state of the pipes could not be saved, a resumed loader restores an earlier state, and rereads
-        # the items after this state.
+        # If only an earlier state of the pipes could be saved, the workers' items are not marked as finished, because a
+        # resumed loader rereads the last of them.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))
         self.end = None if position is None else position._replace(ended=True)
 
     def _with_output_read_out(self, graph: Sequence[PipeEntry], output: WorkerOutput) -> Sequence[PipeEntry]:
-        """Returns the pipes' states `graph`. If all items of the workers were read, the state of the pipe `output` is
-        marked as finished.
+        """Returns the pipes' states `graph`, with the state of `output` marked as finished if all items of the workers
+        were read.
         """
         token = token_of(output)
         if not token.finished or output.is_unread:  # a pipe with a cache may not have read the workers' items
@@ -464,8 +464,7 @@ def _below_counting(graph: Graph, kind: type) -> Any:
 def _spare_ranks(graph: Graph, drop: int) -> None:
     """Prevents `fullsync` at the end of a graph from synchronizing with other ranks for items that are recomputed.
 
-    Ranks may recompute different numbers of items. If they were synchronized meanwhile, each rank would wait for the
-    others at a different item.
+    Ranks may recompute different numbers of items, so synchronized ranks would wait for each other at different items.
 
     Args:
         drop: the number of recomputed items to drop after loading the state.

@@ -57,7 +57,7 @@ class SavedPositions:
         return (self.ranks or ALONE)[1] == world and rank in self.positions
 
     def _of_rank(self, contract: ReadingServiceInterface, pipes: int | None = None) -> Position:
-        """Returns the position at which this rank resumes. If the number of ranks has changed, this rank may run shards
+        """Returns the position where this rank resumes. If the number of ranks has changed, this rank may run shards
         that began on other ranks."""
         rank, world, _ = contract.rank_in_epoch() or ALONE
         old_rank, old_world, _ = self.ranks or ALONE
@@ -76,8 +76,8 @@ class SavedPositions:
         return among_ranks(positions, rank, world)
 
     def fitted(self, pipeline: Pipeline, output: WorkerOutput | None, hands_on: bool) -> Position:
-        """Returns the position from which to resume. `hands_on` is whether the main process's pipes yield one item per
-        item of the workers.
+        """Returns the position where the loader resumes. `hands_on`: whether the main process's pipes yield one item
+        per item of the workers.
 
         Must be called after the service has taken over the graph. Raises ValueError if the loader cannot resume.
         """

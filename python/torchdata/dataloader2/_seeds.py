@@ -38,7 +38,7 @@ class Seeds:
             self.generator.seed(self.seed)
             self.is_due = False
         elif not self.is_restored:
-            # The workers' generators depend only on this generator's seed, so each epoch sets a new seed.
+            # Workers derive their generators from this generator's seed, so each epoch needs a new seed.
             self.generator.seed(None if self.seed is None else self.generator.generate_shared_seed())
         self.is_restored = False
         self.initial = copy.copy(self.generator)
@@ -47,13 +47,13 @@ class Seeds:
         self.generator, self.is_restored = copy.copy(self.initial), is_restored
 
     def agree(self) -> None:
-        """Reseeds the generator with its next shared seed. Ranks also do this, so that a loader without ranks gets the
-        same seeds as a loader with ranks."""
+        """Reseeds the generator with its next shared seed, as ranks do, so that a loader has the same seeds with and
+        without ranks."""
         self.generator.seed(self.generator.generate_shared_seed())
         self.initial = copy.copy(self.generator)
 
     def moment(self) -> tuple[Any, ...]:
-        """Returns a copy of the seeds, with which `go_back` undoes later changes."""
+        """Returns a copy of the seeds, so that `go_back` can undo later changes."""
         return self.is_due, self.is_restored, copy.copy(self.generator), self.initial
 
     def go_back(self, moment: tuple[Any, ...]) -> None:

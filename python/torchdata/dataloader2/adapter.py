@@ -119,8 +119,8 @@ class ShardingPolicy(Adapter):
             With `splits`, the items, their order and the batches are the same for any number of workers, and for any
             number of ranks up to `splits`. The numbers of workers and ranks may change when an epoch resumes. A worker
             with several shards takes one item of each shard in turn. The buffers of pipes after the `sharding_filter`
-            exist once for each shard. The pipes before the `sharding_filter` run once for all shards of a worker. They
-            draw the same random numbers in all workers. The guide lists exceptions to both.
+            exist once for each shard. The pipes before the `sharding_filter` run once for all shards of a worker, and
+            draw the same random numbers in all workers. The guide lists exceptions.
 
     Raises:
         TypeError: `block` or `splits` is not an integer.

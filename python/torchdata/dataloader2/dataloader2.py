@@ -79,9 +79,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
     Args:
         datapipe: the last pipe of the graph, or a dataset: an object with a length and `__getitem__`, or an iterable
-            that can be read several times. Workers share the items of a dataset only after a `sharding_filter`, which
-            `from_dataset` adds. A loader with `datapipe=None` needs a call of `load_state_dict`. If `datapipe` is
-            an object of another kind, using the loader raises an error.
+            that can be read several times. Without a `sharding_filter`, which `from_dataset` adds, every worker yields
+            all items of a dataset. A loader with `datapipe=None` needs a call of `load_state_dict`. If `datapipe` is an
+            object of another kind, using the loader raises an error.
         datapipe_adapter_fn: an adapter, or several adapters, which the loader applies in the given order to its copy of
             the graph; None by default.
         reading_service: the service that runs the graph; with None, the graph runs in this process, and the pipes draw
@@ -95,9 +95,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         stall_warning: the number of seconds without an item after which a `RuntimeWarning` describes which processes
             wait for each other; 60 by default, None for no warning.
         wait_warning: fraction of an epoch's time that the program may wait for the loader, 0.3 by default. A
-            `RuntimeWarning` with the result of `diagnose()` is issued for the first epoch of at least 10 seconds in
-            which the program waits for a larger fraction. `wait_warning=None`, or `TORCHDATA_WAIT_WARNING=0` in the
-            environment, disables the warning.
+            `RuntimeWarning` with the result of `diagnose()` is issued for the first epoch of at least 10 seconds that
+            exceeds this fraction. `wait_warning=None`, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the
+            warning.
         of_torchs_loader: not accepted. For arguments of torch's `DataLoader`, the error message names a replacement.
 
     Raises:
@@ -232,17 +232,16 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     ) -> DataLoader2[Any]:
         """Creates a loader of a dataset, with the usual pipeline: shuffle, shard, batch, collate.
 
-        The items of a dataset with `__getitem__` are divided by their indices, so each item is loaded once. If the
-        dataset is an iterable, or if a sampler provides the indices, each worker reads all of these and uses only its
-        share. An error is raised if workers read the items in different orders. To read an iterable in one process
-        only, use `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among
-        workers, for example those of Hugging Face datasets, webdataset, litdata and mosaicml-streaming. The loader does
-        not divide an iterable that already divides its items among the workers. For datasets that the loader divides,
-        items and batches are the same for any number of workers.
+        The items of a dataset with `__getitem__` are divided by their indices, so each item is loaded once. Each worker
+        reads all items of an iterable, or all indices of a sampler, and uses only its share. An error is raised if
+        workers read the items in different orders. To read an iterable in one process only, use
+        `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among workers, for
+        example the datasets of Hugging Face, webdataset, litdata and mosaicml-streaming. The loader does not divide an
+        iterable that already divides its items among the workers. For datasets that the loader divides, items and
+        batches are the same for any number of workers.
 
-        If an iterable or a sampler has a method `set_epoch` and an attribute `epoch`, call `set_epoch` before each
-        epoch, and the workers receive the value. Before you resume inside an epoch, set the epoch in which the state
-        was saved.
+        Call `set_epoch` of an iterable or a sampler before each epoch. The workers receive the value if the object also
+        has an attribute `epoch`. Before you resume inside an epoch, set the number of the saved epoch.
 
         Args:
             dataset: an object with a length and `__getitem__`, such as PyTorch's `Dataset`; an iterable that can be
@@ -300,12 +299,12 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         If no item has been requested from the last iterator, the new iterator continues the same epoch. If another
         thread is waiting for an item of the last epoch, this method waits until the item is computed, and `next` raises
-        RuntimeError in the other thread.
+        RuntimeError in that thread.
 
         Raises:
-            RuntimeError: the loader was shut down or has no pipe, or this process is a forked child.
-            TypeError: the loader has no valid pipe; or the loaded state contains the state of a reading service, and
-                the loader's service cannot load this state.
+            RuntimeError: the loader was shut down or lacks a pipe, or this process is a forked child.
+            TypeError: the pipe of the loader is invalid; or the loaded state contains the state of a reading service,
+                and the loader's service cannot load this state.
         """
         self._ending.take_over_in_child()
         run = self._run
@@ -338,7 +337,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         smallest number of items of any rank, because all ranks end an epoch after the same number of items.
 
         Raises:
-            TypeError: the number of items is unknown: a pipe has no length, a function of the service may change the
+            TypeError: the number of items is unknown: a pipe lacks a length, a function of the service may change the
                 graph, or the service does not describe how it divides the items.
         """
         return self._pipeline.length()
@@ -365,9 +364,9 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
         You may call `state_dict` at any time: between items, before the first or after the last item, while the loader
         is paused, in another thread or in a signal handler. The call does not change the loader. A loader that resumes
-        from the state yields the remaining items in the same order, and then the same later epochs. A state after the
-        last item still belongs to the ended epoch, with no remaining items. Once `StopIteration` or an error has ended
-        the epoch, the state belongs to the next epoch.
+        from the state yields the remaining items in the same order, and then the same later epochs. After the last
+        item, a state belongs to the same epoch until `StopIteration` is raised. After `StopIteration` or an error, it
+        belongs to the next epoch.
 
         The state is a dict of plain data with checksums. `torchdata.dataloader2.describe(state)` shows a state's
         contents.
@@ -379,7 +378,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
                 is included if its pickle has at most 1 MiB.
 
         Raises:
-            RuntimeError: the loader has no pipe; or the state is requested while an item is being computed, with
+            RuntimeError: the loader lacks a pipe; or the state is requested while an item is being computed, with
                 `in_order=False` and pipes in the main process that combine items.
             TypeError: `with_pipe` is True and the pipe cannot be pickled (the message names the attribute), or the
                 loader was created with an object that is not a pipe.
@@ -406,12 +405,12 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         If the loader has a pipe, its graph must have the same pipes, functions and parameters as the graph of the saved
         loader. The data must have the same kind and length. A loader without a pipe uses the pipe in the state, and
         applies its own adapters. An iterator of this loader that already exists also resumes from the state. Batch
-        sizes and the adapters `ShardingPolicy` and `Shuffle` may differ only if the state was saved between two epochs.
-        A state of torchdata 0.9 contains no position inside an epoch and no description of its pipe: the epoch starts
-        again with the seed of the state, and a UserWarning is issued.
+        sizes, and the adapters `ShardingPolicy` and `Shuffle`, may differ from the saved run only if the state was
+        saved between two epochs. A state of torchdata 0.9 contains no position inside an epoch and no description of
+        its pipe: the epoch starts again with the seed of the state, and a UserWarning is issued.
 
         The number of workers may differ from the number in the saved run. The number of ranks may also differ, if the
-        states of all ranks are given. The rest of the epoch has the original items, order and random numbers, because
+        states of all ranks are given. The remaining items, their order and the random numbers stay the same, because
         each worker runs one or more of the original shards. The next epoch again has one shard for each worker.
 
         Args:

@@ -136,8 +136,7 @@ class _Linter:
         self.sources = {id(pipe): graph.sources(pipe) for pipe in self.pipes}
         self.cut = find_lca_round_robin_sharding_dp(graph)
         self.dispatched = set() if self.cut is None else set(map(id, graph.at(self.cut)))
-        #: The ids of the pipes that run in the main process. Such a pipe, or a pipe that it reads, must not be
-        #: replicated.
+        #: The ids of the pipes that run in the main process, because they or their sources must not be replicated.
         self.in_main: set[int] = set()
         for pipe in self.pipes:
             if id(pipe) not in self.dispatched and (

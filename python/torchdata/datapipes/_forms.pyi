@@ -121,14 +121,14 @@ class IterForms(FunctionalForms, Generic[T_co]):
 
     @overload
     def filter(self, filter_fn: Callable[[T_co], bool | bool_], input_col: None = None) -> IterDataPipe[T_co]:
-        """Yields the items for which a function returns True. The filter closes the streams in items that
-        it does not yield.
+        """Yields an item if a function returns True for it. The filter closes the streams in items that it
+        does not yield.
         """
 
     @overload
     def filter(self, filter_fn: Callable[..., bool | bool_], input_col: Any) -> IterDataPipe[T_co]:
-        """Yields the items for which a function returns True. The filter closes the streams in items that
-        it does not yield.
+        """Yields an item if a function returns True for it. The filter closes the streams in items that it
+        does not yield.
         """
 
     @overload
@@ -154,7 +154,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
     def fullsync(
         self, timeout: float = 1800, process_group: RankGroup | TorchRanks | None = None,
     ) -> IterDataPipe[T_co]:
-        """Ends the iteration on all ranks as soon as one rank has no more items, so that all ranks yield
+        """Ends the iteration on all ranks as soon as one rank runs out of items, so that all ranks yield
         equally many items.
         """
 
@@ -185,7 +185,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         """Yields the paths of the files in one or several directories."""
 
     def list_files_by_ais(self, url: str, length: int = -1, *, timeout: float = 20.0) -> IterDataPipe[str]:
-        """Yields the URLs of the objects in an AIStore cluster whose names begin with given prefixes."""
+        """Lists objects in an AIStore cluster: yields the URLs that begin with given prefixes."""
 
     def list_files_by_fsspec(self, masks: str | list[str] = "", **kwargs: Any) -> IterDataPipe[str]:
         """Yields the URLs of the files and directories in one or several directories of any file system of
@@ -296,7 +296,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, how: Literal["skip"] = "skip", limit: int | float | None = None,
         log: str | os.PathLike[str] | None = None,
     ) -> IterDataPipe[T_co]:
-        """Skips items for which an earlier pipe raises an exception."""
+        """Skips items that make an earlier pipe raise an exception."""
 
     def open_files(
         self, mode: str = "r", encoding: str | None = None, length: int = -1,
@@ -333,7 +333,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         self, *, skip_lines: int = 0, decode: bool = True, encoding: str = "utf-8", errors: str | None = None,
         return_path: bool = False, **fmtparams: Any,
     ) -> IterDataPipe[Any]:
-        """Yields the rows of CSV files, as dicts whose keys are the fields of each file's first row."""
+        """Yields the rows of CSV files as dicts, with the fields of each file's first row as keys."""
 
     def parse_json_files(self, **kwargs: Any) -> IterDataPipe[tuple[str, Any]]:
         """Parses JSON files, each as a whole: yields pairs of path and value."""
@@ -537,7 +537,7 @@ class IterForms(FunctionalForms, Generic[T_co]):
         ref_key_fn: Callable[[Any], Any] | None = None, keep_key: bool = False, buffer_size: int | None = 10000,
         merge_fn: Callable[[Any, Any], Any] | None = None,
     ) -> IterDataPipe[Any]:
-        """Joins each item of a pipe with the item of a second pipe whose key is equal."""
+        """Joins each item of a pipe with the item of a second pipe that has the same key."""
 
     def zip_with_map(
         self, map_datapipe: MapDataPipe[Any], key_fn: Callable[[Any], Any],
@@ -552,7 +552,7 @@ class MapForms(FunctionalForms, Generic[T_co]):
         """Groups items with consecutive indices: batch `i` contains the items from `i * batch_size` on."""
 
     def concat(self, *datapipes: MapDataPipe[Any]) -> MapDataPipe[Any]:
-        """Joins pipes: the indices of the second pipe follow those of the first pipe, and so on."""
+        """Joins pipes: the second pipe's indices follow the first pipe's indices, and so on."""
 
     def in_memory_cache(self) -> torchdata.datapipes.map.InMemoryCacheHolder[T_co]:
         """Stores every requested item in memory, so that all earlier pipes run only once for each item."""

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 else:
     # Type checkers read the functional forms from stubs (`make stubs`).
     class IterForms:
-        """At run time, `IterForms[T]` is `FunctionalForms` for any type parameter `T`."""
+        """At run time, `IterForms[T]` evaluates to `FunctionalForms`."""
 
         def __class_getitem__(cls, items: Any) -> type[FunctionalForms]:
             return FunctionalForms
@@ -52,7 +52,8 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 def share_token(datapipe: Any, token: IterationToken) -> None:
-    """Makes a pipe use a given token, so that the token's owner can invalidate the pipe's iterators."""
+    """Gives a child pipe the token that its main pipe stores for it, so that the main pipe can invalidate the child's
+    iterators."""
     datapipe.__dict__["_iteration_token"] = token
 
 
@@ -130,7 +131,7 @@ def _hook_iter(function: Callable[[Any], Iterator[Any]]) -> Callable[[Any], Iter
     @functools.wraps(function)
     def __iter__(self: Any) -> Iterator[Any]:
         if getattr(type(self).__iter__, "__wrapped__", None) is not function:
-            # In this case, a subclass has called `super().__iter__()`, and its own `__iter__` has already begun the
+            # A subclass has called `super().__iter__()`, so the `__iter__` of the subclass has already begun the
             # iteration.
             return function(self)
         try:
@@ -155,8 +156,8 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """The number of items that the pipe's running iteration has yielded. PyTorch may replace this attribute of a pipe
-    by a number of its own."""
+    """The number of items that the pipe's running iteration has yielded. PyTorch may assign another number to this
+    attribute of a pipe."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded
@@ -165,8 +166,8 @@ class _Yielded:
 class _CommonPipe:
     """The methods that `IterDataPipe` and `MapDataPipe` share: lengths, `+`, pickling, states and descriptions.
 
-    The methods that set pickling hooks have the same names as in PyTorch. Hooks that other tools set on PyTorch's
-    classes also apply to the pipes of this package.
+    The methods that set pickling hooks are named as in PyTorch. A hook that a tool sets on PyTorch's class also applies
+    to the pipes of this package.
     """
 
     counterpart: ClassVar[Counterpart]
@@ -194,8 +195,8 @@ class _CommonPipe:
             state = {name: value for name, value in state.items() if name not in self._not_copied}
         return hook(state) if hook is not None else state
 
-    #: The names of the attributes that the class declares by `state`. A class with `iteration_state` can be restored
-    #: from its declared attributes; `()` means that a pipe has no iteration state.
+    #: The names of the attributes that the class declares by `state`. A pipe with `iteration_state` can be restored
+    #: from these attributes; `()` means that nothing needs to be restored.
     iteration_state: ClassVar[tuple[str, ...]]
     _own_state: ClassVar[tuple[DeclaredState, ...]] = ()
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()
@@ -207,7 +208,8 @@ class _CommonPipe:
     #: shares the values of these attributes. For any other attribute, a loader copies containers such as lists, but not
     #: the data in the containers.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Whether `state_dict` and `load_state_dict` come from the declarations (see `DERIVED`).
+    #: Whether the class uses the `state_dict` and `load_state_dict` that are derived from its declared attributes (see
+    #: `DERIVED`).
     _derives_state: ClassVar[bool] = False
 
     @classmethod
@@ -255,7 +257,7 @@ class _CommonPipe:
 
     @classmethod
     def set_getstate_hook(cls, hook_fn: Callable[[Any], Any] | None) -> None:
-        """Installs a function that converts a pipe's attributes to its pickled state; None removes it."""
+        """Installs a function that converts a pipe's attributes to its pickled state; None removes the function."""
         if cls.getstate_hook is not None and hook_fn is not None:
             raise RuntimeError("Attempt to override existing getstate_hook")
         cls.getstate_hook = staticmethod(hook_fn) if hook_fn is not None else None

@@ -153,7 +153,7 @@ def entries_of(graph: Graph) -> list[PipeEntry]:
     if not is_torchs(graph.end):
         return _Saving(graph).entries()
     # A set comprehension calls `has_begun` for every PyTorch pipe, whereas `any` would stop early. `has_begun` raises
-    # an error for a pipe whose state cannot be saved.
+    # an error if a pipe's state cannot be saved.
     if True in {has_begun(pipe) for pipe in graph if is_torchs(pipe)} and is_unnoticed(graph.end):
         raise unnoticed(graph.end)
     *sources, _, last = _Saving(Graph(reader_of(graph.end))).entries()
@@ -187,10 +187,10 @@ class _Saving:
     # -- which passes belong together ----------------------------------------------------------------------------
 
     def _find_in_use(self, *, alone: bool) -> set[int]:
-        """Returns the ids of the pipes whose running iterations a resumed run must continue.
+        """Returns the ids of the pipes that a resumed run must continue to read.
 
         Args:
-            alone: whether to include the main pipe of a split such as `fork`, which a child may still begin to read.
+            alone: whether to include the main pipe of a split such as `fork` if a child may still begin to read it.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources
@@ -346,7 +346,7 @@ class _Saving:
 
 
 def beginning_entries(graph: Graph) -> list[PipeEntry]:
-    """Returns the `PipeEntry` with which each pipe begins its next iteration, or resumes from a loaded state."""
+    """Returns a `PipeEntry` for the next iteration of each pipe, which may resume from a loaded state."""
     return [entry_anew(pipe) for pipe in graph]
 
 

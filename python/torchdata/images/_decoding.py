@@ -169,7 +169,7 @@ def decode_batch(
     truncated: Literal["error", "keep"] = "error",
     as_tensor: bool = False,
 ) -> Any:
-    """Decodes images to one size in one array, so that the batch needs no `collate`.
+    """Decodes images to one size in one array, so that the batch need not be collated.
 
     Args:
         data: the images, each as for `decode`.
@@ -314,7 +314,7 @@ def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, nam
     left, top, right, bottom = box
     by, whole = 1, (0, 0, picture.width, picture.height)
     if request.scale == "fast":
-        # The minimum size to which the decoder may reduce the image. A further reduction would leave the crop smaller
+        # The minimum size of the image after a reduction by the decoder. In a smaller image, the crop would be smaller
         # than the result.
         least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
         by = picture.reduce(*least)

@@ -60,8 +60,8 @@ def orientation(image: Any) -> int:
 
 
 def check_pixels(width: int, height: int) -> None:
-    """Raises PIL.Image.DecompressionBombError if the image has more than twice as many pixels as Pillow's limit, and
-    issues a DecompressionBombWarning above the limit, as Pillow does."""
+    """Raises PIL.Image.DecompressionBombError if the number of pixels is more than twice Pillow's limit, and issues a
+    DecompressionBombWarning above the limit, as Pillow does."""
     module = image_module()
     limit = module.MAX_IMAGE_PIXELS
     if limit is None or width * height <= limit:

@@ -1,5 +1,5 @@
-"""`torchdata.nodes`: data loading by composing iterators whose positions can be saved and restored, as in PyTorch's
-package of the same name.
+"""`torchdata.nodes`: data loading with iterators that save and restore their positions, as in PyTorch's package of the
+same name.
 
 Role: a node reads other nodes, and returns an item for each call of `next`. A node can be reset to its beginning or to
 a saved state. `Loader` reads the last node once per epoch. Importing this package imports PyTorch.

@@ -37,7 +37,7 @@ def error_of(description: tuple[Any, ...]) -> BaseException:
 
 class MapEach:
     """Calls a function with each item of a list. If a call raises an error of the class `caught`, the list of results
-    contains a `Failure` in place of the result."""
+    contains a `Failure` instead of the result."""
 
     def __init__(self, function: Callable[[Any], Any], caught: type[BaseException] = BaseException) -> None:
         self.function, self.caught = function, caught

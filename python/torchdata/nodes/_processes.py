@@ -3,8 +3,8 @@
 Role: a thread of the main process sends one item, or several small items in one message, and waits for the results.
 Each result is sent when it is ready, so if a process exits, only the results of unfinished items are lost.
 
-The first message to a process also contains its worker number and the base seed, from which the process seeds its
-generators. The base seed is the number that PyTorch's loader would draw from torch's global generator. The base seed is
+The first message to a process also contains its worker number and the base seed, for seeding the generators of the
+process. The base seed is the number that PyTorch's loader would draw from torch's global generator. The base seed is
 drawn from a copy of the global generator, so the random numbers of the main process do not change.
 """
 
@@ -119,8 +119,8 @@ class MapWorker:
         #: The number of processes that were killed because of the current item.
         self._tries = 0
         self._read(group, output)
-        #: A thread holds this lock while the process computes items for the thread. After a reset, a thread from before
-        #: the reset may still be waiting for its results.
+        #: A thread holds this lock while the process computes items for the thread, because a thread from before a
+        #: reset may still be waiting for results.
         self._calling = threading.Lock()
         self._number = 0
         #: Seconds that the process spent on its last items, without waits.
@@ -262,8 +262,7 @@ class _Caller:
         while items:
             more = len(items) > 1
             try:
-                # The result is passed without a variable, because `send` would copy a result to which another reference
-                # exists.
+                # The result is passed without a variable, because a second reference would make `send` copy the result.
                 send(number, function(items.pop()), spent := monotonic() - begun, more)
             except BaseException as error:
                 spent = monotonic() - begun

@@ -48,12 +48,12 @@ class _Work(ReadAhead):
 
     Args:
         limit: the maximum number of items that are read ahead of the last yielded item.
-        wanted: the number of items that follow the loaded snapshot in the loaded state; an error is raised if the
-            source yields fewer.
+        wanted: the number of items that the source must yield after the loaded snapshot; an error is raised if it
+            yields fewer.
         **options: further arguments of the queue: `in_order`, `place` and `grows`. `place` is the loaded position: a
             snapshot of the source, the number of items to drop directly after the snapshot, and the numbers of further
-            items to drop. `grows` is None if `limit` is fixed. Otherwise, it contains the maximum of `limit` for small
-            items, the number of consecutive small items, and the current limit.
+            items to drop. `grows` is None for a fixed `limit`; otherwise, the maximum of `limit` for small items, the
+            number of consecutive small items, and the current limit.
     """
 
     def __init__(self, name: str, limit: int, reader: SourceReader, wanted: int, **options: Any) -> None:
@@ -91,7 +91,7 @@ class _Work(ReadAhead):
 
     def call(self, worker: MapWorker, sharers: int) -> None:
         """Takes items that another thread has read from the source, and sends them to the process of `worker`, which
-        computes the results. `sharers` is the number of threads that share the items in this way."""
+        computes the results. `sharers`: the number of threads that share these items."""
         queue, most, pace = self.queue, 1, math.inf
         while (claimed := queue.claim_some(int(_WORTH_A_MESSAGE / pace), most, sharers)) is not None:
             slots, items = claimed
@@ -129,7 +129,7 @@ class _Work(ReadAhead):
             self.queue.break_off(slot, ValueError(text))
 
     def _call(self, function: Callable[[Any], Any], slot: int, item: Any, index: int, snapshot: Any) -> int | None:
-        """Calls the function with an item. Returns the place in the queue that is reserved for this thread's next item,
+        """Calls the function with an item. Returns the slot in the queue that is reserved for this thread's next item,
         or None."""
         try:
             result = function(item)
@@ -261,8 +261,8 @@ class ReadSource:
     def leave(self, read_on: bool) -> None:
         """Closes the queue of results, and waits until no thread reads the source.
 
-        With `read_on=True`, then reads all items that the threads could have read ahead, for at most `patience`
-        seconds, so that the source's next epoch does not depend on timing.
+        With `read_on=True`, also reads the items that the threads could have read ahead, so that the source's next
+        epoch does not depend on timing. Reading ends after `patience` seconds.
         """
         work = self.work
         work.close()
@@ -319,8 +319,8 @@ class ThreadedNode(PassingNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Ends the threads from before the reset, and starts threads that read ahead from the new position.
 
-        If the last epoch is not over, the source is first read as far as the threads may read ahead, so that its state
-        (for example, the number of epochs in a sampler) does not depend on timing.
+        If the last epoch is not over, the source is first read as far as the threads may read ahead, so that the state
+        of the source does not depend on timing.
         """
         if self._run is not None:
             self._run.leave(read_on=initial_state is None)

@@ -1,5 +1,5 @@
-"""IterableWrapper, SamplerWrapper, MapStyleWrapper: nodes at the beginning of a graph. If an iterable has no state, a
-resumed node rereads the iterable up to the saved position."""
+"""IterableWrapper, SamplerWrapper, MapStyleWrapper: nodes at the beginning of a graph. A resumed node rereads an
+iterable that cannot save its position."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class IteratingNode(BaseNode[T]):
     #: The current iterator over the iterable. `_steps` yields the same items, for code that reads them in a loop.
     _iterator: Iterator[Any] = iter(())
     _steps: Iterator[Any] = iter(())
-    #: The iterable if it has a state of its own, otherwise None. `_is_exact` is True if this state is exact even before
-    #: the first item was read.
+    #: The iterable if it is `Stateful`, otherwise None. `_is_exact`: whether the state of the iterable is exact even
+    #: before the first item was read.
     _stateful: Stateful | None = None
     _is_exact = False
     _stream: StatefulStream | None = None
@@ -57,7 +57,7 @@ class IteratingNode(BaseNode[T]):
     _started = False
     _to_drop = 0
     #: For an iterable without a state, a checksum of some of its items. `_loaded_digest` is the checksum in the loaded
-    #: state. If both differ after the items were reread, a warning is issued.
+    #: state. A warning is issued if the two checksums differ after the items were reread.
     _digest: SampleDigest | None = None
     _loaded_digest: SampleDigest | None = None
 
@@ -97,7 +97,7 @@ class IteratingNode(BaseNode[T]):
         """Resets the node, and rereads the iterable until `yielded` items of the epoch were read.
 
         Raises:
-            RuntimeError: the iterable is a one-shot iterator, or the position of its pipe was never saved.
+            RuntimeError: the iterable cannot be read a second time, or the position of its pipe was never saved.
         """
         iterable = getattr(self, self.ITERABLE)
         self._use(iter(()))
@@ -257,8 +257,7 @@ class IterableWrapper(IteratingNode[T]):
     A state contains the position of the iterable if the iterable is `Stateful`, or a pipe of `torchdata.datapipes` (see
     `from_pipe`). Any other iterable is reread when a state is loaded, and the items that were already yielded are
     dropped. If some reread items differ from the first reading, for example in an unseeded random order, a
-    `RuntimeWarning` is issued. If the iterable's iterator is `Stateful`, its state is saved as well. At the beginning
-    of each epoch, the node also calls `state_dict` of the iterable and of its iterator.
+    `RuntimeWarning` is issued. If the iterable's iterator is `Stateful`, its state is saved as well.
 
     A set of strings, numbers, paths, Enum members, or tuples and frozensets of such values, is read in sorted order,
     which is the same in every process. For a set of other objects, a state that was saved within an epoch cannot be
@@ -384,8 +383,8 @@ class SamplerWrapper(IteratingNode[T]):
         """
         if initial_state is None:
             if self._started:
-                # KeyboardInterrupt cannot be raised between these two assignments. Otherwise, `epoch_updater` might be
-                # called twice.
+                # This is a single statement, because a KeyboardInterrupt between two statements could make
+                # `epoch_updater` run twice.
                 self.epoch, self._started = self.epoch_updater(self.epoch), False
             self._begin_epoch()
         else:

@@ -1,6 +1,6 @@
 """The base class of all nodes, `BaseNode`, and helper functions for reading sources.
 
-Role: one thread at a time reads a node. Once a node was reset, only this node may read its sources.
+Role: one thread at a time reads a node. After a reset of a node, other code must not read its sources.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _NEVER = object()
 class NotReset:
     """The initial value of `_advance`: a function that raises an error, because the node was never reset.
 
-    `_advance` is an attribute of each node. `BaseNode` has no method of this name, because such a method would slow
-    down the access to the attribute.
+    `_advance` is an attribute of each node. A method of this name in `BaseNode` would slow down the access to the
+    attribute.
     """
 
     def __init__(self, name: str) -> None:
@@ -175,7 +175,7 @@ class BaseNode(Iterator[T]):
 
 
 class PassingNode(BaseNode[T]):
-    """A node whose `next` only calls `_advance`, a function that `reset` sets."""
+    """A node that implements `next` by a call of `_advance`, a function that `reset` sets."""
 
     def next(self) -> T:
         item: T = self._advance()
@@ -217,9 +217,8 @@ def advance_of(source: BaseNode[T]) -> Callable[[], T]:
 
 
 def reader_of(items: Iterator[T]) -> Callable[[], T]:
-    """Returns a function that reads the next item of an iterator. The function uses a loop, because Ctrl-C cannot be
-    raised between the reading of an item by a loop and its return. After a call of `next`, Ctrl-C could lose the
-    item."""
+    """Returns a function that reads the next item of an iterator. The function uses a loop, because Ctrl-C could lose
+    the item after a call of `next`, but not inside a loop."""
 
     def read() -> T:
         for item in items:

@@ -148,7 +148,7 @@ class Unbatcher(BaseNode[T]):
     batch. If the order of the batches is not fixed, the state contains the unread members of the batch instead.
 
     Args:
-        source: the node to read. Its items must have a length and support indexing, as lists, tuples, arrays and
+        source: the node to read, with items that have a length and support indexing, as lists, tuples, arrays and
             tensors do.
 
     Raises:
@@ -167,7 +167,7 @@ class Unbatcher(BaseNode[T]):
     _of_a_run: ClassVar[frozenset[str]] = frozenset({"_advance", "_batch", "_before", "_skipped"})
 
     _batch: Any = ()
-    #: The source's state before the current batch. None if states contain the unread members of the batch instead.
+    #: The source's state before the current batch; None if states contain the unread members of the batch instead.
     _before: Any = None
     #: The number of yielded members of the current batch, and the length of this batch.
     _index = _length = 0
@@ -186,7 +186,7 @@ class Unbatcher(BaseNode[T]):
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
             # After loading a state from within a batch, the program begins a new epoch without reading an item. The
-            # batch is read first, because the source's new epoch may depend on its position.
+            # batch is read first, because the source's new epoch may depend on the position of the source.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)
@@ -219,7 +219,8 @@ class Unbatcher(BaseNode[T]):
                 except Exception:
                     self._skipped = 0
                     raise
-                # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
+                # Python raises KeyboardInterrupt only at calls and in loops, so it cannot interrupt the following
+                # lines.
                 self._index = self._length = self._skipped
                 self._batch, self._before, self._skipped, self._is_new = batch, before, 0, True
             index, length = self._index, len(self._batch)

@@ -21,7 +21,8 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
     and generators of the pipes. As with all nodes, the state does not contain the global random generators.
 
     A saved state is copied. Copies of a large state, for example of a shuffle with many items, slow down a
-    `ParallelMapper` or `Prefetcher` that reads this node. In this case, set its `snapshot_frequency` above 1.
+    `ParallelMapper` or `Prefetcher` that reads this node. To avoid this, set `snapshot_frequency` of the reading node
+    above 1.
 
     Args:
         pipe: the last pipe of a graph.
@@ -64,8 +65,8 @@ class NodePipe(IterDataPipe[T]):
     NODE_KEY, UNREAD_KEY = "node", "unread"
 
     _restored: dict[str, Any] | None = None
-    #: Whether an iteration has begun. `_began_for_state` is True if it has begun only because the state of this pipe
-    #: was requested.
+    #: Whether an iteration has begun. `_began_for_state`: whether the iteration has begun only because the state of
+    #: this pipe was requested.
     _begun = _began_for_state = False
 
     def __init__(self, source_node: BaseNode[T]) -> None:

@@ -76,7 +76,7 @@ class Cycler(BaseNode[T]):
     def _turn(self) -> None:
         self.source_node.reset(None)
         self._advance = advance_of(self.source_node)
-        # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
+        # Python raises KeyboardInterrupt only at calls and in loops, so it cannot interrupt the following lines.
         self._num_cycles, self._must_turn = self._num_cycles + 1, False
 
     def get_state(self) -> dict[str, Any]:

@@ -39,14 +39,14 @@ class Loader(ObservedLoader, Generic[T]):
 
     A loader has one valid iterator: a new `iter()` begins the next epoch and invalidates the previous iterator. Threads
     may share an iterator, and each item goes to one of the threads. After a state was loaded, the next `iter()` resumes
-    from this state. An iterator that has not yielded an item yet also resumes from the state, whereas an iterator that
-    has yielded items raises `RuntimeError`. A loader that is used as a context manager calls `shutdown` at the end. A
-    copy, by `copy` or pickle, is an independent loader over a copy of the graph, and has not begun.
+    from this state. An older iterator also resumes from this state if it has not yielded an item; otherwise, it raises
+    `RuntimeError`. A loader that is used as a context manager calls `shutdown` at the end. A copy, by `copy` or pickle,
+    is an independent loader over a copy of the graph, and has not begun.
 
     Args:
         root: the last node.
         restart_on_stop_iteration: whether the first `iter()` after loading a state from the end of an epoch begins the
-            next epoch; True by default. If False, this `iter()` yields nothing.
+            next epoch; True by default. With `restart_on_stop_iteration=False`, this `iter()` yields nothing.
         stats: "counts" only counts the items that the loader yields. "full" also measures the time of each node. With
             `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set.
         wait_warning: if the program waits for the loader for more than this fraction of an epoch of at least 10
@@ -79,7 +79,7 @@ class Loader(ObservedLoader, Generic[T]):
 
     def _set_up(self) -> None:
         self._it: LoaderIterator[T] | None = None
-        #: Whether the iterator exists only because a state was requested.
+        #: Whether the iterator was created only because a state was requested.
         self._began_for_state = False
         #: `_beginning`: the lock that a thread holds while it begins an epoch. `_process`: the id of the process that
         #: has created this lock.
@@ -88,7 +88,7 @@ class Loader(ObservedLoader, Generic[T]):
     def __iter__(self) -> Iterator[T]:
         """Begins an epoch, or resumes from a loaded state.
 
-        If another thread is reading the previous epoch, its next request for an item raises RuntimeError.
+        If another thread is reading the previous epoch, `next` raises RuntimeError in that thread.
         """
         with self._excluding_others():
             began, self._began_for_state = self._began_for_state, False
@@ -150,8 +150,8 @@ class Loader(ObservedLoader, Generic[T]):
         while True:  # repeats if another thread begins the next epoch meanwhile
             iterator = self._it
             assert iterator is not None
-            # `state_dict` waits until no item is being computed, so a thread that computes an item would wait for
-            # itself.
+            # `state_dict` waits until no item is being computed, so a thread that is computing an item would wait
+            # forever.
             if iterator.turn.is_mine or threading.current_thread() in self._threads():
                 raise RuntimeError(
                     "Loader: state_dict() was called while this thread computes an item, in a signal handler or in a "
@@ -225,8 +225,8 @@ class LoaderIterator(SharedIterator, BaseNode[T]):
     #: An item that `has_next` has read in advance. `_before_item` is the position of the iterator before `_item`.
     _item: Any = _NONE
     _before_item: Any = None
-    #: The number of items that had been yielded at the loaded state, or None. If no item follows, the loaded state is
-    #: from the end of an epoch, and the iterator begins the next epoch.
+    #: The number of items that had been yielded when the loaded state was saved, or None. If no further item follows,
+    #: the state is from the end of an epoch, and the iterator begins the next epoch.
     _restart_at: int | None = None
 
     def __init__(self, loader: Loader[T]) -> None:

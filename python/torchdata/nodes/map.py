@@ -131,8 +131,8 @@ class _ThreadMapper(ThreadedNode[T]):
         super().shutdown()
 
     def _end_workers(self) -> None:
-        # `_workers` is cleared before the run is closed: `reset` in another thread may already have started a run, and
-        # must not use workers that are being shut down.
+        # `_workers` is cleared first, because a run that `reset` starts in another thread must not use workers that are
+        # being shut down.
         workers, self._workers = self._workers, None
         self._close_run()
         if workers is not None:
@@ -157,7 +157,7 @@ class _Unpacker(Unbatcher[T]):
 class ParallelMapper(PassingNode[T]):
     """Calls a function with each item, in several threads or processes.
 
-    Only one thread at a time reads the source. An error of the function is raised in place of its result, with the
+    Only one thread at a time reads the source. An error of the function is raised instead of its result, with the
     original traceback. Later results can still be read after an error.
 
     A state contains the position after the yielded items. When a state is loaded, items that were read but not yet
@@ -176,8 +176,8 @@ class ParallelMapper(PassingNode[T]):
 
     Args:
         source: the node to read.
-        map_fn: a function of an item. With threads, several threads may call the function at the same time. With
-            processes that are not forked, the function must be picklable (lambdas and local functions are supported).
+        map_fn: a function of an item, which several threads may call at the same time. With processes that are not
+            forked, the function must be picklable (lambdas and local functions are supported).
         num_workers: the number of threads or processes; 0 calls the function in the thread that reads the node.
         in_order: whether results keep the source's order; True by default. With `in_order=False`, results are yielded
             once they are ready.
@@ -186,8 +186,8 @@ class ParallelMapper(PassingNode[T]):
             default.
         max_concurrent: the maximum number of items that the node has read from the source but not yet yielded; at most
             `num_workers`. By default (None), `max_concurrent` is twice `num_workers`. With processes, this default
-            grows while items and results are small (numbers, short strings, and tuples of these). It grows by one for
-            every eight yielded items, up to 128 times `num_workers`. Several small items are sent together.
+            grows while items and results are small (numbers, short strings, and tuples of these). The default grows by
+            one for every eight yielded items, up to 128 times `num_workers`. Several small items are sent together.
         snapshot_frequency: the number of items (with `prebatch`, of batches) between saved states of the source; see
             `Prefetcher`.
         prebatch: the number of items that a worker receives together; None (the default) for single items. Sending

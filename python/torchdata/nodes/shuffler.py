@@ -82,8 +82,8 @@ class Shuffler(BaseNode[T]):
         #: Whether states contain the buffer. If the loaded state contains a buffer, later states must contain the
         #: buffer, too, because the source does not yield the buffered items again.
         self._stores = self.store_buffer or stored or not is_repeatable(self.source)
-        #: If states do not contain the buffer: the states of the source and of the random generator at the beginning of
-        #: the epoch. Otherwise, None.
+        #: The states of the source and of the random generator at the beginning of the epoch; None if states contain
+        #: the buffer.
         self._began = None if self._stores else (position_of(self.source), self._random.getstate())
         super().reset(initial_state)
         for number in range(repeated):
@@ -120,7 +120,7 @@ class Shuffler(BaseNode[T]):
         for index in self._draws:  # the same numbers as `randrange`, which Ctrl-C may interrupt
             if index < count:
                 break
-        # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
+        # Python raises KeyboardInterrupt only at calls and in loops, so it cannot interrupt the following lines.
         item, buffer[index] = buffer[index], buffer[-1]
         del buffer[-1]
         self._num_yielded += 1

@@ -26,8 +26,8 @@ class SnapshotCadence:
     def __init__(self, every: int) -> None:
         self._every = every
         self._count, self._spent = 0, 0.0
-        #: The durations of the last three snapshots. Only the shortest of these is used, because the system may have
-        #: suspended the process during the others.
+        #: The durations of the last three snapshots. Only the shortest duration is used, because the system may have
+        #: suspended the process during a longer snapshot.
         self._costs: deque[float] = deque(maxlen=3)
         self.due = 0.0
 
@@ -47,7 +47,7 @@ class GeneratorWatch:
     """Detects which global random generators a worker has used. A check takes tens of microseconds, so checks are rare.
 
     Args:
-        moved: the names of the generators that count as used from the beginning.
+        moved: the names of generators that are assumed to have been used.
     """
 
     def __init__(self, moved: Iterable[str] = ()) -> None:
@@ -73,9 +73,9 @@ class GeneratorWatch:
 def next_due(now: float, took: float) -> float:
     """Returns the time of the next snapshot, which is a multiple of a period: `_AT_LEAST` times a power of two.
 
-    The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. If
-    several workers take their snapshots at the same time, this causes only one delay. The periods are therefore powers
-    of two, because their multiples often coincide.
+    The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers.
+    Simultaneous snapshots in several workers cause only one delay. The periods are therefore powers of two, because
+    their multiples often coincide.
 
     Args:
         took: the duration of the last snapshot in seconds.

@@ -1,14 +1,14 @@
-"""Provides the random generators from which a loader draws orders and seeds. A resumed loader draws the original
-numbers, even if the program has seeded the global generators differently.
+"""Provides a loader's random generators for orders and seeds. A resumed loader draws the original numbers, even if the
+program has seeded the global generators differently.
 
 Role: a state contains the positions of all generators for orders and seeds. A resumed loader sets its own generators to
-the saved positions. For global generators, which belong to the program, the loader uses *displaced* copies that start
-at the saved positions. A draw from a global generator also advances its copy, and a draw from the copy also advances
-the global generator. If the program seeds the global generator, the loader drops the copy.
+the saved positions. The global generators belong to the program, so the loader draws from *displaced* copies, which
+start at the saved positions. A draw from a global generator also advances its copy, and a draw from the copy also
+advances the global generator. If the program seeds the global generator, the loader drops the copy.
 
-If a sampler has no state, `Replay` sets the generators to their states from the epoch's beginning, and rereads the
-sampler. The draws of the program and the dataset are not repeated, so `Draws` has recorded the generators' states after
-such draws. A checksum of some indices shows whether the sampler has repeated its order.
+If a sampler cannot save its state, `Replay` sets the generators to their states from the epoch's beginning, and rereads
+the sampler. The program and the dataset may also have used the generators, so `Draws` has recorded the generators'
+states after such uses. A checksum of some indices shows whether the sampler has repeated its order.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ _NEAR = 1 << 22
 
 
 class Moments(NamedTuple):
-    """The states of all generators at one time. `program` is a function that returns the state that a global generator
-    has in the program."""
+    """The states of all generators at one time. `program` is a function that returns the state of the program's global
+    generator with a given name."""
 
     order: Moment
     program: Callable[[str], Any]
@@ -69,11 +69,10 @@ class Drawing:
         #: because the dataset may use any of them.
         self._shared = names if loader.num_workers else GLOBAL
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
-        #: The state of each displaced copy, and the simultaneous state of its global generator.
+        #: The state of each displaced copy, and the state of its global generator at the same time.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: For each global generator: its state and its count in `_restores` at the time when this loader loaded a
-        #: state.
+        #: For each global generator: the state, and the count in `_restores`, when this loader loaded a state.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -144,8 +143,8 @@ class Drawing:
         self._at_load |= {name: (read(name), self._restores[name]) for name in names}
 
     def restore(self, moment: Moment) -> None:
-        """Sets the program's global generators to saved states. `_restores` counts this, so that `was_set` of other
-        loaders notices the change."""
+        """Sets the program's global generators to saved states. Counts the change in `_restores`, so that `was_set` of
+        other loaders detects it."""
         set_all(moment)
         self._restores.update([*moment])
         self.loaded(moment)
@@ -161,16 +160,16 @@ class Drawing:
         return then is not None and _moved(then, now, _NEAR) is None
 
     def has_passed(self, name: str, saved: Any) -> bool:
-        """Returns whether, since the last load, the program has moved a global generator to its saved state or
-        further."""
+        """Returns whether the program has drawn from a global generator up to its saved state, or further, since the
+        last load."""
         then, _ = self._at_load.get(name, (None, 0))
         is_later = then is None or _moved(saved, then, _NEAR) is not None
         return not is_later and _moved(saved, read(name), _NEAR) is not None
 
     @contextmanager
     def going_on(self, moment: Moment) -> Iterator[None]:
-        """Sets the generators to the states in `moment`, for a caller that restores a sampler's position within this
-        context.
+        """Within this context, the generators have the states in `moment`, so that the caller can restore a sampler's
+        position.
 
         At the end, the displaced copies keep the generators' new states, and the global generators regain the program's
         states.
@@ -272,8 +271,8 @@ class Draws:
 
         Args:
             number: the number of indices before this index or batch.
-            drawn: the number of indices before this index. If the sampler returns batches, the number of batches before
-                this batch.
+            drawn: the number of indices before this index or, if the sampler returns batches, the number of batches
+                before this batch.
         """
         digest = self._digest
         while number <= digest.next < number + len(indices):
@@ -301,8 +300,8 @@ def _sampled(iterator: Iterator[Any], digest: SampleDigest) -> Iterator[Any]:
 class Replay(Iterator[Any]):
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
-        #: Indices that were returned in the saved run. The user had not received their samples, so they are returned
-        #: again.
+        #: Indices that were returned in the saved run for samples that the user had not received. They are returned a
+        #: second time.
         self.early: deque[Any] = deque()
 
     def run(
@@ -311,9 +310,9 @@ class Replay(Iterator[Any]):
         """Reads the indices that were read in the saved run, and returns their checksum if `saved` is not None.
 
         Args:
-            given: the number of indices whose samples the user had received.
+            given: the number of samples that the user had received.
             ahead: the number of indices that had been read ahead, so that the user had not received their samples.
-            draws: for each recorded draw, the number of indices read before the draw, and the generators' states then.
+            draws: for each recorded draw, the number of earlier indices, and the generators' states at the draw.
 
         Raises:
             ValueError: the sampler returns fewer than `given` indices, or other indices than in the saved run.

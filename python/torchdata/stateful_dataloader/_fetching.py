@@ -134,7 +134,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
     is_broken = is_generator = False
     wanted = 1
     #: The number of exceptions since the last sample. `_doubtful` is the last exception if a generator may have raised
-    #: it, because an exception ends a generator.
+    #: it and has therefore ended.
     _in_a_row = 0
     _doubtful: Exception | None = None
 
@@ -191,7 +191,7 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return self._collated(data if self.auto_collation else data[0], data)
 
     def _is_interrupted(self, error: BaseException) -> bool:
-        """Returns whether `error` has interrupted a generator, or an iterator other than the dataset itself."""
+        """Returns whether `error` was raised inside a generator, or inside an iterator other than the dataset."""
         *_, (last, _) = walk_tb(error.__traceback__)
         is_within = last.f_code.co_filename != __file__
         return has_passed_a_generator(error.__traceback__) or (is_within and self.dataset_iter is not self.dataset)
@@ -253,8 +253,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         return False
 
     def _check_end(self) -> None:
-        """Raises the exception that was skipped last if it has ended a generator, because the generator's remaining
-        samples are then missing."""
+        """Raises the last skipped exception if it has ended a generator, because the remaining samples of the generator
+        are missing."""
         error, self._doubtful = self._doubtful, None
         if error is None:
             return

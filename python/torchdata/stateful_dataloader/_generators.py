@@ -28,8 +28,8 @@ MANY = 1 << 53
 _OBJECTS: dict[str, Any] = {
     "torch": torch.default_generator, "python": random._inst, "numpy": numpy.random.mtrand._rand
 }  # fmt: skip
-#: The states of several generators. The key of a state is the name of a global generator, or the index of one of the
-#: loader's own generators.
+#: The states of several generators. The keys are names of global generators, and indices of the loader's own
+#: generators.
 Moment = dict[Any, Any]
 
 
@@ -223,8 +223,8 @@ def set_all(moment: Moment) -> None:
 #: Two positions in a stream are considered equal if the next `_NEEDLE` words are equal.
 _NEEDLE = 8
 _FIRST, _MOST = 1 << 10, 1 << 20
-#: Byte offsets of the fields in the state of torch's CPU generator. `_REST` is the offset of stored normal numbers, and
-#: `_SIZE` is the size of the state.
+#: Byte offsets of the fields in the state of torch's CPU generator. `_REST` is the offset of stored normally
+#: distributed numbers, and `_SIZE` is the size of the state.
 _LEFT, _SEEDED, _NEXT, _WORDS, _REST, _SIZE = 8, 12, 16, 24, 5016, 5056
 
 Words = tuple[Any, int]
@@ -291,8 +291,8 @@ def distance(origin: Words, target: Words, seeded: torch.Generator | None, most:
     """Returns how many words lie between two positions; None if `target` precedes `origin` or is too far away.
 
     Args:
-        seeded: a new generator with the seed of `origin`, if the seed is known. If `target` is fewer words after
-            `seeded` than after `origin`, the program has reseeded the generator, and None is returned.
+        seeded: a new generator with the seed of `origin`, if the seed is known. If `target` is nearer to `seeded` than
+            to `origin`, the program has reseeded the generator, and None is returned.
     """
     if origin[1] == target[1] and numpy.array_equal(origin[0], target[0]):
         return 0

@@ -200,13 +200,12 @@ class InProcessIterator(SharedIterator, StatefulIterator):
 
     @property
     def _is_under_way(self) -> bool:
-        """Whether a batch is being read, as when a signal handler requests the state."""
+        """Whether a signal handler requests the state while a batch is being read."""
         return self._index is not _NONE and self._num_received == self._before
 
     @property
     def _num_received(self) -> int:
-        # PyTorch's `__next__` increases `_num_yielded` before it returns a batch, so a batch in `_batch` is already
-        # counted.
+        # `_num_yielded` already counts a batch in `_batch`, which was not returned.
         return self._num_yielded if self._batch is _NONE else self._before
 
     def state_at(self) -> StateAt:
@@ -253,7 +252,7 @@ class LocalPool:
         self._running: ShardReader | None = None
         self.turn = 0
         self._ended: set[int] = set()
-        #: For each shard whose dataset has a state, the snapshot that was taken before the first batch of the epoch.
+        #: For each shard with a stateful dataset, the snapshot from before the first batch of the epoch.
         self.told: dict[int, bytes] = {}
         self.is_ending = False
         self.counting: Counting | None = None
@@ -280,8 +279,7 @@ class LocalPool:
 
     @contextlib.contextmanager
     def outside(self) -> Iterator[None]:
-        """Within this context, the generators and the worker info belong to the program. A signal handler needs this
-        context if it requests the state while a shard is read."""
+        """Within this context, the generators and the worker info belong to the program."""
         with one_at_a_time():
             shard = self._running
             if shard is None:

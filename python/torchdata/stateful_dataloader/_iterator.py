@@ -53,16 +53,16 @@ class StatefulIterator(_BaseDataLoaderIter):
         #: replaces this iterator after the load.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
-        #: `_lives_on` is True if new persistent workers begin from states that were saved between two epochs.
+        #: `_lives_on`: whether new persistent workers resume from a state that was saved between two epochs.
         self.is_finished = self._lives_on = False
         self._skipped = Skipped.of(loader, None if state is None or state.is_over else state.skipped)
-        #: `_num_empty` counts batches in which all samples were skipped. `_given_before` is the number of batches that
-        #: the epoch had returned when it was resumed. `_passing_over` is the number of batches to drop after loading a
-        #: state of torchdata 0.11.
+        #: `_num_empty` counts batches that were empty because all their samples were skipped. `_given_before` is the
+        #: number of batches that the epoch had returned when it was resumed. `_passing_over` is the number of batches
+        #: to drop after loading a state of torchdata 0.11.
         self._num_empty = self._given_before = self._passing_over = 0
         if state is not None and not state.is_over and state.skipped is not None:
             self._num_empty = state.order.yielded - state.given
-        #: The number of workers that `get_worker_info` reports to the dataset. A resumed epoch keeps the number of the
+        #: The number of workers that `get_worker_info` reports to the dataset; in a resumed epoch, the number in the
         #: saved run.
         self._num_shards: int = shards_of(state, loader)
         if state is not None and state.is_over:
@@ -147,8 +147,8 @@ class StatefulIterator(_BaseDataLoaderIter):
             )
 
     def _pass_over(self) -> None:
-        """Reads and drops the batches that the user had received. This is needed if a state of torchdata 0.11 contains
-        no position of the dataset."""
+        """Reads and drops the batches that the user had received, if a state of torchdata 0.11 lacks the dataset's
+        position."""
         count, self._passing_over = self._passing_over, 0
         if count and self._reading.is_iterable:
             logger.warning(
@@ -176,8 +176,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         """Implements `state_at`.
 
         Args:
-            waiting: the drawn indices whose batches the user has not received, in drawing order.
-            positions_at: a function that returns the positions. Its argument is `Moments.program`.
+            waiting: the drawn indices of batches that the user has not received, in drawing order.
+            positions_at: a function that returns the reading positions, given `Moments.program`.
         """
         reading = self._reading
         batches = (self._num_given, (reading.batch_size or 0) * reading.auto_collation)

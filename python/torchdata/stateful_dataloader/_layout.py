@@ -1,25 +1,24 @@
 """Defines the keys of a `StatefulDataLoader` state. Programs inspect states, so the keys have the same meaning as in
 torchdata 0.8 to 0.11. A state describes the position after the last batch that the user received. The keys are the same
-before, during and after an epoch. Otherwise, `torch.distributed.checkpoint` would drop some of them, because it loads
-only the keys that the state of a new loader has. The states of a user's iterators have unknown keys, so they are stored
-under the key `OURS`. All data that torchdata 0.11 does not save are also stored there. The value of `OURS` is a tuple
-with a single dict, because a checkpoint treats a tuple as one value. The dict has these keys:
+before, during and after an epoch, because `torch.distributed.checkpoint` ignores keys that the state of a new loader
+lacks. The states of a user's iterators have unknown keys, so they are stored under the key `OURS`. All data that
+torchdata 0.11 does not save are also stored there. The value of `OURS` is a tuple with a single dict, because a
+checkpoint treats a tuple as one value. The dict has these keys:
 
-- "generators": the states of the generators for orders and seeds. "now" contains these states when the loader's state
-  was saved. For samplers without a position, "iter" contains them before the sampler's iterator was created, and
-  "first" before its first index. "first" omits states that are equal in "iter", and "now" omits states that are equal
-  in "first".
-- "indices": the indices that the sampler had returned before its state was saved, but whose batches the user had not
-  received. This key exists if batches may be returned out of order. For a user's sampler, it also exists before the
-  first batch
+- "generators": the states of the generators for orders and seeds. The key "now" contains their states when the loader's
+  state was saved. For samplers that cannot save their positions, "iter" contains the states before the sampler's
+  iterator was created, and "first" the states before its first index. States that are equal in "iter" are omitted in
+  "first", and states that are equal in "first" are omitted in "now".
+- "indices": the indices that the sampler had returned before its state was saved, for batches that the user had not
+  received. This key exists if batches may be returned out of order and, for a user's sampler, before the first batch
 - "indices_since": the number of indices that were drawn after the sampler's state was saved
 - for a sampler without a state, "ahead": the number of indices (or of samples, if this package forms the batches) that
-  the sampler had returned, but whose samples the user had not received; "used_up": whether the sampler had returned all
+  the sampler had returned for samples that the user had not received; "used_up": whether the sampler had returned all
   indices; "digest": a checksum of the indices; "draws": the generators' states at each draw of the sampler that
   followed a draw by other code
 - "batch_size": the number of samples per batch, if the sampler provides it
-- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Within an epoch, this is the epoch
-  of the current order, even if the program has already set the next epoch
+- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Within an epoch, the value belongs
+  to the current order, even if the program has already set the next epoch
 - "skipped": if samples may be skipped, the number of skipped samples by kind of exception, and the number of all
   samples
 - "workers", or "reading" without workers: for each worker, the part of its position that torchdata 0.11 does not save
@@ -245,8 +244,8 @@ def _parsed(
     if own is not None:
         if len(own) != len(positions):
             raise ValueError(f"the state is damaged: it is of {len(positions)} workers, and has {len(own)} positions")
-        # `order.yielded` also counts batches of which all samples were skipped, whereas `found.given` counts only
-        # returned batches.
+        # `order.yielded` also counts empty batches (all samples were skipped), but `found.given` counts only returned
+        # batches.
         given = max(found.given, order.yielded)
         positions = [_completed(one, more, given) for one, more in zip(positions, own, strict=True) if one is not None]
     if finished:
@@ -345,7 +344,7 @@ def _completed(position: ReadingPosition, more: dict[str, Any], given: int) -> R
     """Adds `more`, the data that torchdata 0.11 does not save, to `position`.
 
     Args:
-        given: the number of batches that the user has received in the epoch; "since" must not exceed this number.
+        given: the number of batches that the user has received in the epoch, which is the upper limit for "since".
     """
     is_list = isinstance(position.since, list)
     since, follows_end = more.get("since", [] if is_list else 0), None

@@ -1,15 +1,15 @@
 """Determines the order of an epoch: draws the next index or batch, and saves and restores the order.
 
-Role: indices are drawn from the loader's sampler as in PyTorch's loader. When workers read ahead, the sampler has
-returned indices whose batches the user has not received, but a state must contain the position after the last received
-batch. A state contains different data for different samplers:
+Role: indices are drawn from the loader's sampler as in PyTorch's loader. If workers read ahead, the sampler has
+returned indices of batches that the user has not received. A state nevertheless contains the position after the last
+received batch, with different data for different samplers:
 
 - For PyTorch's `RandomSampler`, a state contains the generator's state before the order was drawn, and the number of
   indices that the user has received.
 - If the sampler or its iterator has `state_dict`, the loader calls this method every `snapshot_every_n_steps` indices,
   and keeps each result until the user has received the batch.
 - For any other sampler, a resumed loader sets the generators to their states from the beginning of the epoch, and
-  rereads the sampler. The sampler then returns the indices whose batches the user had not received.
+  rereads the sampler. The sampler then returns the indices of batches that the user had not received.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ _WITHIN_A_DRAW = (
     "state_dict() was called while the sampler computes an index, in the sampler or in a signal handler: let the "
     "handler set a flag, and call state_dict() between two batches"
 )
-#: The error message if Ctrl-C has interrupted a sampler while it computed its first index, and the sampler's attributes
-#: had already changed.
+#: The error message if Ctrl-C has interrupted a sampler at its first index, after the sampler had changed its
+#: attributes.
 _CHANGED = (
     "Ctrl-C interrupted {} while it computed its first index, and changed its state, so this epoch cannot continue: "
     "create the sampler and the loader again, or load a saved state"
@@ -77,8 +77,7 @@ def generators_drawn_by(index_sampler: Any) -> tuple[str, ...]:
 
 
 class IndexOrder:
-    """Draws the indices of an epoch from the sampler: up to `ahead` of them before the user receives the first
-    batch."""
+    """Draws the indices of an epoch from the sampler, at most `ahead` indices before the first batch is returned."""
 
     def __init__(self, loader: Any, drawing: Drawing, ahead: int) -> None:
         self._sampler = loader._index_sampler
@@ -113,15 +112,15 @@ class IndexOrder:
         self._iterator: Iterator[Any] = iterator
         # Indices that were drawn in advance. `draw` returns these indices before it draws new indices.
         self._owed: deque[Any] = deque()
-        #: If Ctrl-C interrupts `draw`, the drawn index is not lost: it is in `_read` until `drawn` counts it, and in
-        #: `_counted` afterwards.
+        #: The index that `draw` is about to return, so that Ctrl-C cannot lose it: `_read` until `drawn` counts the
+        #: index, and `_counted` afterwards.
         self._read = self._counted = _NONE
         #: Whether Ctrl-C has ended the sampler's iterator, because the iterator is a generator.
         self._is_broken = False
         #: Whether Ctrl-C has interrupted the sampler's iterator without ending it.
         self._is_cut = False
-        #: Indices that the saved sampler had returned, but whose batches the user had not received. `_is_used_up` is
-        #: True if the saved sampler had returned all indices of its epoch.
+        #: Indices that the saved sampler had returned for batches that the user had not received. `_is_used_up` is True
+        #: if the saved sampler had returned all indices of its epoch.
         self._early, self._is_used_up = deque[Any](), False
         #: Saved states of a user's sampler: the number of returned indices, and the states of the sampler, its iterator
         #: and the generators.
@@ -174,8 +173,7 @@ class IndexOrder:
 
     @property
     def _place(self) -> int:
-        """The number of indices that the sampler has returned. A batch of a user's batch sampler counts as one
-        index."""
+        """The number of indices that the sampler has returned; for a user's batch sampler, the number of batches."""
         return self._iterator.samples_yielded if isinstance(self._iterator, BatchIndices) else self.drawn
 
     def _next(self) -> None:
@@ -239,7 +237,7 @@ class IndexOrder:
         self._owed.appendleft(index)
 
     def _own_state(self) -> Any:
-        """Returns the state of a user's sampler, or None if `state_dict` fails before an index is requested."""
+        """Returns the state of a user's sampler; None if the sampler cannot save a state before its first index."""
         with suppress(Exception):
             return None if self._is_known else copied(state_of(innermost_of(self._sampler)))
 
@@ -316,8 +314,8 @@ class IndexOrder:
             digest=None if self._is_known or not self.drawn else self._draws.digest,
         )
         encoded, iter_, first = self._drawing.encoded, self._at_iter, self._at_first
-        # While the first index is drawn, or after Ctrl-C has interrupted its draw, a state contains the generators'
-        # states from before the draw, so that a resumed sampler repeats the draw.
+        # If the draw of the first index is unfinished or was interrupted, a resumed sampler repeats this draw, so the
+        # state contains the generators' states from before the draw.
         is_within = (self._is_drawing or self._is_cut) and self._read is _NONE
         unread = first if is_within and not self.drawn else None
 
@@ -338,8 +336,8 @@ class IndexOrder:
         return self._keeps_position or is_stateful(innermost_of(self._sampler))
 
     def draw_first(self) -> None:
-        """Draws a user's sampler's first index before a state is saved. A state from before the first batch contains
-        this index."""
+        """Draws the first index of a user's sampler before a state is saved, because the state must contain this
+        index."""
         begins = self.drawn == 0 and self._read is _NONE and not self._ended
         if begins and not self._never_ends and self._keeps_user_s:
             if self._is_drawing:
@@ -352,8 +350,8 @@ class IndexOrder:
             self._owed, self._counted = deque([*self._owed, self._counted]), _NONE
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
-        """Adds a recorded state of the sampler to `state`: the last one before any index whose batch the user has not
-        received. Also returns the generators' states at that moment."""
+        """Adds to `state` the sampler's last recorded state before the batches that the user has not received. Also
+        returns the generators' states from the same time."""
         if not self._kept and self._read is not _NONE:
             self._keep(1)
         if not self._kept:
@@ -370,8 +368,8 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # A resumed sampler repeats the draws after its recorded state. The generators that it used for these draws
-        # therefore get the states that they had then.
+        # A resumed sampler repeats the draws after its recorded state, so the generators for these draws need their
+        # states from the same time.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 
@@ -385,15 +383,14 @@ class IndexOrder:
         with self._drawing.going_on(now):
             if state.at_iter is None or self._never_ends:
                 self._load(state)
-                # `_load` has drawn the order again from the generator of PyTorch's `RandomSampler`, so this generator
-                # already has the right state.
+                # The generator of PyTorch's `RandomSampler` is not set, because `_load` has already drawn the order
+                # from this generator.
                 inner = innermost_of(self._sampler)
                 self._drawing.set(now, but=inner.generator if isinstance(inner, TorchRandomSampler) else None)
                 if self._is_kept and self.drawn:
                     number = self.drawn - state.indices_since
                     self._kept.append((number, state.sampler, state.iterator, self._drawing.now()))
-                    # An index is requested here, because some samplers apply a loaded state only then. Without this
-                    # request, these samplers could apply the state to the next epoch.
+                    # Some samplers apply a loaded state only when an index is requested, so an index is requested here.
                     self._draw_ahead()
             else:
                 self._drawing.set(iter_)
@@ -435,7 +432,7 @@ class IndexOrder:
         if batches is not None:
             samples = samples_in(state.iterator)
             given = given * size if samples is None else samples
-        # A sampler that has returned all indices may have returned some that did not fill a batch.
+        # If the sampler had returned all indices, some of the last indices may not have filled a batch.
         ahead = state.ahead + (size if state.used_up else 0)
         replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))
         self._drawing.set(first)
@@ -475,8 +472,8 @@ class IndexOrder:
             next(self._iterator)
         except StopIteration:
             return
-        # If the sampler returns an index here, it has begun its next epoch. The state is loaded a second time to move
-        # the sampler back to its end.
+        # A sampler that returns an index here has begun its next epoch. The state is loaded a second time, to move the
+        # sampler back to its end.
         inner = innermost_of(self._sampler)
         of_batches = state.iterator or {} if isinstance(self._iterator, BatchIndices) else {}
         if is_stateful(self._sampler) and state.sampler is not None:

@@ -31,7 +31,8 @@ from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata.stateful_dataloader._worker import EpochStart, Job
 from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
-#: The size in bytes of the shared memory for orders that do not fit into the ring; unused shared memory takes no space.
+#: The size in bytes of the shared memory for orders that do not fit into the ring; memory is allocated only when it is
+#: used.
 _ORDERS = 64 << 20
 
 
@@ -45,8 +46,8 @@ class _Restarts(Restarts):
 
 
 class WorkerPool(Group):
-    """The workers of an iterator. If a worker has several shards, because the loaded state has more shards than there
-    are workers, the workers exit after one epoch.
+    """The workers of an iterator. If the loaded state has more shards than there are workers, some workers run several
+    shards, and all workers exit after one epoch.
 
     Args:
         owner: a weak reference to the iterator, which sends outstanding orders to the replacement of an exited worker.
@@ -57,7 +58,7 @@ class WorkerPool(Group):
         in_order: bool = loader.in_order
         #: Whether workers read only batches that the main process has ordered. If `is_ordered` is False, workers read
         #: ahead up to a limit that the main process sets. Persistent workers of an iterable dataset also wait for
-        #: orders, because they must read exactly the ordered batches of an epoch that the program abandons.
+        #: orders, so that they read exactly the ordered batches if the program abandons an epoch.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
@@ -89,7 +90,7 @@ class WorkerPool(Group):
         does not exit."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
-    #: Is None, unlike `LocalPool.told`, because worker processes send their first snapshots in messages.
+    #: Unlike a `LocalPool`, worker processes send their first snapshots in messages.
     told: ClassVar[None] = None
 
     # -- an epoch ------------------------------------------------------------------------------------
@@ -102,7 +103,7 @@ class WorkerPool(Group):
             shared_seed: the epoch's seed for pipes of torch.
             positions: for each shard, the snapshot to load; None starts from the beginning.
             fresh: whether the workers begin a new epoch after loading the snapshots, instead of continuing an epoch.
-            first: the number of the shard whose batch is returned first.
+            first: the number of the shard that returns the first batch.
         """
         if self.restarts is None:
             self.members.check_alive()
@@ -130,14 +131,12 @@ class WorkerPool(Group):
         return ("epoch", self._epoch, not self.is_ordered, shared_seed, fresh, self._first, starts)
 
     def instruct(self, worker: int, beginning: Sequence[tuple[Any, ...]], received: int) -> None:
-        """Sends the batch requests of an exited worker to its replacement process, except requests whose batches have
-        arrived.
+        """Sends the unanswered batch requests of an exited worker to its replacement process.
 
         Args:
-            worker: the index of the worker. If `is_ordered` is True, this is also the index of the worker's shard,
-                because each worker has only one.
+            worker: the index of the worker and, if `is_ordered` is True, of its only shard.
             beginning: the commands that move the replacement process to the position of the exited worker.
-            received: the number of entries of `self.orders[worker]` whose batches have already arrived.
+            received: the number of entries of `self.orders[worker]` that were already answered.
         """
         for order in beginning:
             self._send(worker, order)
@@ -146,8 +145,8 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def _send(self, worker: int, order: Any) -> None:
-        """Sends an order, and waits for space in the link. If the worker exits, `instruct` sends the order to the
-        replacement."""
+        """Sends an order, and waits for space in the link. If the worker exits, `instruct` sends the order to its
+        replacement process."""
         with suppress(Gone):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 
@@ -276,7 +275,7 @@ class PinnedUnits:
             raise
 
     def leave(self) -> None:
-        """Waits for the end of the thread, so that the thread receives no batches of the next epoch."""
+        """Waits until the pinning thread has ended, so that this thread receives no batches of the next epoch."""
         if self._epoch is not None:
             self._epoch.close()
             self._epoch.join(_LEAVING)

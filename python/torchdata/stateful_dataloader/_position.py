@@ -24,7 +24,7 @@ class ReadingPosition(NamedTuple):
     are never modified.
 
     Args:
-        dataset: the state of the dataset; None if the dataset has no state or is its own iterator.
+        dataset: the state of the dataset; None without a state, or if the dataset is its own iterator.
         random: the states of the random generators when the snapshot was taken, or, without workers, when the loader's
             state was saved.
         since: the number of batches that were read after the snapshot; for a map-style dataset, their indices.
@@ -33,8 +33,8 @@ class ReadingPosition(NamedTuple):
         follows_end: if the snapshot is from the beginning of an epoch, whether the previous epoch had ended; otherwise
             None.
         then: the generators' states at the beginning of the epoch; only states that differ from `random`.
-        now: the states that the generators need when the last `now_since` batches are recomputed.
-        now_since: the number of batches that were read with the generators `now`.
+        now: the generators' states for recomputing the last `now_since` batches.
+        now_since: the number of batches that are recomputed with the states `now`.
         unstarted: in a worker, whether the main process took the snapshot before the loader's first epoch.
     """
 
@@ -95,14 +95,14 @@ class OrderState(NamedTuple):
     Args:
         yielded: the number of indices, or batches of indices, that the user has received.
         is_users: whether `sampler` and `iterator` contain the states of a user-defined sampler and its iterator.
-        is_batched: whether `iterator` is the state of a `BatchSampler`'s iterator, whose keys are known.
-        indices: the indices that the sampler returned before its state was saved, but whose batches the user has not
+        is_batched: whether `iterator` is the state of a `BatchSampler`'s iterator, which has known keys.
+        indices: the indices that the sampler returned before its state was saved, for batches that the user has not
             received.
         indices_since: the number of indices that the sampler returned after its state was saved.
         ahead: for a sampler without a state, the number of drawn indices or samples that the user had not received.
         used_up: whether the sampler had returned all indices.
-        draws: the draws of the sampler before which other code had used the generators. Each entry contains the number
-            of earlier indices, and the generators' states.
+        draws: the draws of the sampler that followed a use of the generators by other code. Each entry contains the
+            number of earlier indices, and the generators' states.
         digest: a checksum of the sampler's indices.
         generators: the generators' states when the state was saved, as `encoded` returns them.
         at_iter: the states of the generators when the iterator was created, for a sampler without a position.
@@ -153,7 +153,7 @@ class EpochState(NamedTuple):
         given: the number of batches of the epoch that the user has received.
         unstarted: whether no batch had been read when the state was saved.
         skipped: the counts of skipped samples; None if samples are not skipped.
-        base_seed: the seed from which the workers' seeds are derived.
+        base_seed: the seed for deriving the workers' seeds.
         shared_seed: the epoch's seed for pipes of torch.
         passing_over: the number of batches that a resumed loader must read and drop; needed for states of torchdata
             0.11.
@@ -189,8 +189,8 @@ class Progress:
         self.position: bytes | ReadingPosition | None = None
         self.since = since
         self.ended = False
-        #: For an iterable dataset without a state, a checksum of some samples of this epoch, which a resumed loader
-        #: compares.
+        #: For an iterable dataset without a state, a checksum of some samples of this epoch, for comparison with the
+        #: samples that a resumed loader rereads.
         self.digest: int | None = None
 
     def load(self, position: ReadingPosition | None) -> None:
@@ -235,8 +235,8 @@ class Progress:
         return position._replace(random={name: encoded(one) for name, one in (position.random or {}).items()})
 
     def saved_of_program(self) -> ReadingPosition:
-        """Returns the position in the form that a loader without workers saves, because the worker resumes an epoch of
-        such a loader."""
+        """Returns the position as a loader without workers saves it, because the worker resumes an epoch of such a
+        loader."""
         position = self.reached()
         then = position.random or {}
         now, behind = position.now, position.now_since

@@ -4,8 +4,8 @@ function.
 A `ReadingPosition` contains a snapshot, and the batches that were read after this snapshot (`since`). A resumed reader
 rereads these batches, so a snapshot at each batch is not needed.
 
-If a position is requested while a batch is being read, the position contains an earlier snapshot. The dataset's present
-state might already include samples of this batch.
+If a position is requested while a batch is being read, the position contains an earlier snapshot, because the dataset's
+present state might already include samples of this batch.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class EpochReader:
 
     def __init__(self, reading: ReadingSettings, generators: Callable[[], Moment] | None = None) -> None:
         self._stream = StatefulStream(())
-        #: After Ctrl-C has interrupted a batch, the position to restore before the next batch is read.
+        #: The position to restore before the next batch is read; None unless Ctrl-C has interrupted a batch.
         self._back: ReadingPosition | None
         self.use(reading)
         self._generators = generators
@@ -78,8 +78,8 @@ class EpochReader:
         #: The number of batches that were requested from this fetcher. `count` counts the calls of `read` in this
         #: epoch.
         self._fetched = self.count = 0
-        #: `_is_uncounted` is True while the program may not have received the last batch, so that `_since` does not
-        #: count it. `_is_cut_off` is True if an exception such as KeyboardInterrupt has interrupted `read`.
+        #: `_is_uncounted`: whether `_since` does not count the last batch yet, because the program may not have
+        #: received it. `_is_cut_off` is True if an exception such as KeyboardInterrupt has interrupted `read`.
         self._is_over = self._is_uncounted = self._is_cut_off = False
         #: A batch that was read, but not returned, because Ctrl-C interrupted `read`.
         self._held: Any = _NONE
@@ -95,7 +95,7 @@ class EpochReader:
 
     def use(self, reading: ReadingSettings) -> None:
         self.reading, self._back = reading, None
-        #: The object from which samples are read: the dataset, or an adapter that saves the dataset's position.
+        #: The object that provides the samples: the dataset, or an adapter that saves the dataset's position.
         self._source = reading.dataset
         if reading.is_iterable:
             self._source = source_of(reading.dataset, lambda: reading.shared_seed)
@@ -149,8 +149,8 @@ class EpochReader:
         self._held = _NONE
         random = position.random or {}
         set_all(random)
-        # Loading a dataset's state may set the global generators. If the state is from before the first epoch, it
-        # contains generators of the main process, which a worker must not use. The changes are then undone.
+        # Loading a dataset's state may set the global generators. If the state is not from within an epoch, this change
+        # is undone, because the reader must use its own generators.
         with put_back_afterwards(GLOBAL if position.ended or (position.unstarted and not position.begins) else ()):
             self._fetcher = None
             if not position.ended or position.has_state:
@@ -180,8 +180,8 @@ class EpochReader:
             self._fetcher.is_generator = isinstance(self._stream.iterator, GeneratorType)
 
     def _complain(self, since: Any, is_noise: bool) -> None:
-        """Reports that reread samples differ from the samples of the saved run. Raises ValueError, but only issues a
-        warning if the samples may differ by random numbers (`is_noise`)."""
+        """Reports that reread samples differ from the samples of the saved run. Raises ValueError, or only warns if
+        random numbers may have caused the difference (`is_noise`)."""
         if is_noise:
             warn_outside(
                 f"the samples of the first {since} batches have other numbers than when the state was saved. If these "
@@ -290,8 +290,8 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program has received the last batch. If it has not received this batch, the returned
-            position is from before the batch.
+            is_given: whether the program has received the last batch. If the program has not received this batch, the
+            returned position is from before the batch.
         """
         if self._back is not None:
             return self._back
@@ -350,5 +350,5 @@ class EpochReader:
 
 
 def _mark_of_generators() -> Callable[[], None]:
-    """Returns a function that sets the global generators back to their present states."""
+    """Returns a function that restores the present states of the global generators."""
     return partial(set_all, {name: read(name) for name in GLOBAL})

@@ -1,11 +1,11 @@
 """The iterators of a loader with workers, which distribute indices to the workers and return their batches in turn.
 
-Role: as in PyTorch's loader, the indices of all prefetched batches are drawn when the epoch begins, and each returned
-batch draws another index.
+Role: as in PyTorch's loader, the indices of all prefetched batches are drawn when the epoch begins, and a further index
+is drawn whenever a batch is returned.
 
 `RestartingIterator` replaces workers that exit or hang. A replacement process loads the worker's last snapshot, rereads
 the batches that were received afterwards, and receives the unanswered orders. If a worker exits before it has sent a
-batch of an epoch, there is no snapshot of this epoch. Its replacement then repeats the previous epoch first.
+batch of an epoch, a snapshot of this epoch is missing, so the replacement first repeats the previous epoch.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# The first use of `record_function` imports a module. This happens here, because an import reads files, and during an
-# epoch, `processes/positions.py` would then detect no shared open files.
+# The first use of `record_function` imports a module. During an epoch, this import would read files, so
+# `processes/positions.py` could not detect files that children share.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 
@@ -106,8 +106,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _start(self, loader: Any, state: EpochState | None) -> None:
         if state is None or state.is_over:
-            # PyTorch's loader creates the sampler's iterator twice, and draws two seeds for pipes, of which it uses the
-            # first. This code does the same, so that later random numbers are equal.
+            # Like PyTorch's loader, this code creates the sampler's iterator twice, and draws two seeds for pipes but
+            # uses only the first, so that later random numbers are equal.
             seed = self._shared_seed
             self._begin_again(loader, True)
             if not self._lives_on:
@@ -183,7 +183,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
         self._has_begun = True
         self._is_cut_off = False
         self._hand: list[Any] = []
-        # Messages that `state_dict()` received while it waited for workers. They are processed before later messages.
+        # Messages that `state_dict()` received while it waited for workers, to be processed before later messages.
         self._held: deque[Any] = deque()
         self._number, self._first, self._next_worker = 0, first, first
         self._count_into_pool()
@@ -197,7 +197,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
                 self._order_next((first + number) % self._num_workers)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
-        """Begins the next epoch. In threads that are reading the last epoch, the next read raises an error."""
+        """Begins the next epoch. Threads that are still reading the last epoch get an error at their next read."""
         if not self.is_finished:
             self._left_behind = self._readers - {threading.get_ident()}
         self._skipped, self._num_empty, self._given_before = Skipped.of(loader, None), 0, 0
@@ -360,12 +360,12 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 class RestartingIterator(WorkersIterator):
     """Replaces workers that exit.
 
-    The thread that pins memory may replace a worker while another thread sends orders. Both threads therefore hold the
-    lock for sending when they modify common attributes.
+    The thread that pins memory may replace a worker while another thread sends orders, so common attributes are
+    modified only under the lock for sending.
     """
 
-    #: For each worker, the snapshot from which the worker began this epoch, and the commands that repeat its earlier
-    #: epochs in a new process.
+    #: For each worker, its snapshot from the beginning of this epoch, and the commands that repeat its earlier epochs
+    #: in a new process.
     _beginnings: list[tuple[Any, list[tuple[Any, ...]]]]
 
     # -- epochs --------------------------------------------------------------------------------------
@@ -385,8 +385,8 @@ class RestartingIterator(WorkersIterator):
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
-        """Returns the data that move a new process to a worker's position: the commands that repeat earlier epochs, the
-        snapshot, whether the snapshot is from between two epochs, and the indices to reread."""
+        """Returns the data for moving a new process to a worker's position: commands that repeat earlier epochs, the
+        snapshot, whether it is from between two epochs, and the indices to reread."""
         progress, (position, before) = self._progress[worker], self._beginnings[worker]
         if progress.position is not None:
             return [], progress.reached(), False, []
@@ -394,8 +394,7 @@ class RestartingIterator(WorkersIterator):
         return before, position, self._fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns commands that repeat a worker's last epoch in a new process, including the orders that the worker has
-        not answered."""
+        """Returns commands that repeat a worker's last epoch in a new process, including its unanswered orders."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:
@@ -420,8 +419,8 @@ class RestartingIterator(WorkersIterator):
         self._pool.instruct(worker, [*before, beginning], received)
 
     def _start_of(self, shard: int, account: Account) -> tuple[list[tuple[Any, ...]], EpochStart, int]:
-        """Returns how a replacement continues a shard: the commands that repeat earlier epochs, the position, and the
-        number of arrived but unprocessed batches."""
+        """Returns the data for continuing a shard in a new process: commands that repeat earlier epochs, the position,
+        and the number of received but unprocessed batches."""
         progress, orders = self._progress[shard], self._pool.orders[shard]
         unseen = 0 if progress.ended else account[0] - self._seen[shard]
         again = [index for _, index in islice(orders, unseen)] if self._pool.is_ordered else [None] * unseen

@@ -45,7 +45,7 @@ NO_ORDER = -1
 
 @dataclass
 class EpochStart:
-    """The position at which a shard begins an epoch, or continues the epoch of a failed worker.
+    """The position where a shard begins an epoch, or continues the epoch of a failed worker.
 
     Args:
         position: the snapshot to load; None for the beginning.
@@ -66,8 +66,8 @@ class News(NamedTuple):
         before: the pickled snapshot from before the batch, or None.
         after: the pickled snapshot from after the batch, or None.
         failure: the error that was raised instead of returning the batch.
-        seen: the number of samples of the batch, including skipped samples; None if this is the requested number.
-        empty: whether all samples were skipped, so that there is no batch.
+        seen: the number of samples of the batch, including skipped samples; None if it equals the requested number.
+        empty: whether all samples were skipped, so that the batch is missing.
         digest: for a dataset without a state, a checksum of some samples of this epoch; None if the checksum has not
             changed.
     """
@@ -125,8 +125,8 @@ class ShardReader:
         return error if self.worker is None else describe(error, self.worker.setup.name)
 
     def work_off(self, indices: list[Any]) -> None:
-        """Reads the batches that were ordered in an epoch before the program abandoned it. As in PyTorch, the dataset's
-        next epoch then does not depend on the worker's speed."""
+        """Reads the ordered batches of an epoch that the program has abandoned. As in PyTorch, the dataset's next epoch
+        then does not depend on the worker's speed."""
         if self.reader is None or self.failure is not None:
             return
         for index in indices:
@@ -278,8 +278,8 @@ class Job(Program):
     base_seed: int
     persistent: bool
     every: int = 1
-    #: The number of shards; 0 if the worker resumes an epoch of a loader without workers. In the second case, the
-    #: worker has copies of the main process's generators, and no worker info.
+    #: The number of shards; 0 if the worker resumes an epoch of a loader without workers. With 0, the worker has copies
+    #: of the main process's generators, and no worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     lasts_one_epoch: bool = False
@@ -341,9 +341,9 @@ class Batches(Iterator[Unit]):
         """Takes a snapshot and sends it with the first message, if the main process may need it.
 
         Args:
-            went_on: whether the epoch resumes from a position. The main process already knows this position.
-            told: whether this worker replaces a failed worker that has sent messages of this epoch. If so, no snapshot
-                is taken, because the main process might assign it to a wrong batch.
+            went_on: whether the epoch resumes from a position, which the main process already knows.
+            told: whether this worker replaces a failed worker that has sent messages of this epoch. In this case, no
+                snapshot is taken, because the main process might assign the snapshot to a wrong batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position

@@ -222,8 +222,8 @@ class BatchIndices(Iterator[list[int]]):
         return batch
 
     def pass_samples(self, count: int, most_missing: int = 0) -> None:
-        """Skips `count` indices of the sampler. If the sampler ends early, up to `most_missing` of these indices may be
-        missing."""
+        """Skips `count` indices of the sampler, but accepts a sampler that ends up to `most_missing` indices
+        earlier."""
         if self.inner is None:
             self.inner = iter(self._batches.sampler)
         pass_over(self.inner, count - most_missing)
@@ -264,8 +264,8 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self.inner, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self.inner, _NONE) is not _NONE and is_stateful(sampler):
-            # If the sampler returns an index after its end, it has begun its next epoch. The state is loaded a second
-            # time to move the sampler back to its end.
+            # A sampler that returns an index after its end has begun its next epoch. The state is loaded a second time,
+            # to move the sampler back to its end.
             give(sampler, state_dict["sampler_state"])
 
 
@@ -278,8 +278,8 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         rank: the rank of this process; by default (None), the rank in `torch.distributed`.
         shuffle: whether the order is random.
         seed: the seed, which must be the same on all ranks.
-        drop_last: whether to drop indices, so that all ranks get the same number of indices. If False, some indices are
-            repeated instead.
+        drop_last: whether to drop indices, so that all ranks get the same number of indices. With `drop_last=False`,
+            some indices are repeated instead.
 
     Raises:
         ValueError: `rank` is out of range.
@@ -338,8 +338,8 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
 
 
 def endless_state(batches: int, size: int) -> dict[str, Any]:
-    """Returns the state of a `BatchSampler` that has yielded `batches` batches of `size` indices. The state of its
-    sampler is not included."""
+    """Returns the state of a `BatchSampler` that has yielded `batches` batches of `size` indices. The result does not
+    include the sampler's state."""
     return {"samples_yielded": batches * size}
 
 

@@ -119,9 +119,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             times every batch. With `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it
             is not set. See `stats()`.
         wait_warning: the fraction of an epoch that the program may spend waiting for batches. A `RuntimeWarning` is
-            issued for the first epoch of at least 10 seconds that exceeds this fraction. It names the slow function
-            with its file and line. `wait_warning=None` or the environment variable `TORCHDATA_WAIT_WARNING=0` disables
-            the `RuntimeWarning`.
+            issued for the first epoch of at least 10 seconds that exceeds this fraction. The warning names the slow
+            function with its file and line. `wait_warning=None` or the environment variable `TORCHDATA_WAIT_WARNING=0`
+            disables the `RuntimeWarning`.
     Raises:
         ValueError: arguments are out of range, or exclude each other.
         TypeError: `multiprocessing_context` is not valid, or `error_limit` is not a number.
@@ -206,8 +206,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self.error_log = None if error_log is None else os.fspath(error_log)
         #: The number of epochs that have begun, which is written to `error_log`.
         self._epochs_begun = 0
-        # Samplers of this package replace PyTorch's samplers without changing the order. They are set through `vars`,
-        # because PyTorch's loader refuses the assignment of a sampler.
+        # Samplers of this package replace PyTorch's samplers without changing the order. The new samplers are set
+        # through `vars`, because PyTorch's loader refuses the assignment of a sampler.
         own = vars(self)
         if sampler is None and type(self.sampler) is torch.utils.data.RandomSampler:
             own["sampler"] = RandomSampler(self.sampler.data_source, generator=generator)
@@ -216,8 +216,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         self._loaded: Any = None
         self._is_strict = True
         #: While an epoch begins: a function that creates the state from before the epoch, and the generators' states at
-        #: that time. If the beginning of the epoch fails, the generators' states become None, so that a state contains
-        #: their current states.
+        #: that time. If the epoch fails to begin, the generators' states are replaced by None, so that a saved state
+        #: contains the current states.
         self._before: tuple[StateAt, Moments | None] | None = None
         #: The generators for orders and seeds.
         self._drawing = Drawing(self, generators_drawn_by(self._index_sampler))
@@ -227,7 +227,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
     # -- iterating -----------------------------------------------------------------------------------
 
     def __iter__(self) -> Any:
-        """Returns an iterator over an epoch, or over the rest of the loaded state's epoch."""
+        """Returns an iterator over an epoch, or over the remaining batches of the loaded state's epoch."""
         if self._loaded is not None:
             state = fitted(parse(self._loaded), self, self._is_strict)
             self._iterator = self._get_iterator(state)
@@ -236,8 +236,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         last = self._iterator
         is_kept = last is not None and self.persistent_workers and not last.is_inherited()
         if last is not None and is_kept and last.lasts_one_epoch:
-            # The loaded state was saved with another number of workers, so these workers can read only the resumed
-            # epoch. Once it is finished, new workers resume from the state at its end.
+            # The last iterator's workers run the shards of a state with another number of workers, so they can read
+            # only the resumed epoch. After this epoch, new workers resume from the state at its end.
             if last.is_finished:
                 self.load_state_dict(self.state_dict())
                 return iter(self)
@@ -320,14 +320,14 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
 
         For a state from within an epoch, the next loop raises `ValueError` unless the sampler's class, the length of a
         map-style dataset and the number of ranks are the same as in the saved run. If the state was saved before the
-        first batch of the epoch, these may differ, and the epoch starts over. The loop warns if the state belongs to
-        another rank.
+        first batch of the epoch, these properties may differ, and the epoch starts over. The loop warns if the state
+        belongs to another rank.
 
         Args:
             state_dict: a result of `state_dict`; with an empty dict, the next loop begins an epoch.
-            strict: whether the next loop raises `ValueError` if the order differs, or if an iterable dataset or a
-                sampler without a state yields different items when it is reread. With `strict=False`, the loop skips
-                the saved number of batches without a check, so samples may be repeated or missing.
+            strict: whether the next loop raises `ValueError` if the order differs, or if reread items of an iterable
+                dataset or a sampler differ from the saved run. With `strict=False`, the loop skips the saved number of
+                batches without a check, so samples may be repeated or missing.
 
         Raises:
             TypeError: `state_dict` is not a dict.
@@ -335,8 +335,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         """
         if state_dict != {}:
             state = parse(state_dict)
-            # If the state is from between two epochs, the program may already have set the number of the next epoch,
-            # which is kept.
+            # Between two epochs, the program may already have set the number of the next epoch, which is kept.
             if not (state.is_over and epoch_of(self._index_sampler)):
                 set_epoch(self._index_sampler, state.order.epoch)
         self._drawing.loaded()

@@ -7,8 +7,8 @@ use crate::sampled_clock::SampledClock;
 /// Schedules snapshots. The pause after a snapshot is `factor` times the cost of the snapshot, but at least the
 /// duration `most_often`.
 ///
-/// The cost is the shortest duration of the last three snapshots, because a duration may include a time in which the
-/// operating system ran other processes.
+/// The cost is the shortest duration of the last three snapshots. Longer durations may include the run time of other
+/// processes.
 #[derive(Debug)]
 pub struct Cadence {
     most_often: Duration,
@@ -25,7 +25,7 @@ const NEAR: Duration = Duration::from_micros(100);
 /// time is slow.
 const EARLY: f64 = 0.02;
 
-/// The part of a snapshot's duration beyond `CHEAP` seconds has a higher weight, because copying a large state slows
+/// If a snapshot takes longer than `CHEAP` seconds, its cost exceeds its duration, because copying a large state slows
 /// down other processes.
 const CHEAP: f64 = 0.001;
 const DEAR: f64 = 4.0;

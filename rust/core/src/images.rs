@@ -29,7 +29,7 @@ pub struct Pixels<'a> {
     pub bytes: &'a [u8],
     pub width: u32,
     pub height: u32,
-    /// The number of channels of a pixel, which is also the pixel's number of bytes (1 or 3).
+    /// The number of channels per pixel (1 or 3), where each channel takes one byte.
     pub channels: usize,
 }
 

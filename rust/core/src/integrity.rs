@@ -1,6 +1,7 @@
 //! Detects accidental damage to shared memory, such as writes through a wrong pointer.
 //!
-//! Large buffers have no full checksum, because computing a full checksum would cost as much as copying the buffer.
+//! For a large buffer, only samples of the bytes are checked, because a full checksum would cost as much as copying the
+//! buffer.
 
 /// This odd factor ensures that a change within one byte of a value also changes the check bits.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -30,9 +31,9 @@ pub const fn open(word: u64) -> Option<u64> {
     if seal(word) == word { Some(word & SEALED) } else { None }
 }
 
-/// Returns the value whose lower 48 bits are in `word`, or None if the word is damaged.
+/// Restores a value from its lower 48 bits in `word`, or returns None if `word` is damaged.
 ///
-/// The value must be at least `known` and less than `known` + 2^48.
+/// The result is at least the earlier value `known`, and less than `known` + 2^48.
 #[inline]
 pub fn open_after(known: u64, word: u64) -> Option<u64> {
     known.checked_add(open(word)?.wrapping_sub(known) & SEALED)
@@ -57,7 +58,7 @@ pub(crate) struct Checksum {
 }
 
 impl Checksum {
-    /// The checksum includes the position, so that an old message at the same place in the ring is invalid.
+    /// The checksum includes the message's position, so that an older message in the same bytes of the ring is invalid.
     #[inline]
     pub fn at(position: u64) -> Self {
         Self { sum: 0, keys: KEYS }.words(position, 0)
@@ -76,7 +77,7 @@ impl Checksum {
     ///
     /// Each byte is read only once, so the checksum covers the copied bytes even if another process changes the source.
     ///
-    /// The method writes whole words, so up to 7 bytes after the copy are overwritten too.
+    /// The method writes whole words, so up to 7 bytes after the copied bytes are overwritten.
     ///
     /// # Safety
     /// `to` must be writable for `len` bytes rounded up to a multiple of 8. `from` must be readable for `len` bytes
@@ -132,7 +133,7 @@ unsafe fn pass_on<T: Copy>(from: *const u8, to: *mut u8, at: usize) -> T {
     }
 }
 
-/// Returns the last `len % 8` bytes as the lowest bytes of a word whose other bytes are 0.
+/// Returns a word with the last `len % 8` bytes as its lowest bytes, and zeros as its other bytes.
 ///
 /// # Safety
 /// `from` must be readable for `len` bytes.

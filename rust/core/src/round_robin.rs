@@ -1,4 +1,4 @@
-//! Defines the order (round robin) in which a process reads from several links, or writes to several links.
+//! Defines the order (round robin) of reading from several links, or writing to several links.
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RoundRobin {
@@ -19,14 +19,14 @@ impl RoundRobin {
         self.current = 0;
     }
 
-    /// Begins an epoch in which all peers are active, starting with peer `peer`.
+    /// Begins an epoch with the turn of peer `peer`, and makes all peers active.
     pub fn start_at(&mut self, peer: usize) {
         assert!(peer < self.ended.len(), "there are {} peers, so there is no peer {peer}", self.ended.len());
         self.start();
         self.current = peer;
     }
 
-    /// Returns the peer whose turn it is, or None if all peers have ended.
+    /// Returns the next peer in turn, or None if all peers have ended.
     #[inline]
     pub fn next(&self) -> Option<usize> {
         (self.live > 0).then_some(self.current)
@@ -59,8 +59,8 @@ impl RoundRobin {
         self.ended.len()
     }
 
-    /// Returns the peer whose turn it is, if `ready` returns true for this peer. If the order is not strict, another
-    /// peer that is ready can get the turn.
+    /// Returns the next peer in turn if `ready` returns true for this peer. If the order is not strict, returns any
+    /// ready peer.
     ///
     /// The caller must call [`advance`](Self::advance) after taking the item of the returned peer.
     #[inline]

@@ -13,7 +13,7 @@ pub struct MersenneTwister {
 }
 
 impl MersenneTwister {
-    /// Creates a generator from a state of Python's generator, whose first `drawn` words have been used.
+    /// Creates a generator from a state of Python's generator, and skips the first `drawn` words of this state.
     pub fn new(words: [u32; WORDS], drawn: usize) -> Self {
         Self { words, next: drawn.min(WORDS) }
     }

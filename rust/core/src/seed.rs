@@ -55,11 +55,11 @@ impl SeedGenerator {
 
     /// Returns a generator for the child `id`, with the same shared seeds, but independent worker seeds.
     ///
-    /// The child's seeds depend on this generator's worker stream, so children of different parents are independent.
+    /// Children of different parents are independent, because a child's seeds also depend on the worker stream of its
+    /// parent.
     pub fn spawn(&self, id: u64) -> Self {
         let mut mixer = self.worker.clone();
-        // The child's number selects the ChaCha stream from which the child's seeds are drawn. The parent never draws
-        // its own seeds from this stream.
+        // Each child has its own ChaCha stream, which its parent never uses for its own seeds.
         let position = mixer.get_word_pos() as u64;
         mixer.set_stream(id.wrapping_add(1));
         let words = std::array::from_fn(|_| mixer.next_u64());

@@ -29,7 +29,7 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
         return axes;
     }
-    // The stride of an axis with one element has no meaning, so the stride of the preceding axis is used.
+    // The stride of an axis with one element is arbitrary, so such an axis stays next to the preceding axis.
     let mut before = usize::MAX;
     let reach = shape.iter().zip(strides).map(|(&count, &stride)| {
         before = if count > 1 { stride.unsigned_abs() } else { before };
@@ -94,7 +94,8 @@ impl Strided {
     /// for these elements.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
-            // SAFETY: without outer axes, the elements form a line, for which the caller guarantees the conditions.
+            // SAFETY: without outer axes, all elements form one line, and the caller guarantees the conditions for this
+            // line.
             return unsafe { self.copy_line(from, to) };
         };
         let part = len / outer.count;
@@ -109,12 +110,13 @@ impl Strided {
     unsafe fn copy_line(&self, from: *const u8, to: *mut u8) {
         let Self { line, group, run, .. } = *self;
         let bytes = group.count * run;
-        // If groups are small, one loop for each element of a group is faster than one loop for each group.
+        // The outer loop is over the elements of a group, because groups are often small and short inner loops are
+        // slow.
         for start in (0..line.count).step_by(BLOCK) {
             let count = BLOCK.min(line.count - start);
             for element in 0..group.count {
-                // SAFETY: `from` points to an element of the line, and `to` points to the place of this element's copy.
-                // Both pointers are valid, because the caller guarantees the conditions of `copy`.
+                // SAFETY: `from` points to an element of the line, and `to` points to the copy of this element. The
+                // caller guarantees that both are valid.
                 unsafe {
                     let from = place(place(from, line, start), group, element);
                     let to = to.add(start * bytes + element * run);
@@ -143,7 +145,7 @@ unsafe fn copy_runs(from: *const u8, axis: Axis, to: *mut u8, step: usize, run: 
     #[inline(always)]
     unsafe fn copy<const RUN: usize>(from: *const u8, axis: Axis, to: *mut u8, step: usize) {
         for index in 0..axis.count {
-            // SAFETY: the caller guarantees that element and copy are valid, and byte arrays need no alignment.
+            // SAFETY: the caller guarantees that element and copy are valid, and byte arrays may have any alignment.
             unsafe { *to.add(index * step).cast::<[u8; RUN]>() = *place(from, axis, index).cast::<[u8; RUN]>() };
         }
     }

@@ -72,15 +72,15 @@ pub fn bytes_in_place<'py>(memory: &Bound<'py, PyAny>, room: usize) -> PyResult<
     let buffer = PyBuffer::<u8>::get(memory)?;
     let refusal = || PyBufferError::new_err("the buffer has no room for the header and the final zero of the object");
     let len = buffer.len_bytes().checked_sub(room).and_then(|rest| rest.checked_sub(1)).ok_or_else(refusal)?;
-    // The header of a `bytes` object differs between releases of Python, so it is copied from `model`. This temporary
-    // object has the same length. The contents of `model` are never touched, so they use no physical memory.
+    // The header of a `bytes` object differs between releases of Python, so the header is copied from `model`, a
+    // temporary object of the same length. The contents of `model` are never written, so they use no physical memory.
     // SAFETY: if the argument is NULL, the call leaves the contents uninitialized. `len` fits into a Py_ssize_t,
     // because a buffer has at most isize::MAX bytes.
     let model = unsafe {
         let model = ffi::PyBytes_FromStringAndSize(ptr::null(), len as ffi::Py_ssize_t);
         Bound::from_owned_ptr_or_err(memory.py(), model)?
     };
-    // SAFETY: `model` is a `bytes` object, whose contents follow its header in memory.
+    // SAFETY: `model` is a `bytes` object, and the contents of such an object follow its header in memory.
     let header = unsafe { ffi::PyBytes_AsString(model.as_ptr()) as usize - model.as_ptr() as usize };
     let contents = buffer.buf_ptr().cast::<u8>().wrapping_add(room);
     let object = contents.wrapping_sub(header).cast::<ffi::PyObject>();
@@ -90,8 +90,8 @@ pub fn bytes_in_place<'py>(memory: &Bound<'py, PyAny>, room: usize) -> PyResult<
         return Err(refusal());
     }
     mem::forget(buffer); // the buffer is never released, so its memory stays mapped
-    // SAFETY: the check above ensures that the `header` bytes before the contents are inside the writable buffer. The
-    // copied header makes these bytes an object with one reference, like `model`.
+    // SAFETY: the check above ensures that the `header` bytes before the contents are inside the writable buffer. After
+    // the copy, these bytes are a `bytes` object with one reference, like `model`.
     let object = unsafe {
         ptr::copy_nonoverlapping(model.as_ptr().cast::<u8>(), object.cast::<u8>(), header);
         Bound::from_owned_ptr(memory.py(), object)

@@ -1,8 +1,8 @@
 //! Waits for events without the GIL, in a series of short sleeps (slices). Python's signal handlers run between two
 //! slices.
 //!
-//! If a signal handler raises an exception, the wait ends with this exception. If the event occurs after this
-//! exception, the next wait ends immediately.
+//! If a signal handler raises an exception, the wait ends with this exception. If the event occurs meanwhile, the next
+//! wait ends immediately.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// The slices of a wait for an event that always ends the current sleep.
+    /// For a wait for an event that always wakes up the sleeping thread.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// The slices of a wait for an event that usually ends the current sleep. The first slice is short, because a fast
-    /// producer that suddenly becomes slow may omit a wake-up.
+    /// For a wait for an event that may fail to wake up the sleeping thread. The first slice is short, because a
+    /// producer wakes up its consumer only after several items.
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }
@@ -56,7 +56,7 @@ pub fn wait(
     }
 }
 
-/// Waits like `wait`, but for an event that does not wake up this thread.
+/// Like `wait`, but checks for the event in short intervals, because the event never wakes up this thread.
 pub fn poll(
     py: Python<'_>,
     limit: Option<Duration>,

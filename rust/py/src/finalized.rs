@@ -1,4 +1,4 @@
-//! Defines a base class whose finalizer always completes, even if Ctrl-C interrupts the finalizer.
+//! Defines a base class with a finalizer that always completes, even if Ctrl-C interrupts the finalizer.
 //!
 //! If Ctrl-C interrupts a `__del__` method, Python ignores the KeyboardInterrupt and leaves the object half finalized.
 //! The finalizer in this module calls the method `_finalize` again after a KeyboardInterrupt. If the attribute `_ended`

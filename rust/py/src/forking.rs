@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// A call of `take` that lasts longer has waited for the lock, because taking a free lock lasts about 3 µs.
+/// If a call of `take` lasts longer, the lock was not free. Taking a free lock lasts about 3 µs.
 const UNCONTENDED: Duration = Duration::from_micros(30);
-/// After a call that has waited, this number of calls must find the lock free.
+/// If the lock was not free, the fork waits until this number of successive calls have found the lock free.
 const FREE_CALLS: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
 /// The maximum delay of a fork. Threads that need the GIL are blocked during the delay.

@@ -40,7 +40,7 @@ impl<T> GilCell<T> {
     }
 }
 
-/// SYNC(gil): each operation on a `GilNumber` pairs with all other operations on this number, which use the same order.
+/// SYNC(gil): all operations on a `GilNumber` use this order, and pair with each other.
 const ORDER: Ordering = if cfg!(Py_GIL_DISABLED) { Ordering::SeqCst } else { Ordering::Relaxed };
 
 #[derive(Default)]

@@ -39,8 +39,7 @@ fn continue_with_parent() {
     liveness::continue_with_parent();
 }
 
-/// Installs a signal handler that does nothing, because programs that this process executes would inherit an ignored
-/// signal.
+/// Makes this process ignore the signal `number`, unless the process itself has sent the signal.
 #[pyfunction]
 fn take_no_notice(number: i32) -> PyResult<()> {
     Ok(signals::take_no_notice(number)?)

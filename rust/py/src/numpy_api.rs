@@ -1,7 +1,7 @@
 //! Looks up NumPy's C API, a table of pointers, when an array or scalar is first used.
 //!
-//! This module does not use the lookup of the `numpy` crate, which panics after a failure. That lookup also takes a
-//! lock, which a forked child may inherit in locked state. This module repeats a failed lookup in the next call.
+//! The corresponding function of the `numpy` crate is not used, because it panics if NumPy cannot be imported. That
+//! function also takes a lock, and a child that is forked meanwhile could never take this lock.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -19,7 +19,7 @@ pub struct NumPy(NonNull<*const c_void>);
 
 static TABLE: AtomicPtr<*const c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Whether NumPy 2 is loaded, whose dtypes have a different memory layout from the dtypes of NumPy 1.
+/// Whether NumPy 2 is loaded. The dtypes of NumPy 1 and NumPy 2 have different memory layouts.
 static SECOND: AtomicBool = AtomicBool::new(false);
 
 const SECOND_FEATURES: c_uint = 0x12;
@@ -76,7 +76,8 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
 
 fn loaded<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>>> {
     let name = PyString::new(py, name);
-    // SAFETY: the call returns a new reference or NULL. NULL without an exception means that the module is not loaded.
+    // SAFETY: PyImport_GetModule returns a new reference or NULL. NULL without an exception means that the module is
+    // not loaded.
     let module = unsafe { Bound::from_owned_ptr_or_opt(py, ffi::PyImport_GetModule(name.as_ptr())) };
     let Some(module) = module else { return PyErr::take(py).map_or(Ok(None), Err) };
     let begun = module.getattr("__spec__").and_then(|spec| spec.getattr("_initializing"));
@@ -85,10 +86,10 @@ fn loaded<'py>(py: Python<'py>, name: &str) -> PyResult<Option<Bound<'py, PyAny>
 }
 
 impl NumPy {
-    /// Returns entry `index` of the table, for which NumPy's headers declare the type `T`.
+    /// Returns entry `index` of the table as a value of type `T`.
     ///
     /// # Safety
-    /// `T` is the pointer type or function pointer type of this entry.
+    /// `T` is the type that NumPy's headers declare for this entry.
     unsafe fn entry<T: Copy>(self, index: usize) -> T {
         const { assert!(size_of::<T>() == size_of::<*const c_void>()) };
         // SAFETY: the table has more than 300 entries in every version of NumPy, and is never freed.
@@ -111,7 +112,8 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn item_size(self, dtype: *const c_void) -> npy_intp {
-        // SAFETY: the caller guarantees an existing built-in dtype, whose layout depends on the version of NumPy.
+        // SAFETY: the caller guarantees an existing built-in dtype. The layout of dtypes depends on the version of
+        // NumPy.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).1.elsize
@@ -124,7 +126,8 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing built-in dtype.
     pub unsafe fn has_metadata(self, dtype: *const c_void) -> bool {
-        // SAFETY: the caller guarantees an existing built-in dtype, whose layout depends on the version of NumPy.
+        // SAFETY: the caller guarantees an existing built-in dtype. The layout of dtypes depends on the version of
+        // NumPy.
         unsafe {
             let metadata = if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).1.metadata
@@ -141,7 +144,8 @@ impl NumPy {
     /// # Safety
     /// `dtype` is an existing `datetime64` or `timedelta64`.
     pub unsafe fn unit_of(self, dtype: *const c_void) -> *mut PyArray_DatetimeDTypeMetaData {
-        // SAFETY: the caller guarantees an existing built-in dtype, whose layout depends on the version of NumPy.
+        // SAFETY: the caller guarantees an existing built-in dtype. The layout of dtypes depends on the version of
+        // NumPy.
         unsafe {
             if SECOND.load(Ordering::Relaxed) {
                 (*dtype.cast::<SecondDescr>()).2[3].cast()
@@ -174,7 +178,7 @@ impl NumPy {
         ) -> *mut ffi::PyObject;
         let py = dtype.py();
         // SAFETY: entry 2 is PyArray_Type, and entry 94 is PyArray_NewFromDescr, which takes ownership of the dtype.
-        // The call returns a new reference, or NULL with an exception.
+        // This function returns a new reference, or NULL with an exception.
         unsafe {
             let new: New = self.entry(94);
             let (dimensions, no_parent) = (shape.len() as c_int, std::ptr::null_mut());

@@ -33,7 +33,8 @@ impl PyObedience {
         Self(Obedience::new(dispatches))
     }
 
-    /// Returns the next step of a command, and whether the child acknowledges the command before and after the step.
+    /// Returns the next step of a command, whether the child must acknowledge the command before this step, and whether
+    /// after it.
     fn obey(&mut self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
         Ok(match self.0.obey(command(kind, number)?) {
             Step::Leave => ("leave", false, false),
@@ -71,7 +72,7 @@ impl PyReplacing {
     }
 
     /// Records that a child has exited. Returns how many processes have exited at the child's current item, whether
-    /// this process was not counted before, and whether the loader must give up.
+    /// this process is counted for the first time, and whether the loader must give up.
     fn judge(
         &mut self,
         child: usize,

@@ -1,7 +1,7 @@
 //! Provides the Python class `Meeting`, which connects the ranks of a distributed program by sockets.
 //!
-//! In a forked child, all methods raise an error, because the child has no background thread. Nothing is dropped,
-//! because the child may have inherited a locked lock.
+//! In a forked child, all methods raise an error, because the background thread exists only in the parent. The child
+//! also never drops the connections, because dropping would require a lock that may never be released in the child.
 
 use std::mem::ManuallyDrop;
 use std::net::{TcpListener, TcpStream};
@@ -55,7 +55,8 @@ impl PyMeeting {
         meeting.clone().ok_or_else(|| PyRuntimeError::new_err("the meeting of ranks was closed"))
     }
 
-    /// Returns the result of an operation. After the timeout, the method waits until the ranks at fault are known.
+    /// Returns the result of an operation. After a timeout, also waits until the hub has decided which ranks are at
+    /// fault.
     fn end_of(&self, py: Python<'_>, operation: u64, timeout: f64) -> PyResult<Result<i64, Blame>> {
         let meeting = self.get()?;
         let mut answer = None;
@@ -79,8 +80,7 @@ impl PyMeeting {
 
 #[pymethods]
 impl PyMeeting {
-    /// Creates the `Meeting` of rank 0, to which the other `size - 1` ranks connect through the listening socket
-    /// `descriptor`.
+    /// Creates the `Meeting` of rank 0. All higher ranks connect through the listening socket `descriptor`.
     #[staticmethod]
     fn host(descriptor: RawFd, size: u32, hello: [u8; 16], welcome: [u8; 16]) -> PyResult<Self> {
         let listener = TcpListener::from(take_fd(descriptor)?);

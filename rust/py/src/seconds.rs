@@ -1,4 +1,4 @@
-//! Converts times in seconds, which come from Python, to durations.
+//! Converts times in seconds to durations.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! Exchanges the module variables and random number generators of two shards when a worker process switches between the
 //! shards.
 //!
-//! The exchange of two shards runs no Python code, so a signal handler never finds a mixture of their variables.
+//! The exchange runs no Python code, so a signal handler never finds variables of both shards mixed together.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -52,7 +52,7 @@ pub struct SavedGlobals {
     memory: Vec<Vec<u8>>,
     #[pyo3(get)]
     is_away: bool,
-    /// Whether `save` and `load` can exchange this shard's state with another shard's state.
+    /// Whether `save` and `load` are sufficient to switch from this shard to another shard.
     #[pyo3(get, set)]
     is_all: bool,
 }

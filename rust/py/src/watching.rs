@@ -14,7 +14,7 @@ pub fn watch(_py: Python<'_>) -> &'static Watch {
     watching::watch(tell)
 }
 
-/// If the watching thread must wait for the GIL here, its next report is delayed.
+/// Waiting for the GIL here only delays the next report.
 fn tell(stall: &Stall) {
     Python::try_attach(|py| {
         if let (true, Some(on_stall)) = (stall.lasts(), ON_STALL.get(py))

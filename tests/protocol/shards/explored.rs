@@ -1,4 +1,4 @@
-//! Explores all interleavings of loaders in which workers run several shards.
+//! Explores all interleavings of loaders that have more shards than workers.
 
 use super::Shards;
 use crate::explore::{explore, holds};

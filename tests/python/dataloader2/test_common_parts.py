@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore")]
 
 SPLITS = 6
 NUMBERS = (0, 1, 2, 3, 5, 8)
-#: The number of workers with which a state is saved, and the number with which it is loaded.
+#: Pairs of worker counts: a state is saved with the first count and loaded with the second count.
 PAIRS = [(2, 0), (0, 2), (1, 3), (3, 8), (8, 2)]
 
 
@@ -329,7 +329,7 @@ def test_streams_do_not_wait_for_other_shards(workers: int, tmp_path: Path) -> N
 
 
 class EpochCounter(IterDataPipe[Any]):
-    """A pipe of the user that counts its iterations, and yields its items in another order in each iteration."""
+    """A user-defined pipe that counts its iterations, and yields its items in another order in each iteration."""
 
     def __init__(self, source: Any) -> None:
         self.source, self.epoch = source, 0
@@ -351,7 +351,7 @@ class SavedCounter(EpochCounter):
 
 
 class Through(IterDataPipe[Any]):
-    """A user-defined pipe, so that the shards of a process share no pipes."""
+    """A user-defined pipe that prevents the shards of a process from sharing pipes."""
 
     def __init__(self, source: Any) -> None:
         self.source = source
@@ -394,7 +394,7 @@ class PositionCounter(EpochCounter):
 
 
 def is_kept_in_second_epoch(item: Any) -> bool:
-    """Rejects many items of one shard, so that the other shards must wait for this shard."""
+    """Rejects many items of one shard in the second epoch. The remaining shards must wait for this shard."""
     return item[1] != 2 or item[2] % 4 != 1 or item[2] > 30
 
 
@@ -465,8 +465,8 @@ def test_the_shards_of_a_loaded_state_last_for_one_epoch(form: str) -> None:
 
 @contextmanager
 def interrupted_at(moment: int) -> Iterator[list[int]]:
-    """A signal handler raises KeyboardInterrupt before instruction `moment` of `common_parts`. Yields a list with the
-    number of executed instructions."""
+    """Sends SIGINT to this process after it has executed `moment` instructions of `common_parts`. Yields a list with
+    the number of executed instructions."""
     executed, files = [0], (common_parts.__file__, reused_objects.__file__)
 
     def trace(frame: Any, event: str, _arg: Any) -> Any:

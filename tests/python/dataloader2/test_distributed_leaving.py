@@ -1,4 +1,4 @@
-"""If a rank leaves its loop, shuts down or exits, the remaining ranks raise errors and leave nothing behind."""
+"""If a rank leaves its loop, shuts down or exits, the remaining ranks raise errors and release everything."""
 
 import threading
 import time

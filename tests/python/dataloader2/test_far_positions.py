@@ -1,4 +1,4 @@
-"""Resuming late in a file reads as many bytes as resuming early. Streams and indices: test_streams_with_states.py."""
+"""Resuming near the end of a file reads no more bytes than resuming near its beginning."""
 
 import io
 import multiprocessing

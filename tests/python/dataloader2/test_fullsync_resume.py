@@ -1,4 +1,4 @@
-"""All ranks run the same number of steps, even if they reread different numbers of items when they resume."""
+"""All ranks run the same number of steps, even if some ranks must reread more items than other ranks on a resume."""
 
 import random
 import sys

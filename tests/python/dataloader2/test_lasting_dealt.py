@@ -205,7 +205,7 @@ def test_lasting_state_of_the_dispatching_process_is_saved_although_no_worker_se
 
 
 class CountingItsEnds(IterDataPipe[int]):
-    """A pipe that counts its complete iterations. Its slow `state_dict` makes snapshots rare."""
+    """A pipe that counts its complete iterations. Workers send few snapshots, because `state_dict` is slow."""
 
     def __init__(self, source: Any) -> None:
         self.source, self.ends = source, 0

@@ -61,7 +61,7 @@ def order_of(epoch: int) -> list[int]:
 def test_workers_read_the_epoch_that_was_set_in_the_main_process(
     dataset: type[Epochs], form: str, method: str, numbers: list[tuple[int | None, int]]
 ) -> None:
-    """`numbers` are pairs of an epoch set in the main process, and the epoch that workers read."""
+    """Each pair in `numbers` is an epoch that the main process sets, and the epoch that the workers then read."""
     epochs, service = dataset(), MultiProcessingReadingService(2, method)
     end = service.initialize(getattr(IterableWrapper(epochs, deepcopy=False), form)())
     try:

@@ -1,4 +1,4 @@
-"""Within an epoch, a loader refuses a state, an adapter or a batch size that changes a setting of a pipe."""
+"""Within an epoch, a loader refuses states, adapters and batch sizes that would change the settings of a pipe."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Each kind of random seed is equal in all processes or different in each worker, and is reproducible as documented."""
+"""Random seeds that must be equal in all processes are equal. Seeds that must differ between workers differ."""
 
 import copy
 import pickle

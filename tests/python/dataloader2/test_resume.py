@@ -201,7 +201,7 @@ print(json.dumps(found))
 
 
 def test_snapshots_of_any_size_reach_main_whole():
-    """A snapshot of up to 4 KiB is sent inside a message, and a larger snapshot in a block of shared memory."""
+    """Snapshots of up to 4 KiB are sent inside a message, and larger snapshots in a block of shared memory."""
     for whose, sizes in json.loads(output_of(OF_ANY_SIZE)).items():
         assert sum(size < 4096 for size in sizes) > 2, (whose, sizes)
         assert sum(4096 < size < 10_000 for size in sizes) > 2, (whose, sizes)

@@ -1,4 +1,4 @@
-"""With `splits`, an item does not wait for other shards if the source will overwrite the item's memory."""
+"""With `splits`, items are not buffered for other shards if their source will overwrite the memory of the items."""
 
 import array
 import ctypes

@@ -27,7 +27,7 @@ class Access(enum.Flag):
 
 
 class Nameless:
-    """An object that cannot be sorted."""
+    """A class without an order, so that sets of its objects cannot be sorted."""
 
 
 SETS: dict[str, set[Any]] = {

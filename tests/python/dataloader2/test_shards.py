@@ -120,7 +120,7 @@ def test_the_rest_of_an_epoch_keeps_the_number_of_workers_that_began_it(number: 
     with loader(form, old) as made:
         first, states = with_states(made)
         later = list(made)
-    # If pipes keep state between epochs, later epochs also keep the old number of shards.
+    # If pipes keep state between epochs, later epochs also have the number of shards of the interrupted epoch.
     following = later if lasts(FORMS[form]()) else epochs_of(loader(form, new))[1]
     for place in sorted({1, len(first) // 2, len(first) - 1}):
         assert epochs_of(loader(form, new, states[place - 1])) == [first[place:], following], place
@@ -266,7 +266,7 @@ def test_states_of_all_ranks_resume_with_another_number_of_ranks(form: str, old:
     (ranks, workers), count = old, 2
     whole = [got for got, _ in of_ranks(form, ranks, workers, None)]
     states = {rank: state for rank, (_, state) in enumerate(of_ranks(form, ranks, workers, count))}
-    # `left` contains the remaining items of each shard, ordered by worker and then by rank.
+    # The remaining items of each shard, ordered by worker and then by rank.
     left = [[*got[worker::workers][len(range(worker, count, workers)) :]] for worker in range(workers) for got in whole]
     turn = count % workers * ranks
     expected = []

@@ -224,7 +224,7 @@ def test_a_snapshot_with_a_wrong_description_of_the_filled_cache_is_refused(fill
 
 
 def long_loader(**options: Any) -> Any:
-    """Returns a loader whose workers do not reach the end of the epoch before the first item is read."""
+    """Returns a loader of a long epoch, so that its workers are still running when the first item is read."""
     pipe: Any = IterableWrapper(range(40)).sharding_filter().map(drawing).in_memory_cache().map(added)
     options |= {"worker_prefetch_cnt": 1, "main_prefetch_cnt": 1, "snapshot_budget": BUDGET}
     return begun(DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, **options)))

@@ -40,7 +40,7 @@ TARGETS = "loader_value,loader_bytes,graph_value,plain_pickle"
 
 ITEMS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 0, 7]
 
-#: Rows of `pipes_table` whose states need pickle.
+#: Names of rows in `pipes_table` with states that only pickle can encode.
 ONLY_PICKLED = {"sampler"}
 
 

@@ -1,4 +1,4 @@
-"""A stream without a state is reread up to the saved position. Other items than at first are an error."""
+"""A stream without a state is reread up to the saved position. An error is raised if the reread items differ."""
 
 import datetime
 import json

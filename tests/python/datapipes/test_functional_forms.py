@@ -1,4 +1,4 @@
-"""A functional form can be registered a second time only by rerunning the notebook cell of its class."""
+"""A functional form can be registered twice only if a notebook cell that defines its class runs again."""
 
 import subprocess
 import sys

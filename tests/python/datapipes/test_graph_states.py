@@ -1,4 +1,4 @@
-"""Graphs for which saving or loading a state once failed are saved and loaded correctly."""
+"""Tests graphs that earlier versions could not save or load correctly."""
 
 import inspect
 import io

@@ -1,4 +1,4 @@
-"""Tests single iter pipes, in addition to the tests of all pipes in `test_pipes_model.py`."""
+"""Tests details of iterable-style pipes that the common tests in `test_pipes_model.py` do not cover."""
 
 import io
 import pickle

@@ -213,7 +213,7 @@ AT_ONCE = 12
 
 @pytest.mark.parametrize("first", range(0, len(IN_WORKERS), AT_ONCE), ids=lambda first: IN_WORKERS[first].name)
 def test_two_workers_each_process_their_share(first: int) -> None:
-    """One loader runs the pipes of several table rows, because starting workers for each row would take long."""
+    """Each loader reads the pipes of several table rows, because starting workers for each row would take long."""
     rows = IN_WORKERS[first : first + AT_ONCE]
     pipes = [row.build(lambda: IterableWrapper(ITEMS).sharding_filter(), **row.example) for row in rows]
     tagged = [pipe.map(partial(named, row.name)) for row, pipe in zip(rows, pipes, strict=True)]

@@ -80,7 +80,7 @@ def kept_pointer(array):
     return array, np.ctypeslib.as_array(pointer, SHAPE), pointer
 
 
-#: Each function returns an object to send, and an object through which the test later writes to the sent memory.
+#: Each function returns an object to send, and an object that can still change the memory of the sent object.
 KEPT = {
     "the array": lambda array: (array, array),
     "a view": lambda array: (array, array[:]),
@@ -204,7 +204,7 @@ class TestTensors:
             assert bool((item["x"][0] == number).all())
             assert self.most_blocks(loopback, item["x"][0]) <= 2  # the previous item may still be in use
 
-    # The first function returns an object that shares memory with the sent tensor. The second function writes to it.
+    # The first function returns an object that shares memory with a tensor, and the second function changes the tensor.
     KEPT: ClassVar = {
         "the tensor": (lambda t: t, lambda t: t.fill_(9)),
         "a view": (lambda t: t[3:4], lambda t: t.fill_(9)),

@@ -155,7 +155,7 @@ class Comparison:
 
     @staticmethod
     def has_identity(value):
-        """Mutable values keep their identity, and so do long strings, because sending them twice would be slow."""
+        """Returns whether two references to `value` must still refer to one object after it was sent."""
         if isinstance(value, (str, bytes)):
             return len(value) >= LONG_STRING
         if isinstance(value, tuple):

@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-#: Spawn and forkserver are tested with only some kinds of hangs, because starting workers takes long.
+#: Starting workers by spawn or forkserver takes long, so only some kinds of hangs are tested with them.
 CASES = [("loop", "fork", ""), *zip(WAYS, itertools.repeat("fork"), itertools.cycle(("", "before", "behind")))]
 CASES += [
     ("stop", "spawn", ""),

@@ -98,7 +98,7 @@ def test_a_child_sets_its_name_once_and_keeps_a_name_set_by_the_program(tmp_path
     assert told == "child 1234\n"
 
 
-#: A program that kills itself while a child of its worker waits for the program's exit.
+#: A program that kills itself. A child of a worker waits until the program has exited.
 ENDED = """
 import multiprocessing, os, signal, sys
 from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService

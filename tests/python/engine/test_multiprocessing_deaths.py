@@ -1,4 +1,4 @@
-"""Processes that exit, hang or are interrupted are reported in time, and leave no process or memory behind."""
+"""Processes that exit, hang or are interrupted are reported in time, and all memory is released."""
 
 import gc
 import os
@@ -48,7 +48,7 @@ class Kills:
 
 @pytest.mark.parametrize(("method", "number"), with_methods(signal.SIGSEGV, signal.SIGKILL))
 def test_a_killed_worker_is_reported_after_the_items_that_it_had_sent(method, number, tmp_path):
-    # The worker that will be killed waits for this file, so that it does not exit before the other worker has started.
+    # The worker that kills itself first waits for this file, which appears once the second worker has started.
     others_are_up = tmp_path / "up"
     datapipe = IterableWrapper(range(40)).sharding_filter().map(Kills(13, number, others_are_up))
     received = []
@@ -259,7 +259,7 @@ def test_memory_of_a_long_run_is_flat():
             if i in (1000, 3000):
                 gc.collect()
                 samples.append(usage(pids))
-        # Workers sent 0.6 GB between the two measurements, so a growth of less than 20 MB is noise.
+        # Workers sent 0.6 GB between the two measurements, so a leak would be far larger than 20 MB.
         assert samples[1] - samples[0] < 20_000, samples
 
 

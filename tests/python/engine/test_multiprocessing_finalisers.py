@@ -1,4 +1,4 @@
-"""If Ctrl-C arrives while a loader is deleted, KeyboardInterrupt is raised, and no process or memory is left behind."""
+"""If Ctrl-C arrives while a loader is deleted, KeyboardInterrupt is raised, and all processes and memory are freed."""
 
 import contextlib
 import ctypes
@@ -29,7 +29,7 @@ def as_callback(function):
     return function
 
 
-#: Python calls a signal's Python handler only at the next line of Python code.
+#: Simulates Ctrl-C from C code. Python calls the signal's handler only at the next line of Python code.
 press = as_callback(ctypes.pythonapi["PyErr_SetInterrupt"])
 collect = as_callback(ctypes.pythonapi["PyGC_Collect"])
 

@@ -4,8 +4,8 @@ import pytest
 
 from programs import run
 
-#: Each attempt runs in a forked process, because a process receives its first array only once. Shortly before the
-#: worker sends the array, it sends a signal, whose handler in the main process raises an exception.
+#: Each attempt runs in a forked process, because a process receives its first array only once. The worker sends SIGINT
+#: shortly before the array, so that the main process's handler raises an exception at about this time.
 TRIES = """
 import os, signal, sys, time
 if {loaded}:

@@ -18,7 +18,7 @@ from process_checks import MULTIPROCESSING, loader, nothing_is_left, wait_for  #
 from torchdata.datapipes.iter import IterableWrapper
 
 COUNT = 24
-#: The ways in which a forked process leaves the user's function, with the exit codes that its parent receives.
+#: How a forked process leaves the user's function, and the resulting exit code of the process.
 WAYS = {
     "returns": 0,
     "raises": 1,
@@ -69,7 +69,7 @@ def expected(way):
     return [(x, None if x % 3 else WAYS[way]) for x in range(COUNT)]
 
 
-# A random test in this file covers the combinations that are missing here.
+# `test_random_forks_in_all_families_change_nothing` tests the remaining combinations.
 @pytest.mark.parametrize(
     ("family", "way"),
     [*(("DataLoader2", way) for way in WAYS), *itertools.product(list(FAMILIES)[1:], ["returns", "raises late"])],

@@ -161,7 +161,7 @@ def press_at_random(script, phase, method, tries, seed=0):
     [*with_methods("start", "iterate", "shut_down", "shut_down_stuck", "drop"), ("forkserver", "shut_down")],
 )
 def test_ctrl_c_at_any_moment_raises_one_keyboard_interrupt_and_leaves_nothing(script, phase, method):
-    # Each shutdown of a hanging worker takes long, so `shut_down_stuck` is tried only once.
+    # `shut_down_stuck` is tried only once, because shutting down a hanging worker takes long.
     tries = 1 if phase == "shut_down_stuck" else TRIES[method]
     seconds, noise = press_at_random(script, phase, method, tries)
     assert noise == []
@@ -200,7 +200,7 @@ class Handler:
         self.calls += 1
 
 
-#: A module in which the forking process kills itself after its first fork, before it returns the child's id.
+#: A module that makes the forking process kill itself before it returns the id of its first child.
 LATE_SERVER = """
 import os, signal, time
 from torchdata._engine.processes.forking_process import _ForkingProcess

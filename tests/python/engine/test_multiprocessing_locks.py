@@ -170,7 +170,7 @@ def run_apart(script, output):
     assert run.returncode == 0
 
 
-#: Python calls the hooks that run before a fork in reverse order, so the program registers its hook first.
+#: The program registers its fork hook before the package does, because Python calls these hooks in reverse order.
 IMPORTING = """
 import gc, os, sys, threading, time
 

@@ -51,7 +51,7 @@ def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(mo
     # Torch decides once per process whether it aligns tensors to pages, and a forked worker would inherit the decision.
     with loader(pipe, num_workers=1, multiprocessing_context="spawn") as dl:
         grown = list(dl)
-    # After 60 items, all further tensors must fit into memory that earlier tensors have freed.
+    # After 60 items, new tensors must mostly reuse the memory of earlier tensors.
     assert grown[-1] - grown[60] < 12 * LargeTensors.SIZE
 
 
@@ -110,7 +110,7 @@ def test_arrays_that_are_deleted_one_by_one_do_not_wake_the_worker():
             while arrays:
                 arrays.pop()
                 time.sleep(0.0002)
-            # A worker that waits for space wakes up ten times a second, to check whether the main process still exists.
+            # A waiting worker wakes up ten times a second, to check whether the main process still exists.
             counts.append(switches(pid) - before - 10 * (time.monotonic() - began))
         assert sorted(counts)[2] < 40, counts
 

@@ -189,7 +189,7 @@ def test_functions_that_are_called_in_the_middle_of_an_epoch_leave_it_running(di
         assert received == list(in_turn(shares))
         assert list(dl) == received
     children = workers + dispatch
-    # Each child calls the function three times, and the main process calls it once.
+    # `mark` is called three times in each child, and once in the main process.
     assert len((tmp_path / "calls").read_text().split()) == 3 * children + 1
 
 
@@ -267,7 +267,7 @@ class DiesBehindItems(IterDataPipe):
 @pytest.mark.parametrize("busy", ["a signal handler", "a thread"])
 def test_an_exit_while_the_main_process_is_busy_raises_an_error_after_all_sent_items(busy):
     received = []
-    # The thread holds the interpreter's lock for a long time.
+    # This thread keeps the main process from running other Python code for a long time.
     thread = threading.Thread(target=lambda: sum(x * x for x in range(3 * 10**6)))
     with handling(lambda *_: time.sleep(0.7), signal.SIGALRM), loader(DiesBehindItems(3), 1) as dl:
         iterator = iter(dl)

@@ -4,8 +4,8 @@ import pytest
 
 from programs import run
 
-#: Helper objects are created only once per process, so the program forks a process for each attempt. In the forked
-#: process, several threads create loaders while another thread sends items.
+#: Each attempt runs in a forked process, because a process creates the helper objects of loaders only once. In this
+#: forked process, several threads create loaders while another thread sends items.
 ROUNDS = """
 import sys, threading, time, traceback
 import torchdata.datapipes.iter, torchdata.dataloader2

@@ -1,4 +1,4 @@
-"""If a signal handler raises during a wait of the extension, the wait ends, and no item or message is lost."""
+"""If a signal handler raises while the extension waits, the wait ends, and no item or message is lost."""
 
 import contextlib
 import signal
@@ -34,7 +34,7 @@ class Message:
         self.sender.send_message("come")
 
     def close(self):
-        """Does nothing. Subclasses override this method to stop their threads."""
+        """Does nothing. Subclasses stop their threads here."""
 
 
 class Item(Message):

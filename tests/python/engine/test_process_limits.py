@@ -1,4 +1,4 @@
-"""If a loader cannot start because of the limit of processes, an error is raised, and nothing is left behind."""
+"""If the limit on processes prevents a loader from starting, an error is raised, and everything is cleaned up."""
 
 import itertools
 import json

@@ -78,10 +78,10 @@ class Loader(Iterator[Any]):
 
 
 class Way(NamedTuple):
-    #: Begins reading, given the number of items, a function for each item, and a state or None.
+    #: Starts a reader, given the number of items, a function to apply to each item, and a saved state or None.
     begin: Callable[[int, Function, Any], Any]
     in_order: bool = True
-    #: Whether a reader yields further items after the function has raised an error.
+    #: Whether the reader can continue after the function has raised an error.
     goes_on: bool = True
 
 
@@ -198,7 +198,7 @@ class Gate:
         return number
 
 
-#: The test presses Ctrl-C only in code of this folder, because other code could end the test program.
+#: The test raises KeyboardInterrupt only in code of this folder, because other code could end the test program.
 PACKAGE = os.path.dirname(torchdata.__file__) + os.sep
 
 

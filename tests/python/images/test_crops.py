@@ -98,7 +98,7 @@ def test_the_first_crop_that_fits_is_used() -> None:
         def random(self) -> float:
             return self.numbers.pop(0)
 
-    # The first crop is wider than the image.
+    # The first drawn crop is wider than the image, so a second crop is drawn.
     rng = Given(1.0, 1.0, (0.25 - 0.08) / 0.92, 0.5, 0.0, 0.999)
     assert random_resized_crop(rng, 100, 100) == (50, 0, 100, 50)
     assert rng.numbers == []

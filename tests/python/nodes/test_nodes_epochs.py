@@ -55,7 +55,7 @@ GRAPHS: dict[str, Callable[[Kind], tn.BaseNode[Any]]] = {
 }
 
 
-#: How many items the loop reads of each epoch, or None for a complete epoch.
+#: The number of items that are read in each epoch, or None for a complete epoch.
 PLANS: list[Plan] = [[None, None, None, None], [2, None, None, None], [1, 3, None, None]]
 
 
@@ -231,7 +231,7 @@ def test_after_abandoned_epochs_a_stream_resumes_where_it_continued(kind: Kind, 
 
 
 class StartsOver(TakesOnce):
-    """Returns itself from `__iter__`. Each later call of `__iter__` moves the position back to the beginning."""
+    """Returns itself from `__iter__`. All calls except the first move the position back to the beginning."""
 
     def __iter__(self) -> Any:
         self.place, self.start = self.start, 0

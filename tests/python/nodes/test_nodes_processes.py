@@ -1,4 +1,4 @@
-"""ParallelMapper over processes returns results, reports errors and process exits, and leaves no process behind."""
+"""ParallelMapper over processes returns results, reports errors and process exits, and ends all its processes."""
 
 import gc
 import os
@@ -211,5 +211,6 @@ def test_the_processes_end_with_the_program_however_it_ends(body: str, tmp_path:
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_that_have_imported_torch() -> None:
-    """Starts the server that forks programs before the tests, so that `nothing_is_left` does not report the server."""
+    """Starts the server of `rank_forkserver` before the tests, so that `nothing_is_left` does not report this
+    process."""
     rank_forkserver.imports("torch")

@@ -14,7 +14,7 @@ def judge(request: pytest.FixtureRequest) -> Iterator[NodesJudge]:
         yield judge
 
 
-#: The seeds of the tested programs. With the last seed, an epoch once had more items than the driver reads.
+#: The seeds of the tested programs. The last seed draws an unusually long epoch.
 SEEDS = [*(range(first, first + 2) for first in (1, 11, 91)), range(973_676, 973_677)]
 
 

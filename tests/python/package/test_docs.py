@@ -91,7 +91,7 @@ def test_an_example_of_the_readme_prints_what_it_shows(number: int, tmp_path: Pa
     script.write_text(code, encoding="utf-8")
     run = run_program(script, server=with_torch() if doc_blocks.NEEDS_TORCH.search(code) else without_torch())
     assert (run.returncode, run.stderr) == (0, "")
-    # In the output that the README shows, `...` stands for text that differs between machines.
+    # `...` in the README's output replaces text that differs between machines.
     assert doctest.OutputChecker().check_output(shown, run.stdout, doctest.ELLIPSIS), run.stdout
 
 
@@ -121,7 +121,7 @@ def test_existing_features_are_not_reported_as_missing() -> None:
                 exec(compile(program, entry[:60], "exec"), dict(KNOWN))
 
 
-#: Matches names of files and folders in backticks. A name with braces or stars stands for several files.
+#: Matches names of files and folders in backticks. A name with braces or stars means several files.
 FILE_NAMES = re.compile(r"`([\w./{}*,-]+(?:\.(?:py|pyi|rs|md|toml|yml|svg)|/))`")
 FENCED = re.compile(r"^```.*?^```$", re.M | re.S)
 MADE = ("target/", ".bench/", "dist/")
@@ -185,7 +185,7 @@ PAGES = sorted((ROOT / "docs").rglob("*.md"))
 
 
 def test_examples_that_start_workers_have_a_guard() -> None:
-    """From Python 3.14 on, worker processes import the user's program, so the program needs a `__main__` guard."""
+    """From Python 3.14 on, workers import the user's program, so examples with workers need a `__main__` guard."""
     blocks = [code for code, _ in examples()]
     blocks += [example.block.code for page in PAGES for example in doc_blocks.examples(page)]
     starting = [code for code in blocks if starts_workers(code)]

@@ -11,13 +11,13 @@ import pytest
 
 import torchdata
 
-#: The compiled extension has no source that can be searched for docstrings.
+#: The compiled extension contains no Python source, so it is not searched for docstrings.
 SKIPPED = ("torchdata._native",)
 
 OF_TORCH = ("torchdata.nodes", "torchdata.stateful_dataloader")
 TORCH = importlib.util.find_spec("torch") is not None
 
-#: Examples that need PyTorch, and examples that print NumPy arrays only if PyTorch is not installed.
+#: Examples that need PyTorch (first set), or that print NumPy arrays only without PyTorch (second set).
 NEED_TORCH = {"torchdata.dataloader2.reading_service.SequentialReadingService"}
 SHOW_ARRAYS = {"torchdata.datapipes.iter.Collator", "torchdata.datapipes.utils.collate.default_collate"}
 

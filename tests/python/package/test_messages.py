@@ -81,7 +81,7 @@ def length_of_uneven_split() -> None:
 NO_LENGTH = r"instance doesn't have valid length$"
 FUNCTION_LENGTH = r"length relies on the output of its function\."
 
-#: Each row contains a call, the type of its exception or warning, and fragments of the message.
+#: Each row contains a call, the type of the exception or warning that it causes, and fragments of the message.
 ROWS: list[tuple[Any, ...]] = [
     (dispatched, KeyError, "Caught KeyError in dispatching process", "Original Traceback", "KeyError: 'text for a'"),
     (lambda: ints().cycle(-1), ValueError, "Expected non-negative count"),

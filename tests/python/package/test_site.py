@@ -187,7 +187,7 @@ def test_the_side_bar_leads_from_names_of_the_api_to_guides(pages: dict[Path, Pa
     assert not [where for where, title in entries if title in ("Nodes", "StatefulDataLoader") and "internals" in where]
 
 
-#: Names with an underscore that pages may contain, because users define these names.
+#: Users define these names, so pages may contain them despite the underscore.
 DEFINED = {"_pause", "_resume", "_limit", "_validate", "_get_new_weighted_sampler", "_sampler", "_first", "self._first"}
 
 

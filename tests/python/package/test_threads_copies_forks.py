@@ -44,7 +44,7 @@ class Numbers:
 
 
 class Generated(IterDataPipe[int]):
-    """A pipe whose `__iter__` is a generator function. Python forbids two threads to run one generator at once."""
+    """A pipe with a generator function as `__iter__`. Two threads cannot run one generator at the same time."""
 
     def __init__(self, count: int) -> None:
         self.count = count

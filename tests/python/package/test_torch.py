@@ -81,7 +81,7 @@ def test_torchs_graph_tools_work_on_our_graphs() -> None:
         graph_settings.apply_random_seed(pipe, torch.Generator().manual_seed(5))
         orders.append(list(pipe))
     assert orders[0] == orders[1] != list(range(2, 21, 2))
-    # The package has removed the pickle hooks that torch's graph tools set.
+    # torch's graph tools do not remove their pickle hooks, so the package must remove them.
     assert list(pickle.loads(pickle.dumps(IterableWrapper([1, 2])))) == [1, 2]
 
 
@@ -170,7 +170,7 @@ def test_a_running_pipe_may_search_and_change_the_graph_below_it() -> None:
     pipe = Cutting(IterableWrapper([1, 2, 3, 4]).sharding_filter().map(plus_one))
     with DataLoader2(pipe) as loader:
         assert list(loader) == [3, 21, 4, 31, 5, 41, 6, 51]
-    # Each item makes `Cutting` insert a sharded source of two items, of which each worker yields only one.
+    # For each item, `Cutting` inserts a sharded source of two items. Each worker yields one of these two items.
     for method in ("fork", "spawn"):
         with DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, method)) as loader:
             assert list(loader) == [3, 31, 5, 51]

@@ -167,7 +167,7 @@ def checked(code: str, folder: Path) -> list[str]:
     pytest.importorskip("mypy", reason="mypy is a tool of development")
     sample = folder / "sample.py"
     sample.write_text(code, encoding="utf-8")
-    # mypy reuses the cache of `make lint`, because the folder and the options are the same.
+    # mypy can reuse the cache of `make lint`, because it runs in the same folder with the same options.
     sources = "python" if PACKAGE.parent == ROOT / "python" else str(PACKAGE.parent)
     run = run_python("-m", "mypy", "--strict", "--no-error-summary", sample, folder=ROOT, MYPYPATH=sources)
     assert run.stderr == ""

@@ -68,7 +68,7 @@ def resumed(made: Any, state: Any) -> list[Any]:
 
 
 class Saving:
-    """A profiler that saves a state of a loader at each `step`-th call, as a signal handler could do."""
+    """A profiler that saves a loader's state at each `step`-th function call, as a signal handler could do."""
 
     def __init__(self, loader: Any, step: int) -> None:
         self.loader, self.step, self.calls = loader, step, 0
@@ -81,7 +81,7 @@ class Saving:
 
 
 BEFORE = ["nothing", "an epoch", "a break", "a loaded state between epochs", "a loaded state from within an epoch"]
-#: Starting workers takes long, so each loader with workers is tested with only two elements of `BEFORE`.
+#: Starting workers takes long, so only two elements of `BEFORE` are tested with each loader that has workers.
 PAIRS = itertools.product(enumerate(with_workers([*LOADERS])), enumerate(BEFORE))
 CASES = [(*case, before) for (i, case), (j, before) in PAIRS if not case[1] or (i + j) % 5 < 2]
 

@@ -1,4 +1,4 @@
-"""If workers of a StatefulDataLoader fail, an error is raised, and no processes or shared memory are left behind."""
+"""If workers of a StatefulDataLoader fail, an error is raised, and all processes and shared memory are cleaned up."""
 
 import gc
 import multiprocessing
@@ -267,7 +267,7 @@ def test_only_persistent_workers_outlive_an_epoch() -> None:
 
 ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
 
-#: A program whose forked children create a loader, and then exit in one of the ways in `ENDS`.
+#: A program that forks children. Each child creates a loader, and then exits as an element of `ENDS` describes.
 PROGRAM = f"""
 import os, sys, time
 from torch.utils.data import Dataset

@@ -111,7 +111,7 @@ def test_after_ctrl_c_the_number_of_the_next_epoch_changes_neither_the_rest_of_a
     def make(epoch: int) -> Any:
         sampler = (StatefulDistributedSampler if is_stateful else DistributedSampler)(range(9), 1, 0)
         sampler.set_epoch(epoch)
-        # A `BatchSampler` around the stateful sampler would end at Ctrl-C, because it is a generator.
+        # `BatchSampler` uses a generator, which ends at Ctrl-C, so the stateful sampler is tested without it.
         batches: Any = {"sampler": sampler} if is_stateful else {"batch_sampler": BatchSampler(sampler, 1, False)}
         return StatefulDataLoader(Indexed(9), **batches), sampler
 
@@ -134,7 +134,7 @@ def test_after_ctrl_c_the_number_of_the_next_epoch_changes_neither_the_rest_of_a
     assert number > 200
 
 
-# A signal handler cannot resume the interrupted generator of a sampler.
+# With "ranks", the sampler is a generator. A signal handler that interrupts a generator cannot resume it.
 @pytest.mark.parametrize("kind", [kind for kind in SMALL if kind != "ranks"])
 def test_without_workers_a_state_saved_at_each_call_is_exact(kind: str) -> None:
     assert check_states_at_each_call(SMALL[kind], 7) > 5

@@ -1,4 +1,4 @@
-"""After a resume, the rest of the epoch and later epochs have the same order as without a stop, for all samplers."""
+"""A resumed epoch and the epochs after it have the same order as in an uninterrupted run, with every sampler."""
 
 import itertools
 import json
@@ -19,9 +19,9 @@ from random_stateful.orders import SAMPLERS
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import StatefulDistributedSampler
 
-#: The samplers whose state restores the order of each epoch without a call of `set_epoch`.
+#: Samplers that restore the order of each epoch from their state, without a call of `set_epoch`.
 NAMES = [name for name in SAMPLERS if not name.endswith(("set_epoch", "counts epochs"))]
-#: One sampler for each way to draw an order. The main process draws the order, even if the loader has workers.
+#: One sampler for each way to draw an order. Even with workers, samplers run in the main process.
 WITH_WORKERS = ["shuffle", "shuffle, generator", "BatchSampler", "user's, own NumPy generator", "user's, stateful"]
 
 

@@ -23,7 +23,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader, _cadence
 
 @pytest.fixture(autouse=True)
 def no_state_is_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Makes the loader assume that saving a state takes little time, even if this machine is busy."""
+    """Makes loaders treat every state as cheap to save, because saving may take long on a busy machine."""
     monkeypatch.setattr(_cadence, "_DEAR", 60.0)
 
 

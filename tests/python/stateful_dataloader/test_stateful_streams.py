@@ -1,4 +1,4 @@
-"""After a state is loaded, the rest of the epoch and later epochs are the same as in an uninterrupted run."""
+"""A loader that has loaded a state yields the same items as an uninterrupted run, in this epoch and in later epochs."""
 
 import itertools
 import json
@@ -26,7 +26,7 @@ def test_streams_yield_the_rest_of_the_epoch_and_then_whole_epochs(stream: Any, 
         )
 
 
-#: The number of batches after which each earlier epoch is left, or None for a complete epoch.
+#: For each abandoned epoch, the number of batches that are read, or None for a complete epoch.
 BREAKS = [(2,), (1,), (1, 1), (3, 0, 1), (None, 1)]
 
 
@@ -193,7 +193,7 @@ def test_iter_of_a_dataset_without_a_state_is_called_once_per_epoch_as_in_torch(
 
 
 class LateState(IterableDataset[int]):
-    """Has a state only after its first item. Ctrl-C interrupts its sixth item once."""
+    """A stream without a state before its first item. Raises KeyboardInterrupt at the sixth item, but only once."""
 
     def __iter__(self) -> Iterator[int]:
         self.at = getattr(self, "start", 0)

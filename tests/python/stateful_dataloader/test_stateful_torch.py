@@ -231,7 +231,7 @@ def test_with_workers_a_thread_pins_batches(monkeypatch: pytest.MonkeyPatch, ite
 
 
 def test_a_pinning_thread_leaves_an_epoch_before_the_next_one_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first epoch's thread waits after its last batch until the next epoch's thread requests a batch."""
+    """The pinning thread of the first epoch is delayed until the second epoch's thread has requested a batch."""
     from torchdata.stateful_dataloader import _pool
 
     pin_without_device(monkeypatch)

@@ -1,4 +1,4 @@
-"""A diagnosis recommends only as many workers as the cores can run at once, unless workers wait most of the time."""
+"""A diagnosis recommends at most one worker per core, unless workers wait most of the time."""
 
 import time
 from dataclasses import replace
@@ -66,7 +66,7 @@ def seen(stats, cores, workers=2, each=0.01, ran=None, beside=0.0, step=0.0004):
 
 
 def test_no_more_workers_are_advised_than_keep_the_cores_busy(counted):
-    """With 0.4 ms per training step and 10 ms of computing per item, 25 workers would be needed, but there are only two
+    """The training loop needs 25 workers (0.4 ms per step, 10 ms of computing per item), but there are only two
     cores."""
     words = str(diagnose(seen(counted["computes"], cores=2)))
     assert words.endswith(
@@ -104,7 +104,7 @@ def test_computing_during_the_start_does_not_count_as_work(counted):
 
 
 def test_the_diagnosis_detects_whether_real_workers_compute(counted):
-    """If starting the workers has used processor time, the diagnosis may leave open whether they compute or wait."""
+    """If starting the workers takes much processor time, the diagnosis may leave open whether workers compute."""
     for kind, stats in counted.items():
         stats = replace(stats, processes=tuple(replace(one, waits_for_cpu_seconds=0.0) for one in stats.processes))
         words = str(loading(replace(stats, cores=2, step_seconds=0.0002, loading=0.9, waiting=0.9, held_up=0.0)))

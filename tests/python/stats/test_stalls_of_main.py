@@ -36,7 +36,7 @@ def watching_threads() -> int:
     return found
 
 
-#: This list is global, because a list inside the pipeline would be copied with the pipeline.
+#: A global list, because the loader copies the pipeline, which would also copy a list inside the pipeline.
 told: list[warnings.WarningMessage] = []
 
 

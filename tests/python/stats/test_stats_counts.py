@@ -110,7 +110,7 @@ def test_bytes_memory_and_copies_are_those_of_the_items():
         assert stats.shared_memory_peak >= 500_000
     stats = dl.stats()
     assert 40 * 50_000 < stats.bytes < 40 * 50_200 + 50_000, "states travel with the items"
-    # Ten items fill half of the memory budget, so most items were copied or sent as fragments.
+    # The test keeps all items, and ten items fill half of the memory budget, so most items are copied or fragmented.
     assert stats.copies + stats.fragments >= 25
     assert stats.copied_bytes == 50_000 * stats.copies
     assert [int(item[0]) for item in kept] == list(range(40))
@@ -463,7 +463,7 @@ def test_another_thread_may_ask_while_the_loader_is_shut_down(monkeypatch: pytes
 
 
 def test_threads_can_assign_a_counter_and_begin_epochs_at_the_same_time() -> None:
-    """Without Python's lock, a thread sometimes freed a counter that another thread was using."""
+    """Without Python's lock, threads must not free a counter that another thread is using."""
     boards = [StatsBoard(1, 1, 2, True) for _ in range(2)]
     for board in boards:
         board.adopt(0, 1, 0)

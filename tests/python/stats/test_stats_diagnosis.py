@@ -151,12 +151,12 @@ def test_a_dispatching_process_that_does_not_keep_up():
 
 
 def test_waits_for_a_core_because_of_another_program_do_not_count_as_too_many_workers():
-    """A worker that mostly sleeps also waits for a core at each wake-up, which does not mean too many workers."""
+    """A worker that mostly sleeps waits for a core when it wakes up, which does not mean too many workers."""
     stats = counted(IterableWrapper(range(30)).sharding_filter().map(decode))
     for ran, fight in ((0.05, False), (0.4, True)):
         seen = replaced(stats, {"cores": 1}, cpu_seconds=ran / 2, waits_for_cpu_seconds=1.0, lived_seconds=1.0)
         assert (oversubscribed(seen) is not None) == fight
-    # The times of workers include their work before the first item.
+    # A worker's counters include its work before the first item.
     each = {"cpu_seconds": 90.0, "waits_for_cpu_seconds": 94.0, "lived_seconds": 190.0}
     verdict = oversubscribed(replaced(stats, {"cores": 1, "seconds": 1.0}, **each))
     assert verdict is not None

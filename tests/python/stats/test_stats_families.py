@@ -1,4 +1,4 @@
-"""Statistics and warnings include the processes of `StatefulDataLoader` and of nodes, like those of `DataLoader2`."""
+"""Statistics and warnings also cover the processes of `StatefulDataLoader` and nodes, not only of `DataLoader2`."""
 
 import os
 import time
@@ -85,7 +85,7 @@ def test_the_processes_of_a_node_are_found_and_show_their_stacks(tmp_path: Path)
     iterator = iter(loader)
     assert next(iterator) == 1
     attached = max(attach(os.getpid()), key=lambda found: len(found.stats().processes))
-    # A process appears in the statistics only after its first function call.
+    # The statistics list a process only after its first function call.
     wait_for(lambda: [one.name for one in attached.stats().processes] == NAMES)
     wait_for(lambda: any("in waiting" in stack for name, stack in attached.stacks() if name.startswith("worker")))
     (tmp_path / "there").touch()

@@ -66,7 +66,7 @@ def asked(page, seconds=1.0):
 def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused_descriptors_open(
     moment, tmp_path, monkeypatch
 ):
-    """The fork precedes the closing of the descriptor of the memory for stacks, so the child inherits it."""
+    """The child is forked before the parent closes the descriptor of the stack memory, so the child inherits it."""
     board, page = answering()
     real_close, closed = os.close, []
 
@@ -116,7 +116,7 @@ class Refusing(MultiProcessingReadingService):
 
 
 def test_workers_that_never_begin_an_epoch_leave_no_memory():
-    """`nothing_is_left` tolerates a few open descriptors, so it might not notice one descriptor per loader."""
+    """Counts the memories directly, because `nothing_is_left` tolerates a few open descriptors."""
     pipe = IterableWrapper(range(4)).sharding_filter()
     service = MultiProcessingReadingService(1, multiprocessing_context="fork")
     service.initialize(pipe)
@@ -160,7 +160,7 @@ print("unharmed")
 
 
 def test_shared_memory_that_the_program_has_closed_is_created_again():
-    """A program that becomes a daemon closes all open descriptors, including those of shared memory."""
+    """A program that becomes a daemon closes all open descriptors, including the descriptors of shared memory."""
     board, page = answering()
     os.close(page["stack"])
     stacks.tidy()

@@ -71,7 +71,7 @@ class OnRay(Spawned):
 
 
 BACKENDS = ("spawned processes", "carriers", "Ray over two nodes")
-#: Backends whose links cross machines. Other files test spawned processes.
+#: Backends with links between machines. Other files test spawned processes.
 WITH_CARRIERS = BACKENDS[1:]
 
 
@@ -79,7 +79,7 @@ WITH_CARRIERS = BACKENDS[1:]
 def on_two_nodes() -> Iterator[OnRay]:
     with nodes(2):
         backend = OnRay(ray_remote_args={"scheduling_strategy": "SPREAD"})
-        # The first loader opens connections to the nodes, so that no later test reports them as left open.
+        # Reading a first loader opens the connections between the nodes, so that no test reports them as left open.
         with DataLoader2(IterableWrapper(range(2)).sharding_filter(), reading_service=backend.service()) as loader:
             list(loader)
         yield backend

@@ -1,4 +1,4 @@
-"""Runs random programs in this Python, and optionally in another Python, and counts the correct programs."""
+"""Runs random programs with this Python, and optionally with a second Python, and counts the programs that pass."""
 
 import argparse
 import contextlib
@@ -143,5 +143,5 @@ def driver_of(
     def options_of(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--beside", help="an interpreter with another torchdata, which is counted beside")
 
-    # Each program runs in a fresh process, so the driver need not fork.
+    # The driver need not fork, because each program already runs in a new process.
     return Driver(lambda seed, _: seed, check, "programs", limit=1000.0, around=around, forks=False, more=options_of)

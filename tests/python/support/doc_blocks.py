@@ -3,8 +3,8 @@
 All Python blocks of a page form one program, in their order. The `text` block below a Python block contains its output.
 A Python block without a `text` block must print nothing. A comment above a block changes how the block is run:
 
-    <!-- alone -->              the block is a separate program
-    <!-- not run: REASON -->    the block is not run
+    <!-- alone -->              runs the block as a separate program
+    <!-- not run: REASON -->    skips the block
 """
 
 import multiprocessing
@@ -80,7 +80,7 @@ def _run(program: list[Example], script: Path) -> subprocess.CompletedProcess[st
     if how := _how(program):
         path = os.pathsep.join((python_path(), EXAMPLES))
         return run_python("-W", "error", *how, script, folder=script.parent, PYTHONPATH=path)
-    # A program that collates data before it imports torch collates to arrays instead of tensors.
+    # Programs that call `collate` before they import torch must run without torch, so that they collate to arrays.
     imports_torch = first is not None and not any("collate(" in code for code in codes[:first])
     return run_program(script, ignored=ignored, server=with_torch() if imports_torch else without_torch())
 

@@ -267,7 +267,7 @@ def decoders(rng: random.Random) -> None:
     except Exception as error:
         from PIL import Image
 
-        # Pillow itself refuses an image that claims a huge size, and the pipe raises this error unchanged.
+        # If an image claims a huge size, Pillow raises its own error, and the pipe passes this error on.
         if not isinstance(error, (ValueError, OSError, Image.DecompressionBombError)):
             raise
         _check_says("".join(error.__notes__), f"RoutedDecoder was decoding 'a.{extension}'")

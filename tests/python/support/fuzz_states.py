@@ -25,7 +25,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 __all__ = ["TARGETS"]
 
-#: More than the number of items that any pipeline in this module yields.
+#: The pipelines in this module yield fewer items than this number.
 _MOST = 200
 
 _ODD: list[Any] = [

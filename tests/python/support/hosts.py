@@ -20,7 +20,7 @@ from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
 
 class LocalActor:
-    """Delays each call by up to `delay` seconds before executing it, and again before answering it."""
+    """Delays each call by up to `delay` seconds, and its result by up to `delay` seconds."""
 
     identity = "here"
 
@@ -112,7 +112,7 @@ class LocallyRemote(MultiProcessingReadingService):
 
 @pytest.fixture(autouse=True)
 def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
-    """Waits until the simulated hosts, whose threads run in this process, have released their shared memory."""
+    """Waits until the simulated hosts have released their shared memory. The hosts are threads of this process."""
     before = shared_mappings()  # A failed earlier test may have left mappings.
     yield
 

@@ -4,7 +4,7 @@ The server serves the files of a folder on 127.0.0.1. The query of a URL determi
 file, a test writes a new version to the folder. The server is a separate process, so its descriptors do not affect the
 descriptors that tests count. The server exits when its standard input ends, even if the test run is killed.
 
-Parameters of a query, all optional:
+All parameters of a query are optional:
 
 - `ranges=no`: the header Range is ignored. `ranges=wrong`: another range than the requested one is sent.
 - `validator=none|weak|date`: no ETag, a weak one, or only Last-Modified.
@@ -12,9 +12,9 @@ Parameters of a query, all optional:
   is closed.
 - `gzip=1`: the body is compressed, regardless of the request.
 - `drop=N`: the connection is dropped after N bytes of the body.
-- `wait=NAME`: the server waits for a file of this name before answering. `after=N`: the server sends N bytes of the
-  body before it waits.
-- `hangup=1`: the connection is closed without an answer when it is reused.
+- `wait=NAME`: the server answers only when a file of this name exists. `after=N`: the server sends N
+  bytes of the body before it waits.
+- `hangup=1`: if the client reuses the connection, the server closes it without an answer.
 - `status=N`: the server answers with the error status N. `redirect=PATH`: the server redirects to PATH.
 
 Under `/uc` and `/download`, the server behaves like Google Drive."""

@@ -1,4 +1,4 @@
-"""Finds the processes, descriptors and shared memory that a process has left behind, by reading /proc."""
+"""Reads /proc to find processes, descriptors and shared memory that a process has not released."""
 
 import contextlib
 import os
@@ -7,7 +7,7 @@ import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-#: The package and its tests must leave no file in this folder.
+#: The package and its tests must not leave files in this folder.
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -88,7 +88,7 @@ def shared_files(ended=()):
 
 @contextlib.contextmanager
 def started_children():
-    """Yields a list to which the id of each child process is added when the child is started."""
+    """Yields a list that receives the id of each child process as soon as the child is started."""
     numbers, start = [], BaseProcess.start
 
     def noting(process):

@@ -1,4 +1,4 @@
-"""Collects the limits of the package that are numbers.
+"""Collects the package's numeric limits.
 
     python -m limits_table               # in tests/python/support: prints the tables of docs/limits.md
 

@@ -52,7 +52,7 @@ class Epochs:
 
 
 class Places:
-    """Each iteration begins with the first item unless a state was loaded."""
+    """An iteration begins with the first item unless a state was loaded."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.begun, self.loaded = size, 0, 0, False

@@ -69,7 +69,7 @@ def goes_on(make: Callable[[], BaseNode[Any]], plan: Plan, chance: random.Random
     whole, _ = run(Loader(make()), plan)
     held = 0
     for epoch, (items, most) in enumerate(zip(whole[:-1], plan, strict=False)):
-        # A node detects the end of its epoch only if the loop requests another item after the last item.
+        # The last position is after the end of the loop: a node detects its end only if a further item is requested.
         for position in range(len(items) + 2 if most is None else len(items)):
             if chance.random() > share and position not in (0, len(items) + 1):
                 continue

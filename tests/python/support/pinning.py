@@ -10,7 +10,7 @@ from torchdata.stateful_dataloader import _pool
 
 
 def pin_without_device(monkeypatch: pytest.MonkeyPatch, copy: Callable[[Any], Any] = lambda batch: batch) -> None:
-    """Makes loaders with `pin_memory` start their pinning thread without a device."""
+    """Makes loaders with `pin_memory` start their pinning thread on machines without an accelerator."""
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cpu"))
     monkeypatch.setattr(torch.accelerator, "current_device_index", lambda: 0)

@@ -12,7 +12,7 @@ def plus_one(item: int) -> int:
 
 
 class TupleState(IterDataPipe):
-    """A pipe whose pickled state is a tuple. Pickling the pipe calls `getstate_hook`."""
+    """A pipe with a tuple as its pickled state. Pickling the pipe calls `getstate_hook`."""
 
     def __init__(self, source_datapipe: Any, factor: int) -> None:
         self.source_datapipe, self.factor = source_datapipe, factor

@@ -104,7 +104,7 @@ class AtCall:
 
 
 def read_until_call(iterator: Iterator[Any], number: int) -> list[Any] | None:
-    """Returns the items before the interrupted call, or None if the loop ends earlier."""
+    """Returns the items before an interruption at call `number`, or None if the loop ends before this call."""
     got: list[Any] = []
     at_call = AtCall(number)
     with contextlib.suppress(KeyboardInterrupt):
@@ -146,7 +146,7 @@ class SavingAtCall(AtCall):
 
 
 def check_states_at_each_call(build: Callable[[], Any], step: int) -> int:
-    """Saves a state at each `step`-th call in an epoch, and checks the items that follow. Returns the number of
+    """Saves a state at each `step`-th function call of an epoch, and resumes from each state. Returns the number of
     states."""
     with build() as made:
         epochs = [[*map(repr, made)] for _ in range(2)]

@@ -1,4 +1,4 @@
-"""Creates loaders, and checks that worker processes leave nothing behind."""
+"""Creates loaders, and checks that their processes, files and memory are gone after a test."""
 
 import gc
 import os
@@ -45,7 +45,7 @@ def nothing_is_left():
     assert not left, f"processes were left behind: {[(state(pid), cmdline(pid)) for pid in left]}"
     files = shared_files(started) - before[2]
     assert not files, f"files were left in /dev/shm: {files}"
-    # multiprocessing keeps some descriptors open for its resource tracker and its fork server.
+    # The resource tracker and the fork server of multiprocessing use up to six descriptors.
     assert descriptors() <= before[0] + 6, "descriptors were left open"
     assert shared_mappings() <= before[3], "shared memory was left mapped"
 

@@ -2,9 +2,9 @@
 
     python -m drivers scribbles --seconds 1800 --runs 5000     # in tests/python/support
 
-In each run, one process writes random bytes into shared memory, except into arrays, which have no checksum. The
-received items must be a prefix of the correct items, and `stats`, `diagnose`, `shutdown` and object deletion must not
-raise.
+In each run, one process writes random bytes into shared memory. Arrays in shared memory are spared, because they lack
+a checksum. The received items must be a prefix of the correct items. `stats`, `diagnose`, `shutdown` and the deletion
+of objects must not raise.
 """
 
 import ctypes
@@ -64,7 +64,8 @@ class Scribbler:
             return
         first, length, _ = rng.choice(found)
         for _ in range(rng.randrange(1, self.most + 1)):
-            # Most writes hit the beginnings of memory pages, which contain headers and the current contents of a ring.
+            # Most writes hit the beginning of a memory page, where headers and the current messages of a ring are
+            # stored.
             page = rng.choice([0, 0, 1, rng.randrange(1 + length // 4096)])
             place = (4096 * page + rng.randrange(rng.choice([768, 1600, 4096]))) % length
             size = min(rng.choice([1, 4, 8, 64, 512]), length - place)

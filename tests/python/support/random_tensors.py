@@ -1,7 +1,8 @@
 """Sends random items of tensors over a link, and compares the received items with unpickled items.
 
-Each item contains views of random storages, in random containers. Received tensors must share memory with each other
-like unpickled tensors. Kept items must not change, and dropped items must release their memory.
+An item contains tensors in random containers. Several tensors may be views of the same memory. Received tensors must
+share memory in the same way as unpickled tensors. Items that the test keeps must not change, and the memory of deleted
+items must be released.
 
 By hand: `python -m drivers tensors --seconds 600 --seed 1`."""
 

@@ -1,4 +1,4 @@
-"""Makes ranks fail at random moments, and checks what the remaining ranks report, and what they leave behind.
+"""Makes ranks fail at random moments, and checks which errors and leftovers the remaining ranks produce.
 
     python -m drivers ranks --seconds 600 --jobs 2
 
@@ -294,7 +294,8 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
             if plan.action == "stop and go on soon" and now > struck + plan.timeout / 4:
                 victim.signal(signal.SIGCONT)
                 resumed = now
-            # The victim resumes last, because CPython before 3.14 may abort if a rank exits while a thread uses torch.
+            # The victim resumes after the other ranks have exited. Before Python 3.14, an exit may abort while torch is
+            # in use.
             others_gone = all(rank.exit is not None for rank in ranks if rank is not victim)
             late = struck + 2 * plan.timeout + (1 if others_gone else 12)
             if plan.action == "stop and go on late" and now > late:

@@ -1,8 +1,8 @@
 """Starts the programs of ranks as forks of a process that has imported torch, because the import takes longer than most
 runs.
 
-Run as a program, this module executes requests from a socket on its standard input until the peer closes the socket.
-The programs of ranks are children of this module's process, which collects their exit codes on request."""
+Run as a program, this module reads requests from a socket on its standard input until the client closes the socket.
+The module forks the programs of ranks, and sends their exit codes on request."""
 
 import atexit
 import contextlib

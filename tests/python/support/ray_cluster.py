@@ -11,13 +11,13 @@ import pytest
 
 import torchdata
 
-#: Ray has no wheel for some versions of Python.
+#: Skips a test if Ray is not installed, because some versions of Python lack a wheel of Ray.
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
     reason="Ray is not installed: it has no wheel for this Python, or none could be had",
 )
 
-#: Threads and handlers of Ray would crash children that later tests fork, so a separate process runs these tests.
+#: Runs tests in a separate process, because threads and handlers of Ray would crash children that other tests fork.
 of_ray = [
     pytest.mark.ray,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),
@@ -27,8 +27,8 @@ of_ray = [
 ]
 
 
-#: On a busy machine, actors start in time only with normal priority. Workers do not import pyarrow and pydantic,
-#: because these imports are slow.
+#: On a busy machine, actors start in time only with normal priority. Importing pyarrow and pydantic is slow, so workers
+#: do not import them.
 _SETTINGS = {
     "RAY_AUTH_MODE": "disabled",
     "RAY_worker_niceness": "0",

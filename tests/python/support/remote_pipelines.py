@@ -1,6 +1,6 @@
 """Defines pipelines that workers on any machine can import.
 
-Each worker imports this file, so it imports only modules that all workers need."""
+Every worker imports this file, so the file imports only modules that every worker needs."""
 
 from __future__ import annotations
 

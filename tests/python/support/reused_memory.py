@@ -54,5 +54,5 @@ def value(item: Any) -> float:
 
 
 def is_even_at_first(item: Any) -> bool:
-    """From item 40 on, rejects the items of some shards, so that the other shards must wait for these shards."""
+    """Rejects the items of some shards from item 40 on, so that the remaining shards must wait for these shards."""
     return value(item) < 40 or value(item) % 6 > 1

@@ -1,4 +1,4 @@
-"""Runs a program in which some system calls fail as in a sandbox or on an old kernel.
+"""Runs a program and makes some of its system calls fail, as in a sandbox or on an old kernel.
 
 `python -m sandboxed EPERM memfd_create,pidfd_open PROGRAM…`"""
 

@@ -29,7 +29,7 @@ sys.path += [str(FOLDER / "dataloader2"), str(FOLDER / "stateful_dataloader")]
 
 ITEMS, SPLIT_ITEMS, SPLITS = 11, 24, 12
 WORKERS = (0, 1, 2, 3, 5, 8)
-#: Numbers of ranks and workers. Several ranks run as threads of one process, so they cannot run without workers.
+#: Numbers of ranks and workers. Several ranks run as threads of one process, which needs loaders with workers.
 RANKS = ((1, 0), (1, 3), (2, 1), (2, 2), (3, 1), (3, 2))
 STATEFUL = ("Plain", "WithState", "WithIterator", "shuffled_pipe")
 
@@ -159,7 +159,7 @@ def differences(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> It
                 if wrong:
                     yield f"{plan} at {position} with {new}: {wrong}"
                 continue
-            # A resumed epoch keeps its number of workers if it had begun before the state was saved.
+            # If a state was saved after an epoch had begun, the resumed epoch keeps its number of workers.
             has_begun = position or plan.kind == "stateful" or keeps
             first, later = whole[plan.old if has_begun else new], whole[plan.old if keeps else new]
             for rank, (rest, *more) in enumerate(found):

@@ -21,7 +21,7 @@ def open_files(*, sockets: bool = True) -> int:
 
 def _is_open_file(descriptor: str) -> bool:
     try:
-        # Some libraries keep sockets, anonymous inodes and pipes open, so these are not counted.
+        # Sockets, anonymous inodes and pipes are not counted, because some libraries keep them open.
         return not os.readlink(f"/proc/self/fd/{descriptor}").startswith(("socket:", "anon_inode:", "pipe:"))
     except FileNotFoundError:  # the listing's own descriptor, for example, was closed meanwhile
         return False
@@ -66,7 +66,7 @@ def check_restore(
         del pipe
         assert count() == before
         loaded = pickle.loads(running)
-        # Two pipes can load the same state, because each pipe copies the streams in the state.
+        # A state can be loaded twice, because each pipe copies the streams in the state.
         for state in (pickle.loads(abandoned), loaded, loaded)[: 2 if seeded else 3]:
             load_state(other := build(), state)
             assert [keep(item) for item in other] == whole[position:], position

@@ -21,7 +21,7 @@ reads = Reads()
 
 
 class Plain(IterableDataset[Any]):
-    """A dataset of numbers. Subclasses override `numbers`, or the function that creates an item from a number."""
+    """A dataset of numbers. A subclass overrides the method `numbers` or the function that turns numbers into items."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -122,7 +122,7 @@ class GoesOn(TakesOnce):
 
 
 class TakesAgain(TakesOnce):
-    """Applies a loaded position in each later epoch, like Hugging Face's streams."""
+    """Starts every epoch at the loaded position, not only the first epoch, like Hugging Face's streams."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)
@@ -154,7 +154,7 @@ class ItsOwnIterator(GoesOn):
 
 
 class LiveState(CountsEpochs):
-    """Modifies state dicts that it has returned or loaded."""
+    """A stream that modifies the state dicts that were returned or loaded before."""
 
     def __init__(self, size: int) -> None:
         self.live: dict[str, Any] = {"place": 0, "epoch": 0, "history": [[0]]}

@@ -1,4 +1,4 @@
-"""Checks that tests leave no threads behind."""
+"""Checks that all threads that a test has started have ended."""
 
 import gc
 import threading

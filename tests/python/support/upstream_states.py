@@ -40,7 +40,7 @@ class Counted:
 
 
 class CountedNumbers(Counted, Numbers):
-    """A dataset whose copy in each worker has its own state."""
+    """A dataset with a state. Each worker has its own copy of the dataset, and so its own state."""
 
 
 def share() -> range:

@@ -29,7 +29,7 @@ def survivors_of(number, seconds=5.0):
 
 
 def show_stacks(main, output):
-    """The stacks of several processes must not be mixed, so one process prints after another."""
+    """Makes one process after another print its stacks, because the stacks of several processes must not be mixed."""
     for pid in sorted([main, *descendants(main)]):
         if _catches(pid, signal.SIGUSR1):
             output.seek(0, os.SEEK_END)

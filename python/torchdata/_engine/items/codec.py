@@ -17,15 +17,15 @@ from torchdata._engine.items.tensors import Span, arriving
 from torchdata._reporting import add_note, attributes_of
 from torchdata.datapipes.datapipe import DataChunk as DataChunk
 
-#: The name of an attribute that marks exceptions from the pickling of an item.
+#: An attribute of this name marks an exception that the pickling of an item has raised.
 UNSENT = "_torchdata_unsent"
 
 
 #: The first byte of each pickle that refers to tensors.
 _WITH_TENSORS = b"T"
 
-#: The descriptor that sets a pickler's `dispatch_table`. An ordinary assignment would have no effect if a subclass of
-#: the pickler defines an attribute of this name.
+#: The descriptor that sets a pickler's `dispatch_table`. An ordinary assignment would be ignored if a subclass of
+#: `Pickler` defines an attribute with the same name.
 _TABLE: Any = vars(pickle.Pickler)["dispatch_table"]
 
 _tables = Tables()
@@ -99,7 +99,7 @@ def dumps_by(base: Any, obj: Any, least: int = 0, copies_shared: bool = True) ->
     Args:
         least: the minimum size in bytes of a separate buffer; 0 if `obj` is an item instead of a program. Tensors of
             any size become separate buffers.
-        copies_shared: if False, a tensor in shared memory raises SharedMemoryHeld.
+        copies_shared: whether to copy tensors in shared memory; if not, such a tensor raises SharedMemoryHeld.
     """
     try:
         return _dumps(base, obj, least, copies_shared)

@@ -19,7 +19,7 @@ from torchdata._reporting import add_note, came_from, fold, make_printable, note
 
 
 class _VerbatimKey(str):
-    """A message whose `repr` has no quotes, because a KeyError displays the `repr` of its message."""
+    """A message with a `repr` without quotes, because a KeyError displays the `repr` of its message."""
 
     __slots__ = ()
 

@@ -2,8 +2,8 @@
 
 Role: a child sends several forms of an exception, best form first (`forms_of`), and the main process uses the first
 form that it can rebuild (`rebuilt`). Pickle alone calls the exception's class with the stored arguments, which fails if
-the constructor has other parameters. The child rebuilds the exception from each form, and omits forms whose result
-differs from the original exception. The forms are
+the constructor has other parameters. The child rebuilds the exception from each form, and omits forms that produce a
+different exception. The forms are
 
 - "pickle": the exception's own pickle;
 - "parts": the exception's class, arguments and attributes, rebuilt without the constructor. Large attributes and

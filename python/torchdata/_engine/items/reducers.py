@@ -47,8 +47,8 @@ class Reducers(dict[type, Reducer]):
     """A pickler's `dispatch_table`, which determines the reducer of a type when the first object of this type is
     pickled.
 
-    If a type has no special reducer, the table stores pickle's default for it, because a pickler is slow for types that
-    the table lacks.
+    For a type without a special reducer, the table stores pickle's default, because a pickler is slow for types that
+    its table lacks.
     """
 
     def __init__(self, base: Any, users: dict[type, Reducer]) -> None:
@@ -75,13 +75,13 @@ class Reducers(dict[type, Reducer]):
 class Tables:
     """Stores unused `Reducers` objects, so that they can be reused for further items.
 
-    Tables of reducers are rebuilt after a registration with `copyreg`, and after an import. A registration with
-    `ForkingPickler` does not rebuild the tables, because its detection is slow. A new reducer for a type that a table
-    already contains takes effect only when the tables are rebuilt.
+    Tables of reducers are rebuilt after a registration with `copyreg`, and after an import. Registrations with
+    `ForkingPickler` are not detected, because this would be slow. For a type that a table already contains, such a
+    registration takes effect when the tables are next rebuilt.
     """
 
-    #: Tables with more types than this are not reused. A table keeps its types alive, so the memory of a program that
-    #: repeatedly creates types would grow.
+    #: Tables with more types than this number are not reused. A table keeps its types alive, so the memory of a program
+    #: that repeatedly creates types would grow.
     _MOST_TYPES = 500
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Tables:
             return table
 
     def give_back(self, table: Reducers) -> None:
-        """Allows another pickler to use `table`, after the pickler that used it has finished."""
+        """Stores an unused table for the next pickler."""
         if table.made_for is self._seen and len(table) <= self._MOST_TYPES:
             self._free.append(table)
 

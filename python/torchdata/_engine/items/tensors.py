@@ -105,9 +105,7 @@ class DepartingTensors:
         return any(obj.is_shared() for _, _, obj in self.locations)
 
     def lay_out(self) -> tuple[list[Location], list[memoryview], list[Span]]:
-        """Returns the location of each tensor, the memory blocks to send, and the address ranges from which the blocks
-        are taken.
-        """
+        """Returns the location of each tensor, the memory blocks to send, and the address ranges of these blocks."""
         import numpy
 
         locations: list[Any] = [None] * len(self.locations)
@@ -182,7 +180,7 @@ class Arrived:
 
 
 class _Arrivals(threading.local):
-    #: The item that this thread is unpickling; for nested calls, the item of the innermost call.
+    #: The item that this thread is unpickling; in nested unpickling, the innermost item.
     innermost: Arrived | None = None
 
 
@@ -249,8 +247,8 @@ def _parts_of_sparse(tensor: Any) -> tuple[Any, ...]:
 
 
 def _sparse_tensor(layout: str, tensors: Any, shape: Any, coalesced: bool | None, requires_grad: bool) -> Any:
-    """Creates a sparse tensor. Torch's own function for this purpose would also keep the tensor in a list that only
-    `torch.load` clears."""
+    """Creates a sparse tensor. The function that torch uses for unpickling would also keep the tensor in a list that
+    only `torch.load` clears."""
     torch: Any = import_whole("torch")
     options = {"check_invariants": False, "device": "cpu", "requires_grad": requires_grad}
     if layout == "sparse_coo":
@@ -278,8 +276,8 @@ def _is_memory(storage: Any) -> bool:
 
 
 def _is_plain(tensor: Any) -> bool:
-    """Returns whether the tensor has no state besides its elements in memory. Raises ValueError if the tensor's storage
-    is too small for the elements of the tensor.
+    """Returns whether the elements in memory are the only state of the tensor. Raises ValueError if the tensor's
+    storage is too small for the elements of the tensor.
     """
     torch = sys.modules["torch"]
     if not (
@@ -328,7 +326,7 @@ def dlpack_ways() -> tuple[Any, Any, Any, Any]:
     return getattr(torch.Tensor, "__dlpack_c_exchange_api__", None), ways.to_dlpack, ways.from_dlpack, torch.strided
 
 
-#: Maps a memory address to the array at this address, whose memory a tensor from `torchdata.empty` uses.
+#: For the memory address of each tensor from `torchdata.empty`, the array that holds this memory.
 _rooms: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
@@ -350,7 +348,7 @@ def empty_tensor(shape: Any, dtype: Any, sender: Sender | None) -> Any:
 
 
 def room_of(tensor: Any, start: int) -> Any:
-    """Returns the array whose memory the tensor uses; None if another object may access the same memory."""
+    """Returns the array that holds the tensor's memory; None if another object may access the same memory."""
     array = _rooms.get(start)
     if array is None:
         return None

@@ -59,7 +59,7 @@ def show_worker(worker_id: int, num_workers: int, dataset: Any) -> None:
     `sys.modules`.
     """
     worker: Any = sys.modules[f"{_MODULE}._utils.worker"]
-    # Until torch is imported completely, `awaited` contains the seed for torch's generator.
+    # While torch is being imported, `awaited` contains the seed for torch's generator.
     seed = generators.awaited.get("torch")
     if seed is None:
         seed = sys.modules["torch"].initial_seed()
@@ -81,9 +81,9 @@ def seed_worker(base_seed: int, worker_id: int) -> None:
 def collate_where_items_leave(collate: Any) -> None:
     """Makes torch's `default_collate` write batches directly into the shared memory that the worker uses for sending.
 
-    Torch's own function would create further shared memory for each batch, from which the engine would copy the batch.
-    It also converts each small array to a tensor, which takes longer than copying the array. Collate functions that
-    users have registered in torch's table are kept.
+    Torch's own function would create separate shared memory for each batch, so that the engine would have to copy the
+    batch. Torch's function also converts each small array to a tensor, which takes longer than copying the array.
+    Collate functions that users have registered in torch's table are kept.
     """
     torch = sys.modules["torch"]
     table = collate.default_collate_fn_map

@@ -4,8 +4,8 @@ With "spawn" and "forkserver", multiprocessing passes file descriptors, and all 
 from shared memory.
 
 A spawned child imports the program's main module before any code of this package runs. To run code before this import,
-the package uses the process name, which multiprocessing sends first. The name is a `ChildName`, whose unpickling runs
-the code.
+the package uses the process name, which multiprocessing sends first. The name is a `ChildName`, and unpickling a
+`ChildName` runs the code.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LEAVE_MAIN_OUT = "import sys; sys.modules['__main__'].__file__ = path"
 
 
 def main_without_file() -> str | None:
-    """Returns the path from which children would import the main module, if no file exists there."""
+    """Returns the path of the program's main module if no file exists at this path; otherwise None."""
     main = sys.modules.get("__main__")
     file = getattr(main, "__file__", None)
     if getattr(main, "__spec__", None) is not None or file is None:
@@ -71,7 +71,7 @@ class ChildName(str):
 
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
-        # Multiprocessing starts the child with the first pickle of the name, so only this pickle contains the code.
+        # Only the first pickle of the name reaches the child, so only this pickle contains the code.
         if start is None or getattr(start, "_was_told", False):
             return str, (str(self),)
         start._was_told = True
@@ -105,7 +105,7 @@ class Handle(Generic[SharedT]):
     """Shared memory (a `Link`, `StatsBoard` or `BellBoard`) that is sent to a child.
 
     Args:
-        spare: a function that creates a replacement if the shared memory is damaged; None if damage raises an error.
+        spare: a function that replaces damaged shared memory; with None, damage raises an error.
     """
 
     def __init__(self, shared: SharedT, spare: Callable[[], SharedT] | None = None) -> None:
@@ -162,8 +162,8 @@ class SharedPickle:
         else:
             with tempfile.TemporaryFile() as file:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
-        # The contents are written to the file, because a lack of memory then raises an error. In mapped memory, it
-        # would cause SIGBUS.
+        # The contents are written to the file, because a lack of memory then raises an error. Writing to mapped memory
+        # would cause SIGBUS instead.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
             places: list[tuple[int, int, bool]] = []
             written: dict[tuple[int, int], tuple[int, int, bool]] = {}
@@ -244,8 +244,8 @@ def _adopt(duplicate: Any) -> SharedPickle:
 class Parcel:
     """The pickled objects for a child of the forking process, and the file descriptors that these objects need.
 
-    While the objects are pickled, the parcel replaces multiprocessing's `Popen` object, so that locks and queues add
-    their file descriptors to the parcel.
+    While the objects are pickled, the parcel replaces multiprocessing's `Popen` object, which collects the file
+    descriptors of locks and queues.
     """
 
     def __init__(self, *contents: Any) -> None:

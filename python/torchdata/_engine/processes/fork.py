@@ -1,12 +1,11 @@
 """Forks children that can use all locks, although other threads may hold locks during a fork.
 
 Role: a fork copies all locks in their current state, but copies only the thread that calls fork, so a lock that another
-thread holds stays locked in the child forever. At a fork, Python and the C library handle only their own locks.
+thread holds stays locked in the child forever. Python and the C library make only their own locks usable in the child.
 PyTorch, NumPy, `torch.manual_seed` and imports use further locks. Before a fork, the forking thread waits until the
 locks of PyTorch, NumPy and modules are free. The forking thread also holds the locks of NumPy and of torch's devices
-during the fork, so that no other thread can acquire them. The extension waits for the lock of PyTorch's generator last
-(`forking.rs`). The child also gets new buffers for standard output and error, because another thread may hold the locks
-of these buffers while it prints.
+during the fork, so that no other thread can acquire them. The child also gets new buffers for standard output and
+error, because another thread may hold the locks of these buffers while it prints.
 
 Another thread may nevertheless acquire a lock right before the fork. Each new child therefore first acquires and
 releases every lock. If the child does not acquire all locks in time, a timer of the kernel kills the child, and the
@@ -41,14 +40,14 @@ from torchdata._engine.processes.process import LOOK, ChildProcess, sentinels
 from torchdata._importing import loaded
 from torchdata._native import fork_waits_for
 
-#: The maximum number of seconds to wait for each lock before a fork. If a lock is still held then, the thread forks
-#: anyway, and the child detects the held lock.
+#: The maximum number of seconds to wait for each lock before a fork. If a lock is still held after this time, the
+#: thread forks anyway, and the child detects the held lock.
 KEPT = 1.0
 #: The time limit in seconds for a new child to acquire all locks, for each attempt to fork this child. The limits grow,
 #: because a child may be slow on a busy machine.
 LIMITS = (0.2,) * 8 + (1.0,) * 4 + (5.0,) * 2
 #: The maximum number of seconds to wait until all new children report that they have acquired the locks. Children that
-#: have not reported by then, for example suspended children, are checked during the epoch.
+#: report later, for example suspended children, are checked during the epoch.
 PATIENCE = 10.0
 
 
@@ -115,7 +114,7 @@ _own = _OfThisThread()
 
 @contextmanager
 def with_free_locks() -> Iterator[None]:
-    # waits for imports here and not in the hook `_before_fork`, because Ctrl-C is lost in a hook
+    # the hook `_before_fork` must not wait for imports, because Ctrl-C is lost in a hook
     _take_imports()
     torch = _torch_generator()
     _own.forks = True
@@ -177,8 +176,8 @@ def _no_longer_ignore() -> None:
 os.register_at_fork(after_in_child=_no_longer_ignore)
 
 
-#: The message of a child that acquires all locks: the child's number, and the index of the next lock (`len(LOCKS)`
-#: after the last lock).
+#: The message that a child sends before each lock: the child's number, and the index of the lock (`len(LOCKS)` after
+#: the last lock).
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 
@@ -210,7 +209,7 @@ class _Target:
 
 @contextmanager
 def _ended_after(seconds: float) -> Iterator[None]:
-    """The kernel kills this process if the context exceeds `seconds`."""
+    """Within this context, a timer of the kernel kills this process after `seconds`."""
     handler = signal.signal(signal.SIGALRM, signal.SIG_DFL)
     mask = signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -246,7 +245,7 @@ class ForkedChild(ChildProcess):
 
     @property
     def ended(self) -> bool:
-        """Returns whether the child has exited. A child that was killed because of a held lock does not count, because
+        """Returns whether the child has exited. The result is False for a child that a held lock has blocked, because
         it is forked again."""
         return super().ended and not self.met_a_lock
 

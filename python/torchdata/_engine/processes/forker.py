@@ -11,8 +11,8 @@ engine's children start with blocked signals, but the user's processes must not.
 arrives during the start, the main process ends the forking process, and all requests fail.
 
 A forked child is not a child of the main process, so the main process monitors it through a pidfd, and requests its
-exit code from the forking process. If the forking process exits, its children continue, and their exit codes remain
-unknown.
+exit code from the forking process. If the forking process exits, its children continue to run, but their exit codes
+remain unknown.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _STUCK = (
     "the forking process has not answered for {:.0f} s, and was killed: it was stopped (SIGSTOP, "
     "a debugger, the freezer of a container), or the machine is far too busy"
 )
-#: The number of seconds that a running forking process has to answer; forking a process of hundreds of GB takes some
+#: The maximum number of seconds until a running forking process answers; forking a process of hundreds of GB takes some
 #: time.
 _PATIENCE = {"fork": 30.0, "status": 5.0}
 _ENDING = 1.0
@@ -66,8 +66,8 @@ class ForkingProcess:
         launch: creates the process; its arguments are the two ends of the socket for communication.
     """
 
-    #: If a signal arrives during the start of the forking process, the number of seconds after which the start is
-    #: abandoned. Each abandoned start doubles this number, so that the start succeeds even if signals arrive
+    #: The start of the forking process is abandoned if it takes more than this number of seconds and a signal has
+    #: arrived. Each abandoned start doubles this number, so that the start succeeds even if signals arrive
     #: continuously.
     _grace = _LOOK
 
@@ -287,8 +287,8 @@ class SpawnedChild(ChildProcess):
 
 
 class RemoteChild(ChildProcess):
-    """A child of a forking process, which the function `find` returns. With "forkserver", `find` starts a new forking
-    process if the old one has exited.
+    """A child of a forking process; the function `find` returns this process. With "forkserver", `find` starts a new
+    forking process if the old one has exited.
     """
 
     def __init__(

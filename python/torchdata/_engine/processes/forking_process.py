@@ -108,7 +108,7 @@ class _ForkingProcess:
                 reply: Any = self._fork(descriptors, *content) if what == "fork" else self._status(*content)
             except OSError as error:
                 reply = OSError(error.errno, error.strerror)
-            # no other exception may end this process, for example a warning that is an error
+            # an exception must not end this process, for example a warning that is treated as an error
             except Exception as error:
                 reply = OSError(errno.ECHILD, f"the forking process failed: {type(error).__name__}: {error}")
             finally:
@@ -130,7 +130,7 @@ class _ForkingProcess:
         return child.pid
 
     def _status(self, pid: int) -> int | None:
-        """The main process may request an exit code twice, because several threads ask, or because Ctrl-C has
+        """Returns a child's exit code. The main process may request it twice, from several threads, or after Ctrl-C has
         interrupted the wait for the first reply.
         """
         child = self._children.get(pid)

@@ -2,12 +2,12 @@
 
 Role: a signal handler, such as the handler of Ctrl-C, may raise an exception at an arbitrary point of the main
 process's code. If the exception interrupted the start or the end of a child, the main process would not know the
-child's state. If it was raised in a hook of `os.fork`, Python would ignore it.
+child's state. Python would ignore an exception in a hook of `os.fork`.
 
 A child must not run handlers of the main process, although terminals and clusters send signals to all processes of a
-program. A child starts with blocked signals. It unblocks them once it has replaced their handlers by handlers that do
-nothing (`MainSignals`). If a child sends a signal to itself, the signal's default action is executed, so SIGTERM ends
-the child.
+program. A child starts with blocked signals. It first replaces the signal handlers by handlers that do nothing
+(`MainSignals`), and then unblocks the signals. If a child sends a signal to itself, the signal's default action is
+executed, so SIGTERM ends the child.
 
 Python runs handlers only in the main thread, whereas each thread has its own signal mask. Only signals that have a
 Python handler are deferred.
@@ -80,7 +80,7 @@ class InterruptsDeferred:
     Args:
         later: whether the context is entered in a finalizer (a `__del__` or a callback of a weak reference). Signals
             are then delivered after the finalizer has returned, because Python ignores exceptions in finalizers.
-        noted: whether Ctrl-C was pressed before the context began, and must be delivered at its end.
+        noted: whether Ctrl-C was pressed before the context began, and must be delivered at the end of the context.
     """
 
     innermost: InterruptsDeferred | None = None
@@ -217,7 +217,7 @@ class MainSignals:
             elif number == signal.SIGCHLD:  # a child that starts processes needs the default action
                 signal.signal(number, signal.SIG_DFL)
             elif signal.getsignal(number) != signal.SIG_IGN and not is_a_librarys:
-                # User code can replace and restore a handler only if it is a Python function.
+                # A Python function is installed, because user code could not save and restore a native handler.
                 signal.signal(number, _take_no_notice)
                 take_no_notice(number)
                 _deaf.append(number)

@@ -6,7 +6,7 @@ processes. Each read in one process moves the shared file position, so other pro
 
 The check warns if, within one epoch, a file's position has changed, at least two children have read data, and the main
 process has read nothing. The kernel counts the reads of each process (`/proc/PID/io`). If a child exits, the kernel
-adds its reads to those of the main process, so there is no warning in this epoch.
+adds its reads to the reads of the main process, so this epoch causes no warning.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class SharedPositions:
     """This object must be created right before the children are forked.
 
     Args:
-        differ: whether the children run different graphs, because one of them is the dispatching process. The first
-            epoch is then not checked, because children also read files while they start.
+        differ: whether one of the children is the dispatching process, which runs another graph. The first epoch is
+            then not checked, because children also read files while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:
@@ -66,8 +66,7 @@ class SharedPositions:
             for number, before in mark.positions.items()
             if before not in (-1, position := _position(number, self._files[number])) and position != -1
         ]
-        # the main process has read nothing else if its count has grown by one, because `_reads_of` itself has read a
-        # file
+        # `_reads_of` reads one file, so a growth of one means that the main process has read nothing else
         if not moved or _reads_of(os.getpid()) != mark.own + 1:
             return None
         readers = [pid for pid in self._pids() if (_reads_of(pid) or 0) > mark.reads.get(pid, 0)]
@@ -82,7 +81,7 @@ def _open_for_reading() -> dict[int, tuple[int, int]]:
     found = {}
     with contextlib.suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
-            # The list contains a descriptor that is already closed, with which `os.listdir` has read the folder.
+            # The list also contains the descriptor of `os.listdir` itself, which is already closed.
             with contextlib.suppress(OSError):
                 status = os.fstat(number)
                 is_read_only = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY

@@ -60,7 +60,7 @@ class Pidfd:
 
     @property
     def has_ended(self) -> bool:
-        """Without a pidfd, an exit is detected only after the process was reaped."""
+        """Whether the process has exited. Without a pidfd, this is known only after the process was reaped."""
         if self.descriptor >= 0:
             return is_ready(self.descriptor, 0)
         try:
@@ -77,7 +77,7 @@ class Pidfd:
                 os.kill(self._pid, number)
 
     def close(self) -> None:
-        # The attribute is cleared first: if another thread forks between these lines, the child must not close a closed
+        # The attribute is cleared first, so that a child that another thread forks meanwhile does not close a closed
         # descriptor.
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
@@ -100,9 +100,10 @@ def is_ready(descriptor: int, seconds: float, events: int = select.POLLIN) -> bo
 
 
 class ChildProcess(ABC):
-    """A child process. Its exit code is unknown if other code of the program has reaped the process by `waitpid`.
+    """A child process.
 
-    Exit codes are also unknown if the program ignores SIGCHLD, or if its handler of SIGCHLD reaps all children.
+    The exit code is unknown if other code of the program has reaped the process by `waitpid`, or if the program ignores
+    SIGCHLD.
 
     Args:
         name: the name that messages use for the child.
@@ -192,8 +193,7 @@ class ChildProcess(ABC):
         return True
 
     def has_page(self, page: dict[str, Any]) -> bool:
-        """Returns whether this process has written the counters, and not an earlier process that this process
-        replaces."""
+        """Returns whether the counters belong to this process, and not to the process that it replaces."""
         return bool(page["pid"] == self.pid)
 
     @property
@@ -242,7 +242,7 @@ def close_pipes(popen: Popen) -> bool:
     """Closes the pipes that multiprocessing has opened between the parent and a child, so that later children do not
     inherit these pipes.
 
-    Pidfds replace the pipes. If the system has no pidfds, the pipes stay open, and the function returns False.
+    Pidfds replace the pipes. On a system without pidfds, the pipes stay open, and the function returns False.
     """
     own = Pidfd(os.getpid())
     has_descriptors = own.descriptor >= 0

@@ -1,6 +1,6 @@
 """Asks the children of a loader to stop, kills the children that do not stop, and reaps all children.
 
-`Shutdown` may be called any number of times and from any thread, and continues after an interruption. Role:
+`Shutdown` may be called any number of times and from any thread. After an interruption, the next call continues. Role:
 `OwnsChildren` calls `Shutdown` when the owner of the children is deleted, or when the program exits.
 
 A child that does not stop on request is killed by SIGKILL. Children ignore SIGTERM, because clusters send it to all
@@ -25,14 +25,13 @@ from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 ASKED = 3.0
 #: The number of seconds that a child may take to exit after SIGKILL, which only the kernel can delay.
 KILLED = 5.0
-#: `_STOP` is the command that stops a child. `_STOP_ORDER` is the number that announces this command in the shared
-#: memory of the control link.
+#: The command that stops a child, and the number that announces this command in the shared memory of the control link.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
 
 
 class Shutdown:
-    """Stops the children of a loader. In a forked child, the methods of an inherited object do nothing. The children
-    are woken through `bells`, which must exist as long as the children.
+    """Stops the children of a loader. In a forked child, the methods of an inherited `Shutdown` do nothing. The
+    children are woken through `bells`, which must exist as long as the children.
     """
 
     def __init__(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:
@@ -44,8 +43,8 @@ class Shutdown:
         self.is_over = False
         self.forker: Closes | None = None
         self._bells = bells
-        #: A function that ends the epoch, so that no child waits for the main process. It is called before the children
-        #: are asked to stop.
+        #: A function that ends the epoch before the children are asked to stop, so that no child waits for the main
+        #: process.
         self.beforehand: Callable[[], None] | None = None
         self.afterwards: Callable[[], None] | None = None
         #: For each child, the object that sends the command to stop. The list is empty until all children can receive
@@ -56,8 +55,8 @@ class Shutdown:
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Replaces an exited child by a child that is not started yet.
 
-        The caller must check `has_begun` after it has started the new child. If `has_begun` is True, the shutdown does
-        not know the child, and the caller must stop it.
+        The caller must check `has_begun` after it has started the new child. If `has_begun` is True, the shutdown has
+        begun without the new child, and the caller must stop it.
         """
         if self.has_begun:
             return
@@ -81,7 +80,7 @@ class Shutdown:
             self.has_begun = True
             children = list(self._children)
             for child, control in zip(children, self._controls, strict=True):
-                # this child is still importing the program, so it has no work to finish
+                # this child is still importing the program, so it is killed without waiting
                 if not control.has_consumer():
                     child.kill()
             self._ask(deferred)
@@ -158,7 +157,7 @@ class OwnsChildren(Finalized):
     # `_finalize` stops the children. `weakref.finalize` is unsuitable, because a KeyboardInterrupt in its callback
     # would be lost.
     _shutdown: Shutdown
-    #: If True, the base class `Finalized` does not call `_finalize`.
+    #: Whether the base class `Finalized` skips the call of `_finalize`.
     _ended = False
 
     def _own(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:

@@ -1,8 +1,7 @@
 """Starts the children of a loader, although signals may arrive at any moment.
 
-Role: the start of a child is never interrupted, because signals that the main process handles are delivered only
-between two starts. If a signal handler raises an exception, the caller must stop the children that have already
-started.
+Role: the main process delivers signals only between two starts of children, so that no start is interrupted. If a
+signal handler raises an exception, the caller must stop the children that have already started.
 """
 
 from __future__ import annotations
@@ -27,7 +26,8 @@ _SPAWNING = ("spawn", "forkserver")
 
 
 def start_method_of(context: BaseContext) -> str:
-    """If a user's context has an unknown start method, the class of its processes determines the method."""
+    """Returns the start method of a context. In a user's context with an unknown method, the class of the processes
+    determines the result."""
     method = context.get_start_method()
     if method in ("fork", *_SPAWNING) or not hasattr(context, "Process"):
         return method
@@ -47,7 +47,7 @@ def new_child(
 
     Args:
         modules: names of the modules that the child's function needs. With "forkserver", the forking process imports
-            them once for all its children.
+            these modules once for all children.
         forker: the process that forks the child, or None to use the context's start method.
     """
     make = getattr(context, "make_child", None)

@@ -28,11 +28,11 @@ _GROUPS = {"tell0": 1, "pull0": 1, "tell1": 1, "pull1": 1, "look": 1}
 
 
 class Cluster:
-    """All items at the workers may use `memory_budget` bytes of shared memory, by default a quarter of the machine's
-    memory.
+    """The items in all workers together may use `memory_budget` bytes of shared memory, by default a quarter of the
+    machine's memory.
     """
 
-    #: A host adds no further items to a message for the main process once the message has this many bytes.
+    #: A host stops adding items to a message for the main process once the message has this many bytes.
     chunk_bytes = 8 << 20
 
     def __init__(self, needed_by: str, options: dict[str, Any], num_workers: int, memory_budget: int | None) -> None:
@@ -48,7 +48,7 @@ class Cluster:
         self._stay = self._context.get_job_id()
         self._budget = (default_budget() if memory_budget is None else memory_budget) // num_workers
         options = {"num_cpus": 1, **options, "max_restarts": 0, "max_task_retries": 0}
-        #: Ray's references to received answers, which the next request to a host drops.
+        #: Ray's references to received answers; the next request to a host drops these references.
         self.spent: list[Any] = []
         self._kind = ray.remote(**options, concurrency_groups=_GROUPS)(Host)
         #: The programs in Ray's store, by `id()`: each program is pickled only once.
@@ -77,8 +77,8 @@ class Cluster:
     def stay(self) -> Iterator[None]:
         """Prevents other threads from leaving the cluster during the context.
 
-        All code that calls Ray or deletes Ray's references must run in this context. Ray ends the process if another
-        thread leaves the cluster during such code.
+        Code that calls Ray or deletes Ray's references must run in this context, because Ray ends the process if
+        another thread leaves the cluster meanwhile.
 
         Raises ConnectionError if the program has left the cluster.
         """
@@ -121,8 +121,8 @@ class Cluster:
 
 
 class _Actor:
-    """Calls the methods of a `Host` in the cluster. Each call immediately returns a future, whose result may be an
-    error of Ray."""
+    """Calls the methods of a `Host` in the cluster. Each call immediately returns a future, which may contain an error
+    of Ray."""
 
     def __init__(self, cluster: Cluster, ray: Any, handle: Any) -> None:
         self._cluster, self._ray, self._handle = cluster, ray, handle

@@ -1,7 +1,7 @@
 """Spawns the dispatching process, on the main process's machine, for workers on other machines.
 
-Neither the dispatching process nor a worker imports the user's main module, so this module needs no `__main__` guard.
-The pickled program contains the definitions of the main module.
+Neither the dispatching process nor a worker imports the user's main module, so the main module can lack a `__main__`
+guard. The pickled program contains the definitions of the main module.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torchdata._engine.workers.program import Program
 class DispatchingChild(SpawnedChild):
     def __init__(self, name: str, setup: ChildSetup) -> None:
         assert isinstance(setup.program, Program)
-        # This object keeps the shared memory, from which a later dispatching process may load the program.
+        # The shared memory is kept, because a later dispatching process may load the program from it.
         self._program = SharedPickle(pickled(setup.program))
         arguments = (replace(setup, program=self._program),)
         super().__init__(get_context("spawn"), name, f"{PREFIX}{name}", run_child, arguments)

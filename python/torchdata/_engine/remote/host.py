@@ -6,8 +6,8 @@ user code must not end the host. The host forwards the contents of the worker's 
 A lane is a pair of links, one per direction. `tell` receives messages from the main process, and `pull` returns
 messages of the worker. They run in separate threads. Several calls of `pull` are always waiting at the host, so that
 the host can return messages immediately. All calls are numbered, because they may arrive out of order. The first lane
-transmits commands and the worker's items, and the second lane transmits items from the dispatching process, which runs
-on the main process's machine.
+transmits commands and the worker's items. The second lane transmits items from the dispatching process, which runs on
+the main process's machine.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ PULSE = 1.0
 #: Seconds without a message from the main process after which the host exits, because Ray may have failed to end the
 #: host.
 DEAF = 600.0
-#: Seconds between two checks. `LOOK` is for the worker's exit; `GLANCE` is for free space in a link, and for the start
-#: of a child.
+#: Seconds between two checks: `LOOK` for the worker's exit, `GLANCE` for free space in a link and for the start of a
+#: child.
 LOOK, GLANCE = 5.0, 0.002
 SEEN = 0.5
 #: Parts of a message with at least this many bytes are sent outside the pickle.
@@ -111,8 +111,8 @@ class Told:
     Args:
         number: the number of this call of `tell`, from 0 for each pair of links.
         words: integers that the main process keeps in the shared memory of its links, such as the current epoch's
-            number; None if they have not changed.
-        holds: whether the host must stop returning items, because the main process has no space for further items.
+            number; None if none of them has changed.
+        holds: whether the host must stop returning items, because the main process lacks space for further items.
     """
 
     number: int
@@ -128,8 +128,8 @@ class Pulled:
     Args:
         number: the number of this call of `pull`, from 0 for each pair of links.
         has_ended: whether the worker has exited, and all its messages were returned.
-        seen: the state of the worker; None if an earlier call returned it less than `SEEN` seconds ago.
-        is_full: whether the main process must stop sending messages, because the worker's link has no space for further
+        seen: the state of the worker; None if `pull` has returned the state less than `SEEN` seconds ago.
+        is_full: whether the main process must stop sending messages, because the worker's link lacks space for further
             messages.
     """
 
@@ -212,13 +212,13 @@ class _WorkerLane:
         Args:
             most: no further message is returned once the messages together have this many bytes.
             look: a function that returns the worker's state, or None if it returned the state less than `SEEN` seconds
-                ago. After the worker's exit, it is called with True, and always returns the state.
+                ago. After the worker's exit, `look(True)` is called, which always returns the state.
         """
         with self._pulling:
             if not self._has_ended:
                 self.carrier.wait(PULSE, not self.holds, False)
-            # The exit is checked before the messages are taken, because the link contains all messages of the worker
-            # only after its exit.
+            # The exit is checked first: if the worker has already exited, the messages that are taken next are its last
+            # messages.
             has_ended = self._has_ended
             words, frame = self.carrier.take(0 if self.holds else most)
             self._pulled += 1
@@ -322,7 +322,7 @@ class Host:
 
     def _watch(self) -> None:
         """Waits until the worker exits. If Ray's daemon (the parent of this process) has exited, Ray has killed the
-        worker. Its exit code is then not reported, because only Ray knows the reason.
+        worker. The worker's exit code is then not reported, because only Ray knows the reason.
         """
         child = self._child
         while not child.ended:

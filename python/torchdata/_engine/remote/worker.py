@@ -1,7 +1,6 @@
 """Represents a worker on another machine in the main process, with the interface of `ChildProcess`.
 
-Role: a thread of the main process takes the messages for the worker from shared memory (`Link`), sends them to the
-worker's host, and writes the host's answers into the shared memory.
+Role: a thread of the main process transmits messages between shared memory (`Link`) and the worker's host.
 
 A replacement gets its own thread and links, so that late messages of the replaced worker cannot reach it.
 """
@@ -61,7 +60,7 @@ class RemoteWorker(ChildProcess):
         self._seen: Seen | None = None
         self._fault: Exception | None = None
         ends = os.pipe()
-        #: The ends of a pipe. A byte in the pipe reports the worker's exit to waiting code.
+        #: The ends of a pipe. When the worker exits, a byte is written to the pipe, to wake waiting code.
         self._ending, self._sign = (OwnedDescriptor(end) for end in reversed(ends))
 
     def _launch(self) -> int:
@@ -174,8 +173,7 @@ class RemoteWorker(ChildProcess):
         self._carriers.append(carrier)
         lane = _Lane(0, actor, carrier, most, lambda: not self._is_killed)
         if lines.dispatched is not None:
-            # A `Carrier` needs one link per direction. One of them stays empty, because a worker sends no messages to
-            # the dispatching process.
+            # A `Carrier` needs one link per direction, although a worker sends nothing to the dispatching process.
             nothing, dispatched = Link(0, CONTROL_RING), lines.dispatched.shared
             from_dispatching = Carrier(dispatched, nothing, bells, setup.index, setup.dispatcher_index)
             self._carriers.append(from_dispatching)
@@ -315,7 +313,7 @@ class _Arrived:
             self._bytes -= bytes_of(self._frames.popleft())
 
     def end(self) -> None:
-        """Drops the received messages, and ignores later messages, because the main process no longer reads the
+        """Drops the received messages, and ignores later messages, because the main process has stopped reading the
         link."""
         self._has_ended = True
         self._frames.clear()

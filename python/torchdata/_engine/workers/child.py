@@ -3,7 +3,7 @@
 Role: before a child loads the program, it ignores signals, closes inherited resources, and ensures that it exits with
 the main process.
 
-Garbage collection ignores all objects that exist once a child has started. Importing torch creates 250,000 permanent
+After the start of a child, garbage collection ignores all existing objects. Importing torch creates 250,000 permanent
 objects, and searching them takes a tenth of the import time. In a forked child, garbage collection would write to every
 page with an inherited object, so the kernel would copy the page.
 """
@@ -45,8 +45,8 @@ from torchdata._reporting import begin_at
 
 #: The index of the main process in the `BellBoard`, through which processes wake each other.
 MAIN = 0
-#: The size in bytes of the largest block to which glibc's allocator adapts (`M_MMAP_THRESHOLD` in mallopt(3)), minus
-#: the block's header.
+#: The size in bytes of the largest block that glibc's allocator adapts to (`M_MMAP_THRESHOLD` in mallopt(3)), minus the
+#: block's header.
 _LARGEST_LEARNT = (32 << 20) - (64 << 10)
 #: The number of seconds without a command after which a child returns freed memory to the system. If the child returned
 #: the memory sooner, it would spend a noticeable part of the next epoch on page faults.
@@ -62,7 +62,7 @@ class CommonSetup:
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
     #: The line of the user's program that started the children. None for a child on another machine, and for a forked
-    #: child, whose own stack contains the line.
+    #: child, because its own stack contains the line.
     begun_at: tuple[str, int, str] | None
 
     @classmethod
@@ -158,8 +158,8 @@ def run_child(setup: ChildSetup) -> None:
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.number}")
-    # Until `ChildLoop` opens the control link, a shutdown kills the child without waiting. Therefore, the slow import
-    # comes first.
+    # The slow import precedes `ChildLoop`: until the `ChildLoop` opens the control link, a shutdown kills the child
+    # without waiting.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner
     child = ChildLoop(setup, runner.is_interrupted)
@@ -167,8 +167,8 @@ def run_child(setup: ChildSetup) -> None:
 
 
 class ChildLoop:
-    """Receives commands in a child. If `is_interrupted` is True, a command that arrives during an epoch makes the loop
-    that sends items return after the current item.
+    """Receives commands in a child. `is_interrupted`: whether a command that arrives during an epoch stops the sending
+    of items after the current item.
     """
 
     def __init__(self, setup: ChildSetup, is_interrupted: bool) -> None:
@@ -247,7 +247,7 @@ def _keep_freed_memory() -> None:
 
 
 def _return_freed_memory() -> None:
-    """Returns the memory that glibc has kept (see `_keep_freed_memory`).
+    """Returns to the system the memory that glibc has kept (see `_keep_freed_memory`).
 
     For example, an idle child that has filled a `shuffle` buffer of 400 MB then uses 17 MB instead of 446 MB.
     """

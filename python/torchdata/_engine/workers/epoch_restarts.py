@@ -1,7 +1,7 @@
 """Replaces exited children of a `DataLoader2`, and resumes the replacements from the newest snapshots.
 
-A replacement restores a snapshot, and recomputes the items that were received after the snapshot. Once the main process
-has applied a function to the children's graphs, exited children are no longer replaced, because a new graph would lack
+A replacement restores a snapshot, and recomputes the items that were received after the snapshot. After the main
+process has applied a function to the children's graphs, the exit of a child is an error, because a new graph would lack
 the function's changes.
 """
 
@@ -28,7 +28,7 @@ class RestartableEpoch:
 
     Args:
         commands: a function that returns the seeds and the reset function for the shard with the given number. The
-            number after the last shard stands for the dispatching process.
+            number after the last shard means the dispatching process.
         resume: a function that computes the positions where the shards and the dispatching process resume, given the
             items that were received.
         before: the previous epoch, and each child's position in that epoch; None if no pipe keeps state from one epoch
@@ -72,8 +72,8 @@ class EpochRestarts(Restarts):
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
-        # If pipes keep state between epochs, and a new child has no snapshot of this epoch, the child first recomputes
-        # the end of the previous epoch.
+        # If pipes keep state between epochs, a new child without a snapshot of this epoch first recomputes the end of
+        # the previous epoch.
         repeats = run.before is not None and begin
         if repeats:
             assert run.before is not None
@@ -119,7 +119,7 @@ class EpochRestarts(Restarts):
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
         """Returns a function that raises `Gone` if the child has exited. With a dispatching process, it also raises
-        `Gone` if another child has exited, because this child may wait for it forever.
+        `Gone` if another child has exited, because the child may wait for that child forever.
         """
         look, processes = self.look_at(index), self._members.processes
 

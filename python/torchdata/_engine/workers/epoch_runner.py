@@ -57,7 +57,8 @@ class EpochRunner:
         #: `_announces`: whether the main process needs the current snapshot before the epoch's first item.
         #: `_has_failed`: whether the shard that runs now has raised an exception in this epoch.
         self._announces = self._has_failed = False
-        #: An exception that was raised while the graph was prepared. It is sent to the main process in each epoch.
+        #: An exception that was raised while the graph was prepared, and that is sent to the main process in each
+        #: epoch.
         self.failure: tuple[Any, ...] | None = None
 
     def prepare(self, program: EpochProgram) -> None:
@@ -131,8 +132,8 @@ class EpochRunner:
         assert self.dispatched is not None
         start = self.start
         if self.opened and start.share[0] > 0 and self.dispatched.share()[0] == start.passed:
-            # The graph begins a further iteration over the dispatched items, so the remaining items of the resumed
-            # iteration are skipped.
+            # The graph reads the dispatched items from the beginning, so the remaining items of the resumed iteration
+            # are skipped.
             self.start = start = replace(start, passed=start.passed + 1, share=(0, 0))
             self.dispatched.start_epoch(self.epoch, self.setup.window, None, None, start.passed)
         self.opened = True
@@ -176,7 +177,7 @@ class EpochRunner:
                 program.end_epoch(self._has_failed and place == self.turns.entered)
             self.counting.end()
             if self.dispatched is not None:
-                # Dispatched items that this worker has not read would otherwise block the other workers.
+                # Dispatched items that this worker leaves unread would block other workers.
                 self.dispatched.finish_epoch(epoch)
 
     def _send_epoch(self, begin: Callable[[], Any]) -> None:
@@ -199,15 +200,14 @@ class EpochRunner:
 
     def _begin_shard(self, place: int, announced: int, start: Resumption) -> Iterator[Any]:
         program = self.programs[place]
-        # A graph that resumes from a snapshot may read its sources immediately, because the main process needs no
-        # snapshot of the graph's beginning.
+        # Only a graph that starts from its beginning sends a snapshot before it reads its sources.
         unread = announced and start.content is None
-        # In this context, a pipe's thread reads nothing before the first request. Otherwise, it might wait forever for
-        # a dispatched item, because other workers delay the item until this worker has sent its snapshot.
+        # In this context, threads of pipes do not read ahead before the first request. They might wait forever for a
+        # dispatched item, because other workers delay the item until this worker has sent its snapshot.
         with beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if unread:
-                # If a command is waiting, `send_snapshot` sends no snapshot, and `pump` sends it later.
+                # If a command is waiting, `send_snapshot` does nothing, and `pump` sends the snapshot later.
                 self._announces = True
                 try:
                     self.sender.send_snapshot(place)

@@ -36,7 +36,7 @@ class StopPosition:
 
     Args:
         given: for each shard, the number and the checksum of the delivered items.
-        turn: the number of the shard whose item follows next.
+        turn: the number of the shard that provides the next item.
         resumptions: the positions of the shards, followed by the position of the dispatching process.
         kept: the snapshots in `resumptions`, as the arguments for `Collector.keep`.
     """
@@ -123,8 +123,8 @@ class Children(Group):
     ) -> None:
         """Starts an epoch, or resumes it at `position`; `RestartableEpoch` explains `commands` and `resume`.
 
-        If `announced` is True, each worker sends a snapshot before its first item of the epoch. This method waits until
-        all these snapshots have arrived.
+        If `announced` is True, each worker sends a snapshot before its first item of the epoch, and this method waits
+        for all snapshots.
         """
         restarts, collector = self._restarts, self.collector
         if restarts is None:
@@ -178,8 +178,8 @@ class Children(Group):
                 hangs.look(worker, time.monotonic() - began, hangs.seconds)
 
     def _without_snapshot(self) -> list[int]:
-        """Returns the workers whose snapshots have not arrived. If only the dispatching process's snapshot is missing,
-        returns worker 0, because worker 0 forwards this snapshot.
+        """Returns the workers that have not sent their snapshots. If only the dispatching process's snapshot is
+        missing, returns worker 0, because worker 0 forwards this snapshot.
         """
         found = self.collector.positions()
         missing = [] if found is None else [shard for shard, (_, kept) in enumerate(found[0]) if kept is None]
@@ -224,8 +224,8 @@ class Children(Group):
             for index in range(len(self._processes)):
                 began = time.monotonic()
                 while not self._is_resting(index) and not self._has_obeyed(index):
-                    # The child may wait for an item of the dispatching process, which may wait for a worker that has
-                    # sent as many items as allowed. This call allows all workers to send further items.
+                    # This call allows all workers to send further items. Otherwise, the child might wait for the
+                    # dispatching process, which waits for a worker that has reached its limit.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
@@ -236,8 +236,8 @@ class Children(Group):
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Kills the child if it has not executed its command within the timeout. Returns the current time if the child
-        was killed, and `began` otherwise.
+        """Kills the child if it has not executed its command within the timeout. Returns the start of the wait: the
+        current time if the child was killed, `began` otherwise.
         """
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):
@@ -257,8 +257,8 @@ class Children(Group):
             return False
 
     def _send(self, index: int, kind: str, number: int, *content: Any, to: ChildProcess | None = None) -> None:
-        """Sends a command to a child, and to its replacement if the child exits meanwhile. If `to` is given, no process
-        except `to` gets the command."""
+        """Sends a command to a child, and to its replacement if the child exits meanwhile. If `to` is given, only this
+        process gets the command."""
         began = time.monotonic()
         while to is None or self._processes[index] is to:
             try:

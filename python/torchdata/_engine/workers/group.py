@@ -54,8 +54,8 @@ class Group(OwnsChildren):
         dispatch_window: the number of items that the dispatching process may be ahead of each worker.
         memory_budget: bytes of shared memory for items; None for a quarter of the machine's memory.
         commands: bytes of shared memory for the commands to each child; with 0, commands are streamed through a ring.
-        pages: memory for the children's counters, if the group belongs to a loader that reads it in threads; None
-            creates this memory.
+        pages: memory for the children's counters, from a loader that reads the group in threads; None creates this
+            memory.
         snapshot_budget: bytes of the snapshots that the main process stores; None for no limit.
     """
 
@@ -126,7 +126,7 @@ class Group(OwnsChildren):
             members.processes.append(new_child(context, members.names[index], run_child, (setup,), setup.modules))
         controls = [members.control(index) for index in range(count)]
         self._own(list(members.processes), controls, self.bells)
-        #: Finds shared file positions; None except with start method "fork".
+        #: Finds file positions that forked children share; None with other start methods.
         self._positions: SharedPositions | None = None
         if self._has_board:  # the counters must end even if no epoch is ever started
             self._shutdown.afterwards = partial(_count_no_more, self.counting)
@@ -309,9 +309,9 @@ def pickled_program(
     """Pickles an object for a child by pickle, or by cloudpickle if necessary (lambdas, local classes).
 
     Args:
-        refined: a function that returns the pickler class, given the class from which to derive it.
-        copies_shared: whether tensors in shared memory are always copied. If False, tensors in shared memory are copied
-            only if a child cannot import the object's functions and classes.
+        refined: a function that derives the pickler class from a given class.
+        copies_shared: whether tensors in shared memory are always copied; otherwise, they are copied only if a child
+            cannot import the object's functions and classes.
 
     Returns the pickle and its large buffers, where tensors that overlap share one buffer.
 

@@ -25,8 +25,8 @@ from torchdata._engine.workers.members import Members
 STARTING = 60.0
 #: A process counts as working if its threads use, or wait for, a processor for at least this fraction of the time.
 WORKING = 0.1
-#: A process on another machine also hangs if its counters have not arrived for this number of seconds in addition to
-#: its time limit.
+#: A process on another machine also counts as hanging if its last counters are older than the time limit of the process
+#: plus this number of seconds.
 UNHEARD = 5.0
 
 
@@ -58,8 +58,9 @@ class Hung:
 
 @dataclass
 class _Seen:
-    """The last known counters of a worker and of the processes that it waits for. `since` is the time of their last
-    change, and `waited` is the time when they were last read. Both are in seconds since the wait began.
+    """The last known counters of a worker and of the processes that it waits for. `since` is the time when the counters
+    last changed, and `waited` is the time when they were last read, both in seconds since the main process began to
+    wait.
     """
 
     counts: Any
@@ -131,7 +132,7 @@ class Hangs:
         self._marks: dict[int, _WorkMark] = {}
         self._seen: dict[int, _Seen] = {}
         self._hung: dict[int, Hung] = {}
-        #: Held while a hanging child is reported, because several threads may detect this child simultaneously.
+        #: This lock is held while a hanging child is reported, because several threads may detect the same child.
         self._reporting = threading.Lock()
 
     def of(self, process: ChildProcess) -> Hung | None:
@@ -141,9 +142,10 @@ class Hangs:
         """Must be called repeatedly while the main process waits for an item; returns whether a process was killed.
 
         Args:
-            peer: the shard whose item the main process waits for; None stands for shard 0.
+            peer: the number of the shard that the main process waits for; None means shard 0.
             waited: seconds since the wait began.
-            limit: seconds without progress after which a process hangs (a multiple of the timeout).
+            limit: the number of seconds without progress that makes a process count as hanging; a multiple of the
+                timeout.
         """
         pages = self._pages()
         ended = False
@@ -180,12 +182,12 @@ class Hangs:
         workers = range(self._members.num_workers)
         if self._in_order:
             return [workers[(peer or 0) % len(workers)]]
-        # Suspended workers are included, because they may have received a command that they have not begun.
+        # Suspended workers are included, because a worker may be suspended before it begins a received command.
         at_work = [child for child in workers if self._is_stopped(child) or (child in pages and _runs(pages[child]))]
         return at_work or workers
 
     def _chain(self, child: int, pages: dict[int, Any]) -> list[int]:
-        """Returns a list that begins with `child`, and in which each child waits for the next child."""
+        """Returns a chain of children that begins with `child`: each child waits for the next child."""
         chain: list[int] = []
         while child in range(len(self._members.processes)) and child not in chain:
             chain.append(child)
@@ -238,7 +240,7 @@ class Hangs:
         worked = process.worked(page)
         if worked is None:
             return False
-        # The sum is smaller than before if a thread of the process has ended; the process then counts as working.
+        # `worked` decreases when a thread of the process ends; the process then counts as working.
         grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked
         # The kernel counts the time of a wait for a processor only once the wait has ended, so `is_running` checks for
         # a current wait.
@@ -275,8 +277,8 @@ class Hangs:
 
 
 def _unheard(page: Any, limit: float) -> float:
-    """Returns how many seconds ago the counters of a process on another machine last arrived. Returns 0 if they are
-    overdue, because the process then counts as hanging.
+    """Returns the age of the last counters from another machine, in seconds. Returns 0 if newer counters are overdue,
+    so that the process counts as hanging.
     """
     if page is None or not page["heard"]:
         return 0.0

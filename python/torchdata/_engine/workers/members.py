@@ -1,6 +1,7 @@
 """The children of a loader and their links, which change when a child is replaced.
 
-Sending requires a lock, because a thread that reads items may replace a child while another thread sends it a command.
+Sending requires a lock, because a thread that reads items may replace a child while another thread sends a command to
+this child.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ CONTROL_RING = 64 << 10
 
 
 class Members:
-    """In each list, the dispatching process is last.
+    """The child processes of a loader. In each list, the dispatching process is last.
 
     Args:
         num_shards: the number of shards. Worker `i % num_workers` runs shard i.
         budget: bytes of shared memory for all items.
         program_class: defines the names of the workers and the messages about their exits.
-        commands: bytes of shared memory for the commands to each child; with 0, commands are streamed through a ring.
+        commands: bytes of shared memory per child for commands; 0 streams commands through a small ring instead.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Members:
         self.processes: list[ChildProcess] = []
         self.commanders: list[Sender] = []
         self.sent = [0] * len(self.names)
-        # A forked child never acquires this lock: it sends no commands.
+        # A forked child never acquires this lock, because it sends no commands.
         self.sending = threading.RLock()
         self._per_link = budget // (2 * num_workers if dispatches else num_workers)
         self._commands, self.program_class = commands, program_class
@@ -91,8 +92,8 @@ class Members:
         return [seeds for seeds, _ in each], each[0][1]
 
     def announced(self, index: int, starts: Sequence[Resumption | None] | None = None) -> int:
-        """Returns a code of `Announced` for the snapshots that a child must send at the beginning of an epoch. For a
-        replacement, `starts` contains its positions; if they contain snapshots, the replacement sends none.
+        """Returns which snapshots child `index` must send at the beginning of an epoch, as a code of `Announced`. A
+        replacement process sends no snapshots if its positions (`starts`) already contain them.
         """
         if starts is None:
             return Announced.DEALT if index == 0 and self.dispatches else Announced.OWN

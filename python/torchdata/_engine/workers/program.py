@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    #: Whether a waiting command interrupts the loop that sends items, between two items.
+    #: Whether the loop that sends items is left between two items if a command is waiting.
     is_interrupted: ClassVar[bool]
     #: The runner sends this encoded exception instead of items, if the program could not be prepared.
     failure: tuple[Any, ...] | None
@@ -38,10 +38,10 @@ class Runner(Protocol):
 class Program(ABC):
     runner: ClassVar[type[Runner]]
     worker_name: ClassVar[str] = "worker process {}"
-    #: What the workers do, in the words of the error that reports the exit of a worker.
+    #: What the workers do, as a phrase for the error message about the exit of a worker.
     stage: ClassVar[str] = "reading items"
-    #: Words for the error message if a worker exits repeatedly while it computes the same result. `item` names a
-    #: result, `counted` follows the result's number, and `mended` names what the user should correct.
+    #: Phrases for the error message about a worker that exits repeatedly while it computes the same result. `item`
+    #: names a result, `counted` follows the result's number, and `mended` names what the user should correct.
     item: ClassVar[str] = "item"
     counted: ClassVar[str] = " in the epoch"
     mended: ClassVar[str] = "pipe"
@@ -65,7 +65,7 @@ class Program(ABC):
         cls, process: ChildProcess, worker: int | None, text: str | None = None, item: int | None = None
     ) -> WorkerExitedError:
         """Returns the error for the exit of a process, with the message `text`, or with a standard message if `text` is
-        None. `item` is the number of the item at which the process exited; None if the loader does not restart
+        None. `item` is the number of the item that the process was computing; None if the loader does not restart
         processes.
         """
         stage = cls.stage if worker is not None else "dispatching items"
@@ -78,8 +78,8 @@ class ChildInfo:
     num_workers: int
     dispatches: bool
     open_dispatched: Callable[[], Iterator[Any]] | None
-    #: A function that returns the position in the items from the dispatching process: the number of the iteration, and
-    #: the number and checksum of the items received in it.
+    #: Returns which items from the dispatching process were received: the number of the iteration, and the number and
+    #: the checksum of its received items.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
     #: The size in bytes above which snapshots are sent only if the main process has requested large snapshots.
     largest_snapshot: int | None = None
@@ -103,7 +103,7 @@ class EpochProgram(Program):
         """Called before each epoch.
 
         Args:
-            iter_reset_fn: changes the graph before it is read.
+            iter_reset_fn: a function that may change the graph before it is read; None for no change.
         """
 
     def replicas(self, count: int) -> list[EpochProgram]:
@@ -116,11 +116,11 @@ class EpochProgram(Program):
         """Called after each epoch. `has_failed` is true if this shard raised an exception."""
 
     def close(self) -> None:
-        """Called after the last epoch, if the process continues."""
+        """Called after the last epoch, unless the process exits."""
 
     def enter(self) -> None:
-        """Called when the process switches to this program from another shard's program, unless the shards differ only
-        in their `globals`. The engine itself saves and restores `globals`.
+        """Called when the process switches to this shard from another shard. Not called if only `globals` must be
+        exchanged, because the engine does this itself.
         """
 
     def leave(self) -> None:
@@ -128,8 +128,8 @@ class EpochProgram(Program):
 
     @abstractmethod
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
-        """Called between two items. Returns the position in the items from the dispatching process, and bytes to pass
-        to `go_on_from`. Returns None if no snapshot is possible now.
+        """Called between two items. Returns the result of `share` and bytes to pass to `go_on_from`, or None if no
+        snapshot is possible now.
 
         Args:
             most: the maximum size in bytes; a larger snapshot raises TooLargeError.

@@ -33,8 +33,8 @@ from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 ROOM = 3.0
 GLANCE = 0.01
 
-#: For each shard, the items that the main process has received (`Account`) and the newest snapshot. The snapshot of the
-#: dispatching process matches the snapshots of the shards.
+#: For each shard, the number of items that the main process has received (`Account`) and the newest snapshot; then the
+#: snapshot of the dispatching process, taken at the same positions.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
@@ -62,7 +62,7 @@ class Restarts:
         self._epoch = 0
         self._replacing = Replacing(members.num_workers, members.dispatches)
         self._exitcodes: dict[int, int | None] = {}
-        #: The exits for which no warning was issued yet. Each entry contains a description of the exit, the name of the
+        #: The exits that the next warning must report. Each entry contains a description of the exit, the name of the
         #: loader's argument that allows the restart, and the stacks of a process that hung.
         self._untold: list[tuple[str, str, str]] = []
         #: Replacements that were started, but not yet reported to the engine.
@@ -87,7 +87,7 @@ class Restarts:
         return self._replacing.rests(index)
 
     def replace_dead(self, collector: Collector) -> bool:
-        """Replaces the children that have exited, and returns whether there were any. Raises WorkerExitedError if a
+        """Replaces the children that have exited. Returns whether any child had exited. Raises WorkerExitedError if a
         child cannot be replaced."""
         processes = self._members.processes
         while True:

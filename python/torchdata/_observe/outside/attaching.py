@@ -1,10 +1,10 @@
 """Finds loaders in other processes, and reads their counters without affecting them.
 
-Role: a loader's counters are in anonymous memory, for which the main process of the loader keeps a file descriptor
+Role: a loader's counters are in anonymous memory. The loader's main process keeps a file descriptor of this memory
 open. Through `/proc`, other processes of the same user and of root can open the memory.
 
-Root may inspect a process of a malicious user, so the contents of the memory are not trusted. Therefore, the memory
-must be sealed against shrinking, offsets are compared with its size, and control characters are removed from texts.
+Root may inspect a process of a malicious user, so the contents of the memory are not trusted. The memory must be sealed
+against shrinking, all offsets in the memory are compared with its size, and control characters are removed from texts.
 Loaders with invalid counters are reported and omitted.
 """
 
@@ -41,8 +41,8 @@ class NoLoaderError(LookupError):
 
 @dataclass(frozen=True)
 class Attached:
-    """A loader in another process. `numbers` maps process ids in the loader's container to process ids in this
-    container, or is None if the ids are equal."""
+    """A loader in another process. If the loader runs in another container, `numbers` maps process ids in that
+    container to process ids in this container; otherwise, it is None."""
 
     pid: int
     command: str
@@ -101,10 +101,9 @@ def _command(pid: int) -> str:
 
 
 def _numbers(pid: int) -> dict[int, int] | None:
-    """If process `pid` runs in another container, returns a dict from the process ids there to the ids in this
-    container.
+    """Returns a dict from process ids in the container of process `pid` to process ids in this container.
 
-    Returns None if both processes run in the same container.
+    Returns None if both containers are the same.
     """
     try:
         inside = os.readlink(f"{_PROC}/{pid}/ns/pid")
@@ -147,8 +146,8 @@ def find(pid: int | None = None) -> list[Attached]:
 
 
 def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached | None:
-    """Returns the loader whose counters are in the memory at `path`. Returns None if the memory contains no counters,
-    or if `candidate` has only inherited the memory from the loader's main process."""
+    """Returns the loader that counts in the memory at `path`. Returns None if the memory contains no counters, or if
+    `candidate` has only inherited the memory from the loader's main process."""
     try:
         board = StatsBoard.observe(path)
         damage = board.damage()
@@ -160,8 +159,8 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
     owner, _ = board.made()
     numbers = _numbers(candidate)
     here = owner if numbers is None else numbers.get(owner, candidate)
-    # `candidate` is a forked child, which has inherited the file descriptor. The loader is found in its main process
-    # (`here`).
+    # `candidate` is a forked child that has inherited the file descriptor. The loader is reported only for its main
+    # process, `here`.
     if here != candidate and _holds(here, identity):
         return None
     inside = "" if numbers is None else f" (in a container, where it is {owner})"

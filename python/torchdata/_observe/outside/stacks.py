@@ -1,18 +1,18 @@
 """Requests the Python stacks of another process by a signal, and reads the process's state from the kernel.
 
-Role: each process of a loader handles a real-time signal, by which an observer requests a stack. The process writes the
-stack of its main thread to its own anonymous memory, which the observer reads through `/proc`. The loader's counters
-(`StatsBoard`) contain the number of the signal and the file descriptor of the memory.
+Role: each process of a loader handles a real-time signal. An observer sends this signal to request a stack. The process
+writes the stack of its main thread to its own anonymous memory, which the observer reads through `/proc`. The loader's
+counters (`StatsBoard`) contain the number of the signal and the file descriptor of the memory.
 
-`faulthandler` writes the stack in C and without the GIL, so that a process that hangs in native code also answers.
+`faulthandler` writes the stack in C and without the GIL, which works even if the process hangs in native code.
 `faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write.
-On a second signal, a Python handler in a worker writes the stacks of the other threads. The handler does not run before
-the main thread runs Python code.
+On a second signal, a Python handler in a worker writes the stacks of all further threads. This handler does not run
+before the main thread runs Python code.
 
-A real-time signal would end a process that has no handler for it. Therefore, a process installs the handler before it
-writes the signal's number, and an observer checks that the handler exists. After its last loader, the process ignores
-the signal, because a late observer may still send it. Only the main thread can make a process ignore a signal. If the
-first loader was created in another thread, the process keeps the handler until it exits.
+A real-time signal ends a process without a handler for it. Therefore, a process installs the handler before it writes
+the signal's number, and an observer checks that the handler exists. After its last loader, the process ignores the
+signal, because a late observer may still send it. Only the main thread can make a process ignore a signal. If the first
+loader was created in another thread, the process keeps the handler until it exits.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ _HEAD = "Stack (most recent call first):"
 #: to wait for `_END`.
 _END, OTHERS = "\0", 0.5
 #: One integer in the counters contains two signal numbers. The lower 8 bits of the integer are the signal that requests
-#: the main thread's stack. The higher bits of the integer are the signal that requests the stacks of the other threads.
+#: the main thread's stack. The higher bits of the integer are the signal that requests the stacks of all further
+#: threads.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
 #: Frames in this folder are removed from the stack of a worker.
@@ -62,7 +63,7 @@ _STATES = {
 class _Answering:
     def __init__(self, inherited: _Answering | None = None) -> None:
         self.signal: int = 0 if inherited is None else inherited.signal
-        #: The signal that requests the stacks of a worker's other threads; 0 if the process has no handler for such a
+        #: The signal that requests the stacks of a worker's other threads; 0 if the process does not handle such a
         #: signal.
         self.others: int = 0
         self.ignored: bool = inherited is not None and inherited.ignored
@@ -103,8 +104,8 @@ def answer_for_stacks(board: StatsBoard, page: int) -> None:
     if not hasattr(os, "memfd_create") or not hasattr(signal, "SIGRTMAX"):
         return
     with now.lock, contextlib.suppress(OSError):
-        # The page is added before `_open` is called. Otherwise, a loader that ends in another thread could close the
-        # memory.
+        # The page is added before `_open` is called, because a loader that ends in another thread could otherwise close
+        # the memory.
         now.pages.add((id(board), page))
         if not _is_open(now.opened) and not _open(now):
             now.pages.discard((id(board), page))
@@ -193,8 +194,8 @@ def answer_no_more(board: StatsBoard, page: int) -> None:
             return
         board.set_stack(page, 0, 0)
         now.pages.discard((id(board), page))
-        # Only the main thread may continue and close the memory. The handler runs in the main thread, so it could still
-        # be writing a stack if another thread closed the memory.
+        # Only the main thread may close the memory. If another thread closed the memory, the handler, which runs in the
+        # main thread, could still be writing a stack.
         if now.pages or not now.ignored or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(now.signal) != signal.SIG_IGN:
@@ -218,7 +219,7 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
     of a worker's further threads follow if the main thread can run Python code.
 
     Args:
-        number: the integer in the counters of the process that contains its two signal numbers (see `_OTHERS_AT`).
+        number: an integer from the process's counters, which contains two signal numbers (see `_OTHERS_AT`).
         seconds: the time to wait for a process that is suspended or blocked.
         wakes: whether to resume a suspended process, so that it can answer.
     """
@@ -296,7 +297,7 @@ def _listed(frame: Any) -> str:
 
 
 def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False) -> tuple[str, str]:
-    """Returns the kernel's description of a process, and its Python stacks, or the reason why there are no stacks. If
+    """Returns the kernel's description of a process, and its Python stacks, or the reason why they are missing. If
     `wakes` is True, a suspended process may be resumed."""
     where = kernel_state(pid)
     stack = None

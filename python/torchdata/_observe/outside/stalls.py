@@ -23,11 +23,12 @@ from torchdata._native import Delivery, watch_after_fork, watch_before_fork, wat
 from torchdata._reporting import PACKAGE
 from torchdata._threads import AFTER_FORK, AT_HANGS
 
-#: The default number of seconds without an item before a warning, which the signature of `DataLoader2` repeats.
+#: The default number of seconds without an item before a warning. The signature of `DataLoader2` contains the same
+#: number.
 STALL = 60.0
 _DEBUGGERS = ("bdb", "pydevd")
 
-#: The recorders of monitored loaders, by their numbers in the monitoring thread.
+#: The recorders of monitored loaders, by the number of the loader in the monitoring thread.
 _watched: dict[int, weakref.ref[Any]] = {}
 _numbers = itertools.count(1)
 
@@ -66,7 +67,7 @@ class Patience:
         self.is_awaited: Callable[[], bool] = bool
         #: `came` is the number of items that have arrived, and `_seen` is the value of `came` at the last check.
         self.came = self._seen = 0
-        # For each process whose item is late, the time when the item became late.
+        # For each process with a late item, the time when the item became late.
         self._late: dict[int, float] = {}
         self._began, self._next = time.monotonic(), seconds
 

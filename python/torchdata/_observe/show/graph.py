@@ -13,8 +13,7 @@ if TYPE_CHECKING:
 
 _ROLES = {"main": 1, "worker": 2, "dispatching": 3}
 _COLUMNS = ("dispatching", "worker", "main")
-#: The picture shows up to `_DRAWN_APART` workers separately if one of them has computed more than `_UNEVEN` times as
-#: many items as another.
+#: Up to `_DRAWN_APART` workers are drawn separately if their numbers of items differ by more than the factor `_UNEVEN`.
 _DRAWN_APART, _UNEVEN = 4, 1.5
 
 _End = tuple["Node", "list[ProcessStats]"]

@@ -22,7 +22,7 @@ class ShownStats(LoaderStats):
         return as_table(self)
 
     def picture(self) -> Picture:
-        """Draws the pipes of each process, colored by their own time, with rates on the arrows.
+        """Draws the pipes of each process. The colors show the time of each pipe, and the arrows show rates.
 
         A notebook displays the result. `.svg()` returns the picture as SVG, and `.save(path)` writes it to a file.
         """

@@ -1,4 +1,4 @@
-"""Advice for users, which names the arguments of their kind of loader."""
+"""Advice for users, with the names of the arguments of each kind of loader."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class Advice:
     workers: str
     full: str
     memory: str
-    #: The advice for a loader whose items are too small.
+    #: The advice for a loader with items that are too small.
     larger: str
-    #: The advice if one worker has much more work than the other workers.
+    #: The advice if the work is divided unevenly among the workers.
     shares: str
-    #: The advice for a loader whose workers start slowly.
+    #: The advice for a loader with workers that start slowly.
     start: str
 
 

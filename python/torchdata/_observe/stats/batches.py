@@ -46,8 +46,8 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: Each timed batch represents `_gap` batches, because the other batches were not timed. `_gap` is random, with
-        #: a mean of at most `_longest`.
+        #: Only one of `_gap` batches is timed, so its times are counted for all these batches. `_gap` is random, with a
+        #: mean of at most `_longest`.
         self._gap = self._longest = 1
         self._random = random.Random()
 
@@ -76,7 +76,7 @@ def bind_reading(
     that counts the loader's batches.
 
     Args:
-        hands_out: whether this process is the one in which the user's program receives the batches.
+        hands_out: whether the user's program receives the batches in this process.
     """
     board = counting.board
     rows: list[_Row] = []

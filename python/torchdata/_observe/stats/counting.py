@@ -29,7 +29,7 @@ class Pages(NamedTuple):
 
 
 def _exchanged(rows: list[Any], one: int, other: int) -> list[Any]:
-    """Exchanges the positions of two rows, and updates the indices by which other rows refer to these rows."""
+    """Exchanges the positions of two rows, and updates the indices of these rows in other rows."""
     places = {one: other, other: one}
     rows = [(*row[:3], places.get(row[3], row[3]), *row[4:]) for row in rows]
     rows[one], rows[other] = rows[other], rows[one]
@@ -58,8 +58,8 @@ class Counting:
         answer_for_stacks(self.board, self.page)
 
     def receive(self, collector: Collector, pages: Sequence[int], first: int = 0) -> None:
-        """Counts the items that `collector` receives. The counters of the worker that sends over link `first + i` are
-        in page `pages[i]` of the `StatsBoard`."""
+        """Counts the items that `collector` receives. For the worker that sends over link `first + i`, page `pages[i]`
+        of the `StatsBoard` contains the counters."""
         collector.count_into(self.board, self.page, first, pages, True)
 
     def bind(self, datapipe: Any, shard: int = 0) -> None:
@@ -74,7 +74,7 @@ class Counting:
         self.board.bind(self.page, rows, end)
 
     def begin(self, epoch: int | None = None) -> None:
-        """Begins an epoch. With `epoch=None`, the next iteration over the graph still belongs to the current epoch."""
+        """Begins an epoch. If `epoch` is None, the next iteration over the graph belongs to the current epoch, too."""
         self._epoch = self._epoch if epoch is None else epoch
         tidy()
         self.board.begin_span(self.page, self._epoch)

@@ -17,8 +17,8 @@ class Family:
     """A metric family: measurements with the same name.
 
     Args:
-        name: the name without the prefix `torchdata_` and the suffix `_total`; in a declaration, an empty name stands
-            for the field's name.
+        name: the name without the prefix `torchdata_` and the suffix `_total`; in a declaration, an empty name means
+            the field's name.
         labels: what distinguishes the measurements of the family, in addition to the rank.
     """
 
@@ -37,8 +37,8 @@ def gauge(name: str = "") -> Family:
 
 
 def told(meaning: str, family: Family | None = None, *, summed: str = "", **options: Any) -> Any:
-    """Declares a field of statistics. `summed` determines the field's total: "workers" or "processes" means the sum
-    over these, and "most" means the maximum."""
+    """Declares a field of statistics. `summed` determines how the field's total is computed: "workers" and "processes"
+    mean the sum over the workers or over all processes, and "most" means the maximum."""
     return field(metadata={_HELP: meaning, _FAMILY: family, _SUM: summed}, **options)
 
 

@@ -32,7 +32,8 @@ _LITTLE = frozenset(
     {"IterableWrapper", "MapToIterConverter", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"}
 )
 MOST_WORKERS = 64
-#: No advice asks a pipe to take less than this fraction of its time, because such a speedup is unrealistic.
+#: The advice never asks for a pipe that takes less than this fraction of its present time, because this would be
+#: unrealistic.
 WITHIN_REACH = 0.1
 #: Workers are suggested only for items that take at least this many seconds, because receiving an item takes half a
 #: microsecond.
@@ -152,7 +153,7 @@ def stalled(stats: LoaderStats) -> Verdict | None:
 
 
 def blame(processes: Mapping[str, ProcessStats], name: str) -> list[ProcessStats]:
-    """Returns a chain of processes: each process waits for the next, and the last one is responsible."""
+    """Returns a chain of processes: each process waits for the next process, and the last process is responsible."""
     chain: list[ProcessStats] = []
     while name in processes and processes[name] not in chain and processes[name].role != "main":
         chain.append(processes[name])
@@ -399,7 +400,7 @@ def _maps(pipe: PipeStats) -> bool:
 
 
 def skewed_shard(stats: LoaderStats) -> Verdict | None:
-    """Recognizes one worker with much more work than the other workers."""
+    """Recognizes one worker with much more work than any other worker."""
     workers = stats.workers
     if len(workers) < 2:
         return None
@@ -418,7 +419,7 @@ def skewed_shard(stats: LoaderStats) -> Verdict | None:
 
 
 def slow_worker(stats: LoaderStats) -> Verdict | None:
-    """Recognizes a slow worker for which all workers wait, because items are taken in strict order."""
+    """Recognizes a slow worker that makes all workers wait, because items are taken in strict order."""
     workers = [worker for worker in stats.workers if worker.items]
     if len(workers) < 2 or not stats.waiting_seconds:
         return None
@@ -427,8 +428,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process's waiting times may not reveal the slow worker. The slow worker is also
-    # recognized by waiting much less than the other workers for space in its link to the main process.
+    # On a busy machine, the main process's waiting times may not reveal the slow worker. A worker is also recognized as
+    # slow if it waits much less than is usual for space in its link to the main process.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
@@ -445,8 +446,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    # `waited_for` also covers graphs of `torchdata.nodes`, in which other threads than the main thread wait for
-    # workers.
+    # `waited_for` also covers graphs of `torchdata.nodes`, where any thread may wait for workers.
     return _loading_in_workers(stats) if stats.waited_for else _loading_in_main(stats)
 
 

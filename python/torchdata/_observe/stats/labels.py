@@ -30,7 +30,7 @@ class Flag(enum.IntFlag):
     PUT_OFF = 32
 
 
-#: For each class name: the `Flag` of the pipes of this class and of its subclasses.
+#: The `Flag` of a pipe, by the name of its class or of a base class.
 _HOLDERS = {
     "_PrefetchBase": Flag.HOLDS | Flag.THREAD,
     "Shuffler": Flag.HOLDS,
@@ -65,7 +65,7 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """Returns the user's functions with which a pipe reads a dataset. The list is empty if the pipe does more than
+    """Returns the user's functions that a pipe calls to read a dataset. The list is empty if the pipe does more than
     reading.
 
     Map-style pipes are timed only if `full` is True. If `full` is False, the pipe that reads a map-style pipe is named
@@ -79,8 +79,8 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
 
 
 def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
-    """Returns True for iterable pipes, and for map-style pipes with user code if the pipe that reads them can time
-    them."""
+    """Returns True for an iterable pipe, and for a map-style pipe with user code if the pipe that reads it can measure
+    its time."""
     if isinstance(pipe, IterDataPipe):
         return True
     return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe, full)) and _is_timed(pipe, graph)

@@ -194,8 +194,8 @@ class LoaderStats:
         return tuple(pipe for process in self.processes for pipe in process.pipes)
 
     def merged_pipes(self) -> tuple[PipeStats, ...]:
-        """Returns the pipes of all processes, where replicas of a pipe in several workers are merged. Counts and times
-        are sums; `p50` and `p99` are those of the slowest worker."""
+        """Returns the pipes of all processes. Replicas of a pipe in several workers are merged: counts and times are
+        added up; `p50` and `p99` are taken from the slowest worker."""
         groups: dict[tuple[str, int], list[PipeStats]] = {}
         for process in self.processes:
             for place, pipe in enumerate(process.pipes):

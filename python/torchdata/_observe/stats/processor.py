@@ -37,7 +37,7 @@ def working_time(pid: int) -> float | None:
 
 
 def stat_fields(pid: int) -> list[int]:
-    """Returns the fields after the name in `/proc/PID/stat` as numbers, with 0 in place of the state letter."""
+    """Returns the fields after the name in `/proc/PID/stat` as numbers, with 0 instead of the state letter."""
     with open(f"/proc/{pid}/stat") as file:
         return [0, *map(int, file.read().rpartition(")")[2].split()[1:])]
 

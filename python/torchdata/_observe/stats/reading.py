@@ -94,8 +94,8 @@ class _Since:
         return (now["total"] - before["total"]) * _NS / times if times > 0 else None
 
     def both(self, what: str) -> list[tuple[Page, Page | None]]:
-        """Returns pairs of present and earlier counters, one pair for each flow or each pipe of the process; `what` is
-        "flows" or "pipes"."""
+        """Returns a pair of present and earlier counters for each flow or each pipe of the process; `what` is "flows"
+        or "pipes"."""
         before = self.before[what] if self.before else []
         return [(each, before[i] if i < len(before) else None) for i, each in enumerate(self.page[what])]
 
@@ -159,8 +159,8 @@ def summarise(now: Reading, earlier: Reading | None = None) -> ShownStats:
 
 
 def _inside(main: _Since | None, waiting: float, seconds: float) -> float | None:
-    """Estimates the seconds that the program has spent in the loader's `next`, of which it has waited `waiting`
-    seconds."""
+    """Estimates the seconds that the program has spent in the loader's `next`, including `waiting` seconds of
+    waiting."""
     if main is None or not main.count("inside_samples"):
         return None
     return min(seconds, max(waiting, main.count("inside") * _NS))
@@ -331,7 +331,8 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 def pipe_at_work(page: Page) -> str | None:
     """Returns the running pipe, or None if it is unknown. If times are measured, the counters name the running pipe.
-    If times are not measured, a one-to-one pipe counts as running while its source has yielded one more item."""
+    Without measured times, a pipe that yields one item per source item is assumed to run while its source has yielded
+    one item more."""
     pipes, current = page["pipes"], page["current"]
     if 0 < current <= len(pipes):
         return str(printable(pipes[current - 1]["label"]))

@@ -7,8 +7,7 @@ contents, their shared memory or their open files.
 
 - Pipes of the graph are copied, and objects that refer to a pipe, such as lists of pipes or methods.
 - A container of the standard library, such as a list or a dict, is copied, because pipes store the items of an
-  iteration in containers. The copy has the same members, except that nested containers are also copied, up to
-  `LARGEST_STRUCTURE` members in total.
+  iteration in containers. Nested containers are also copied, up to `LARGEST_STRUCTURE` members in total.
 - A random generator is copied.
 - All other objects, such as a dataset, a function, an array or an open file, are shared with the copy. Attributes that
   a pipe's class lists in `data_attributes` are also shared, if they do not refer to a pipe.

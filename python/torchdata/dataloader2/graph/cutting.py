@@ -21,8 +21,8 @@ class DispatchedSource(IterDataPipe[Any]):
 
     Attributes:
         open_stream: a function that returns an iterator over the items for this worker.
-        share: a function that returns the number of the worker's current iteration over the dispatched items, and the
-            number and the checksum of the items that this iteration has yielded.
+        share: a function that returns the worker's position in the dispatched items: the number of the current
+            iteration, and the number and the checksum of its items so far.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -54,9 +54,9 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
     """Returns the last of the pipes that run in the dispatching process; None if no pipe runs there.
 
-    The items of all `sharding_round_robin_dispatch` pipes pass through the returned pipe. Of several such pipes, the
-    one that is closest to the sources is returned. If a branch shares a source with a dispatched branch, both branches
-    are dispatched. Pipes that read from each other in a cycle are dispatched together.
+    The items of all `sharding_round_robin_dispatch` pipes pass through the returned pipe. If several pipes fulfill this
+    condition, the pipe closest to the sources is returned. If a branch shares a source with a dispatched branch, both
+    branches are dispatched. Pipes that read from each other in a cycle are dispatched together.
     """
     graph = whole(graph)
     dispatched: set[int] = set()
@@ -80,7 +80,7 @@ def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe |
 
 
 def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tuple[Graph, Graph | None]:
-    """Returns `graph` with `source` in place of the dispatched pipes, and the graph of the dispatched pipes or None."""
+    """Returns `graph` with `source` instead of the dispatched pipes, and the dispatched graph or None."""
     dispatching = find_lca_round_robin_sharding_dp(graph)
     if dispatching is None:
         return graph, None
@@ -89,8 +89,8 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """Returns the graph `part`, which runs in other processes. If `graph` contains an `on_error` after `part`, also
-    appends an `on_error` to `part`, because a process can skip only its own exceptions.
+    """Appends an `on_error` to `part`, which runs in other processes, if `graph` contains an `on_error` after `part`. A
+    process can skip only its own exceptions.
     """
     for skipper in graph:
         if not isinstance(skipper, OnError):

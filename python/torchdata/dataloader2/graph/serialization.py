@@ -149,8 +149,7 @@ def _cloudpickled(obj: Any) -> bytes:
 
 
 def why_not(obj: Any, what: str, attempt: Any, error: Exception) -> str:
-    """Returns an error message with the first attribute for which `attempt` fails; `attempt` pickles or copies an
-    object."""
+    """Returns an error message with the first attribute that `attempt` cannot pickle or copy."""
     reason = f"{type(error).__name__}: {error}"
     for owner in Graph(obj) if is_pipe(obj) else [obj]:
         own_sources = set(map(id, sources_of(owner))) if is_pipe(owner) else set()

@@ -52,7 +52,7 @@ def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenera
     """Gives each pipe that has `set_seed` its own seed.
 
     Args:
-        datapipes: the pipes, in the order in which their seeds are drawn; pipes without `set_seed` are skipped.
+        datapipes: the pipes, which get their seeds in this order; pipes without `set_seed` are skipped.
         seed_generator: the generator that provides the seeds.
         distributed_shared: whether each pipe gets the same seed on all workers and ranks.
 
@@ -132,7 +132,7 @@ def apply_sharding(
     told: set[int] = set()
 
     def descend(graph: DataPipeGraph, behind: Any) -> None:
-        """`behind` is the nearest filter of `sharding_group` that reads the pipes in `graph`; None if there is none."""
+        """`behind`: the nearest sharding pipe of `sharding_group` that reads from `graph`; None if there is none."""
         for pipe, sources in graph.values():
             if (id(pipe), id(behind)) in seen:
                 continue
@@ -159,7 +159,7 @@ def apply_sharding(
 
 
 def _tell_share(datapipe: Any, num_of_instances: int, instance_id: int, sharding_group: Any) -> None:
-    # the method of an older pipe has no parameter for the sharding group
+    # in older pipes, `apply_sharding` lacks the parameter for the sharding group
     if len(signature_of(datapipe.apply_sharding).parameters) < 3:
         datapipe.apply_sharding(num_of_instances, instance_id)
     else:

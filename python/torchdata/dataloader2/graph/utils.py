@@ -24,7 +24,7 @@ def has_method(datapipe: Any, name: str) -> TypeGuard[Any]:
 
 
 def traverse_dps(datapipe: DataPipe) -> DataPipeGraph:
-    """Returns the graph of `datapipe` and all pipes from which it reads, directly or through other pipes.
+    """Returns the graph of `datapipe` and all its direct and indirect sources.
 
     Pipes are found in the attributes of pipes, including nested lists, tuples, sets, dictionaries and deques.
 
@@ -66,7 +66,7 @@ def nested(graph: Graph) -> DataPipeGraph:
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
-        """Returns the sources of a pipe, and whether all paths through the graph to the pipe have the same sources."""
+        """Returns the sources of a pipe, and whether they are the same on every path to the pipe (not in a cycle)."""
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))
@@ -80,8 +80,7 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        # If several pipes read the same pipe, they share one dictionary of its sources, so that the result contains
-        # this dictionary only once.
+        # Further readers of this pipe share the dictionary of its sources.
         if everywhere:
             finished[id(pipe)] = found
         return found, everywhere
@@ -294,7 +293,7 @@ def _rewire(datapipe: DataPipe, choose: Callable[[Any], Any]) -> None:
 
 
 def _rewired(obj: Any, choose: Callable[[Any], Any], opened: set[int]) -> Any:
-    """Modifies mutable containers in place, and recreates immutable containers."""
+    """Modifies mutable containers, and recreates immutable containers."""
     if is_pipe(obj):
         return choose(obj)
     if not isinstance(obj, (dict, list, tuple, set, frozenset, deque)):

@@ -64,7 +64,7 @@ class SeedGenerator(_native.SeedGenerator):
     def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:
         """Returns the generator of worker (or rank) `worker_id`.
 
-        The new generator has the same shared seeds as this generator, and independent seeds of its own. With `inplace`,
+        The new generator has the same shared seeds as this generator, and an independent second stream. With `inplace`,
         this generator itself becomes the worker's generator. Without `inplace`, this generator is not changed.
         """
         if isinstance(worker_id, bool) or not isinstance(worker_id, int):
@@ -78,7 +78,7 @@ class SeedGenerator(_native.SeedGenerator):
         return child
 
     def exported(self) -> bytes:
-        """Returns the state of the generator, from which `imported` creates a generator with the same future seeds."""
+        """Returns the state of the generator; `imported` restores a generator with the same future seeds."""
         return self.__getstate__()
 
     @classmethod

@@ -67,8 +67,8 @@ class Caches:
             if not is_same or not (self._is_untouched or _measured(values) == self._measure):
                 self.forget()
         else:
-            # In an interrupted epoch, pipes after the cache may have modified only some of the cached objects.
-            # Repeating the whole epoch would modify all of them.
+            # An interrupted epoch may have modified only some of the cached objects, but repeating the whole epoch
+            # would modify all cached objects.
             is_exact = was_empty and (_has_finished(datapipe) or self._ends_in_cache(datapipe))
             measure = _measured(values) if is_exact else None
             if measure is None or self._most is None or measure.size <= self._most:
@@ -114,7 +114,7 @@ class Caches:
 
     @contextmanager
     def left_out(self) -> Iterator[None]:
-        """Context for a snapshot: cached items that the snapshot omits are absent from the graph."""
+        """Within this context, the graph lacks the cached items that snapshots omit."""
         self._set([[] for _ in self._left_out])
         try:
             yield
@@ -122,8 +122,7 @@ class Caches:
             self._set(self._left_out)
 
     def note_call(self) -> None:
-        """Makes snapshots contain the cached items, because a function that was applied to the graph may have modified
-        them."""
+        """Makes snapshots contain the cached items, because a function of the user may have modified these items."""
         self.forget()
         self._graph = None
 

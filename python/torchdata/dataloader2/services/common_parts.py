@@ -7,8 +7,8 @@ the items that the shards have not requested yet. A common part runs in the thre
 worker or in the main process. A `CommonPart` belongs to one filter, one epoch and one process.
 
 The items of the common part do not depend on the number of workers, because its generators are seeded equally in all
-processes, and torch's worker info shows a single worker. A shard's state contains an earlier state of the common part,
-and the number of items to recompute from this state. The state does not depend on other shards, so any process can load
+processes, and torch's worker info shows a single worker. A shard's state contains a snapshot of the common part, and
+the number of items to recompute after this snapshot. The state does not depend on other shards, so any process can load
 it.
 """
 
@@ -36,8 +36,8 @@ from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.state import beginning_entries, load_entries, load_generators, save_entries, save_generators
 
-#: The maximum number of items in the queue of a shard. A shard whose queue would exceed this length reads its own
-#: replica of the common part.
+#: The maximum number of items in the queue of a shard. If a queue would exceed this length, its shard reads its own
+#: replica of the common part instead.
 MOST_WAITING = 1 << 14
 #: The maximum number of snapshots of the pipes before a filter.
 _MOST_SNAPSHOTS = 8
@@ -59,11 +59,11 @@ class _Start(NamedTuple):
 
 
 class CommonParts:
-    """Creates a `CommonPart` for each `sharding_filter` whose earlier pipes can run once for all shards of the process.
+    """Creates a `CommonPart` for each `sharding_filter` if the pipes before the filter can run once for all shards.
 
     Args:
-        is_alone: whether the process runs only one shard. In this case, a `CommonPart` is needed only for pipes that
-            may draw random numbers.
+        is_alone: whether the process runs only one shard, so that a `CommonPart` is needed only for pipes that may draw
+            random numbers.
     """
 
     def __init__(self, *, is_alone: bool) -> None:
@@ -71,12 +71,12 @@ class CommonParts:
         self._parts: list[CommonPart] = []
 
     def begin(self, datapipe: Any, seed: Callable[[int], None], tell: Callable[[], None], *, is_first: bool) -> None:
-        """Adds a shard whose generators are seeded for an epoch.
+        """Adds a shard, after its generators were seeded for an epoch.
 
         Args:
             datapipe: the last pipe of the shard's graph.
-            seed: seeds the process's random generators for the common part of the filter with the given number.
-            tell: sets torch's worker info for the shard.
+            seed: a function that seeds the process's random generators with a number, for the common part.
+            tell: a function that sets torch's worker info for the shard.
             is_first: whether the shard is the first shard of the epoch.
         """
         graph = Graph(datapipe)
@@ -113,7 +113,7 @@ class Share:
         #: resumed, and are dropped.
         self.queue: deque[Any] = deque()
         self.skips = 0
-        #: A position, at or before the shard's position, from which the shard's own replica can resume; None until the
+        #: A position, not later than the shard's position, where the shard's own replica can resume; None until the
         #: `sharding_filter` is read.
         self.start: _Start | None = None
         self._begun = 0
@@ -130,7 +130,7 @@ class Share:
         """Returns an iterator over the items of the shard. The `sharding_filter` calls this method once in an epoch.
 
         Args:
-            position: the position of the shard's own replica.
+            position: the number of items that the pipes before the filter have yielded in the shard's own replica.
             generators: the states that the random generators of the common part have at `position`; see `_Start`.
         """
         part, begun = self.part, token_of(self.datapipe).yielded
@@ -159,8 +159,8 @@ class Share:
                 return queue
 
     def saved(self) -> _Start | None:
-        """Returns a position from which the shard can resume, and the states of the pipes before the `sharding_filter`;
-        None if the filter was not read yet."""
+        """Returns a position where the shard can resume, and the states of the pipes before the `sharding_filter`; None
+        if the filter was not read yet."""
         return self.start if self.part is None else self.part.before(self) or self.start
 
     def entries(self) -> dict[int, PipeEntry]:
@@ -172,7 +172,7 @@ class Share:
 
 
 class CommonPart:
-    """The pipes before a filter, which one replica runs for several shards of a process.
+    """The pipes before a `sharding_filter`: one replica of them computes the items for several shards of a process.
 
     Args:
         seed: a function that seeds the random generators of the process for these pipes.
@@ -194,7 +194,7 @@ class CommonPart:
         #: Snapshots in the order of their positions. No shard is at an earlier position than the first snapshot.
         self._snapshots: list[_Start] = []
         self._wants_snapshot = False
-        #: `_dealing`: the number of shards, and the number of consecutive items that a shard gets. `_by_number` maps
+        #: `_dealing`: the number of shards, and the number of consecutive items for each shard. `_by_number` maps
         #: numbers to shards.
         self._dealing = 1, 1
         self._by_number: dict[int, Share] = {}
@@ -236,7 +236,7 @@ class CommonPart:
             self._deal()
 
     def _remove(self, share: Share, start: _Start | None) -> None:
-        """Removes a shard from this common part. From its next item on, the shard runs its own replica of the pipes."""
+        """Removes a shard from this common part. The shard then runs its own replica of the pipes."""
         part = CommonPart(self._seed)
         part._shares.append(share)
         part._attributes = self._attributes
@@ -292,8 +292,7 @@ class CommonPart:
                 self._deal()
 
     def _move_to(self, share: Share) -> None:
-        """Makes the replica of the shard `share` compute the following items, instead of the replica that has computed
-        them so far."""
+        """Switches to the replica of the shard `share`, which computes the following items."""
         self._whose, position = share, self.position
         self._turns.enter(1)
         try:

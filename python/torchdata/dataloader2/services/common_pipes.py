@@ -28,19 +28,18 @@ _UNSUITED = frozenset({"Cycler", "IterKeyZipper", "OnError", "Repeater", "Sample
 #: Pipes that lock files. A shard releases the locks of these pipes before another shard runs.
 _LOCKING = frozenset({"EndOnDiskCacheHolder", "OnDiskCacheHolder"})
 
-#: `_PLAIN`: types whose objects contain no user code. `_BOOKKEEPING`: names of attributes that this package adds to
+#: `_PLAIN`: types of objects that contain no user code. `_BOOKKEEPING`: names of attributes that this package adds to
 #: every pipe.
 _PLAIN = frozenset({NoneType, bool, int, float, str, bytes, range, random.Random, deque})
 _BOOKKEEPING = frozenset({"_iteration_token", "_iteration_record"})
 
 
 def filters_with_common_part(graph: Graph) -> list[ShardingFilter[Any]]:
-    """Returns each `sharding_filter` for which the pipes before it (the common part) run once for all shards.
+    """Returns each `sharding_filter` with a common part: pipes before the filter that run once for all shards.
 
     Every pipe after such a filter reads its source only once in an epoch, and no other pipe reads the common part. The
-    result is empty if a pipe keeps state beyond an epoch. The result is empty if a pipe reads ahead in a thread, which
-    might draw from the common part's generators. A filter is not returned if it can skip the items of other shards
-    without computing them.
+    result is empty if a pipe keeps state beyond an epoch, or reads ahead in a thread, which might draw from the common
+    part's generators. A filter that can skip the items of other shards without computing them is not returned.
     """
     if lasts(graph):
         return []
@@ -85,7 +84,7 @@ def may_draw(pipe: Any) -> bool:
 
 
 def attributes_of(pipe: Any) -> dict[str, Any]:
-    """Returns copies of the attributes in which a pipe of the user may count its iterations."""
+    """Returns copies of the attributes of a user's pipe that may count iterations."""
     if type(pipe).__module__.startswith("torchdata."):
         return {}
     return {name: deepcopy(value) for name, value in vars(pipe).items() if type(value) in COUNTERS}

@@ -23,9 +23,8 @@ class DatasetEpochs:
         return [epoch_of(holder) for holder in self._holders]
 
     def and_then(self, reset_fn: _ResetFn | None) -> _ResetFn | None:
-        """Returns a reset function for workers, which first calls `set_epoch` of the datasets in the workers, and then
-        `reset_fn`. Until the user has called `set_epoch`, returns `reset_fn` itself, because a dataset may count its
-        own epochs.
+        """Returns a reset function for workers: it calls `set_epoch` of the datasets, and then `reset_fn`. Until the
+        user has called `set_epoch`, returns `reset_fn` itself, because a dataset may count its own epochs.
         """
         before, self._last = self._last, self._now()
         self._has_changed = self._has_changed or self._last != before

@@ -36,12 +36,12 @@ class DistributedReadingService(ReadingServiceInterface):
         timeout: seconds after which an operation between the ranks fails. A process group or device mesh of torch may
             be the first argument, as in `DistributedReadingService(mesh["dp"])`.
         process_group: the ranks that share the items: a `ProcessGroup` of torch, or a `DeviceMesh` of one dimension. By
-            default, all ranks of `torch.distributed`, which must be initialized, share the items. If a job has several
-            data-parallel groups of the same size, these groups use the same seeds. Ranks with the same number in
-            different groups thus get the same batches. For other kinds of communication, pass an object with the
-            attributes `rank` and `world_size`, and two methods for 64-bit integers: `broadcast(value)` returns the
-            value of rank 0, and `all_reduce_min(value)` returns the smallest value of all ranks. `all_reduce_min` is
-            called in a separate thread.
+            default, all ranks of `torch.distributed`, which must be initialized, share the items. Several data-parallel
+            groups of the same size use the same seeds, so rank n of one group gets the same batches as rank n of
+            another group. For other kinds of communication, pass an object with the attributes `rank` and `world_size`,
+            and two methods for 64-bit integers: `broadcast(value)` returns the value of rank 0, and
+            `all_reduce_min(value)` returns the smallest value of all ranks. `all_reduce_min` is called in a separate
+            thread.
 
     Raises:
         RuntimeError: `process_group` requires `torch.distributed`, which is not available.
@@ -91,8 +91,8 @@ class DistributedReadingService(ReadingServiceInterface):
         self._pg: RankGroup | None = None
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
-        #: Whether the next epoch (`_keeps_next`) or the running epoch (`_keeps_seeds`) resumes an epoch that began
-        #: without ranks. In such an epoch, the ranks use the saved seeds, and do not agree on new seeds.
+        #: Whether the next epoch (`_keeps_next`) or the running epoch (`_keeps_seeds`) uses the seeds of a state that
+        #: was saved without ranks. The ranks then do not agree on new seeds.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
         #: Whether the next epoch resumes shards that began on another rank.
@@ -112,7 +112,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return duplicate
 
     def initialize(self, datapipe: DataPipe) -> DataPipe:
-        """Shards the graph by rank, and appends `fullsync`, which ends the epoch on all ranks when one rank has no more
+        """Shards the graph by rank, and appends `fullsync`, which ends the epoch on all ranks when one rank runs out of
         items.
 
         Raises:
@@ -143,7 +143,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return datapipe
 
     def count_ranks(self) -> int:
-        """Returns the number of ranks, also before the first epoch.
+        """Returns the number of ranks. May be called before the first epoch.
 
         Raises:
             TypeError: the process group is not initialized yet.
@@ -215,14 +215,14 @@ class DistributedReadingService(ReadingServiceInterface):
         self._resumed = resumed
 
     def agree_on_seeds(self, seed_generator: SeedGenerator) -> None:
-        """Makes all data-parallel groups use the same seeds: those of the group that begins this epoch first."""
+        """Makes all data-parallel groups use the seeds of the group that begins this epoch first."""
         from torchdata._ranks.torch_group import TorchGroup
 
         if isinstance(self._pg, TorchGroup):
             seed_generator.__setstate__(bytes.fromhex(self._pg.agree(seed_generator.exported().hex())))
 
     def keep_seeds(self) -> None:
-        """Makes the next epoch use the saved seeds on each rank, because the resumed epoch began without ranks."""
+        """Makes the next epoch use the seeds in the loaded state, which was saved without ranks."""
         self._keeps_next = True
 
     def finalize(self) -> None:

@@ -45,7 +45,7 @@ class RankInEpoch(NamedTuple):
     Args:
         rank: the number of this rank, from 0.
         ranks: the number of ranks.
-        keeps_seeds: whether the epoch has the seeds that a loader without ranks would have.
+        keeps_seeds: whether the epoch uses the same seeds as a loader without ranks.
 
     Example:
         >>> from torchdata.dataloader2 import RankInEpoch
@@ -116,7 +116,7 @@ class ReadingServiceInterface(ABC):
 
         Returns:
             A function that changes the graph for this epoch; None for no function. The next service applies the
-            function, or the loader if there is no further service.
+            function, or the loader after the last service.
         """
         return iter_reset_fn
 
@@ -137,13 +137,13 @@ class ReadingServiceInterface(ABC):
         Args:
             full_stats: whether the time of each pipe is measured.
             resumed: a function that returns the shards of the epoch that the loader resumes, or None at the beginning
-                of an epoch. It can be called once the rank is known.
+                of an epoch. `resumed` must not be called before the rank is known.
             ranks: a function that returns the rank of the loader, or None if it is not known yet.
         """
 
     def with_shards(self) -> ReadingServiceInterface:
-        """Returns the service that a loader without workers uses for the rest of an epoch that began in workers. The
-        default implementation returns this service."""
+        """Returns the service that a loader without workers uses to finish an epoch that began in workers. The default
+        implementation returns this object."""
         return self
 
     def runs_shards(self) -> bool:
@@ -192,7 +192,7 @@ class ReadingServiceInterface(ABC):
         """
 
     def keep_seeds(self) -> None:  # noqa: B027 - optional
-        """Makes the next epoch use the seeds of a run without ranks, like the resumed epoch."""
+        """Makes the next epoch use the seeds in the loaded state, which was saved without ranks."""
 
     def stats_notes(self) -> Sequence[str]:
         """Returns sentences to print below the table of `DataLoader2.stats`. Any thread may call this method at any

@@ -1,4 +1,4 @@
-"""Runs the remaining shards of an epoch in the main process, if workers began the epoch and the loader has no workers.
+"""Runs the shards of an epoch that workers began, in the main process of a loader without workers.
 
 Role: a `WorkerOutput` yields the items of these shards, instead of the items of worker processes. The threads that read
 the loader run this code, one thread at a time, with a copy of the pipes for each shard. While a shard runs, the process
@@ -21,7 +21,7 @@ from torchdata._engine.workers.program import ChildInfo, EpochProgram
 from torchdata.datapipes._pipe import random as own_random
 from torchdata.datapipes._pipe.exchanging import ShardGlobals, one_at_a_time
 
-#: The number of recent items whose shards are remembered.
+#: The number of recent items that are remembered, with the shard of each item.
 _REMEMBERED = 1 << 12
 
 
@@ -35,8 +35,7 @@ class _Delivered(NamedTuple):
 
 
 class LocalShards:
-    """Runs the shards of one epoch in this process, and yields one item of each shard in turn. A loader without worker
-    processes uses a `LocalShards` instead of a `Children` and its `Collector`.
+    """Runs the shards of one epoch in this process, and yields one item of each shard in turn.
 
     Args:
         program: the program to run for each shard.
@@ -69,7 +68,7 @@ class LocalShards:
 
     @contextmanager
     def _as_shard(self, program: EpochProgram, *, enters: bool = True) -> Iterator[None]:
-        """Context in which the process has the worker info and the generators of a shard."""
+        """Within this context, the process has the worker info and the generators of a shard."""
         with one_at_a_time(), torch_as_it_was():
             outside, replica = ShardGlobals(), own_random.is_replica
             outside.leave()
@@ -123,7 +122,7 @@ class LocalShards:
                 program.call(function)
 
     def end_epoch(self) -> None:
-        """Does nothing, because the check in `Group.end_epoch` is needed only for forked children."""
+        """Does nothing; only forked children need the check of file positions in `Group.end_epoch`."""
 
     def shutdown(self) -> None:
         """Ends the threads of the pipes."""
@@ -197,7 +196,7 @@ class LocalShards:
             return list(zip(given, snapshots, strict=True)), turn, None
 
     def _make_snapshots(self) -> None:
-        """Takes a snapshot of every shard, and keeps only the first and the last two snapshots."""
+        """Takes a snapshot of every shard, and keeps only the snapshots of the first call and of the last two calls."""
         snapshots: list[Kept | None] = []
         total, _, accounts = self._positions[-1]
         for program, given in zip(self._programs, accounts, strict=True):

@@ -58,22 +58,22 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     workers would yield the same items, a `DataPipeLintWarning` is issued (see `torchdata.dataloader2.linter`).
 
     If a worker is killed, `torchdata.dataloader2.error.WorkerExitedError` is raised within a second. Items that the
-    worker had already sent are delivered before the error, as far as the order allows. An exception in a worker is
-    raised in the main process with the original type and traceback.
+    worker had already sent are delivered before the error if possible. An exception in a worker is raised in the main
+    process with the original type and traceback.
 
     With `on_worker_exit="restart"`, no item is lost or repeated, and the order of items does not change. The new
     process recomputes, compares and drops items that the main process has already received, so the pipeline must
     reproduce its items. Each restart causes a `RuntimeWarning`. If processes exit three times at the same item,
     `WorkerExitedError` is raised with the item's number. If there is a dispatching process, all processes are replaced
-    together. Under "fork", a helper process forks the new processes. It was forked when the loader started, so later
-    threads and CUDA in the main process cause no problems.
+    together. Under "fork", a helper process forks the new processes. The helper was forked when the loader started, so
+    threads and CUDA that the main process uses later cause no problems.
 
     `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
-    processes. A process hangs if the main process has waited `timeout` seconds for its items while none of its pipes
-    yielded an item. If a filter drops all items, the process does not hang, because the pipes before the filter yield
-    items. If a function takes longer than `timeout` for one item, the process counts as hanging, unless `patience` is
-    greater. Each time a process is killed at the same item, the timeout for this item doubles. While a process starts,
-    the timeout is at least a minute.
+    processes. A process hangs if the main process has waited `timeout` seconds for it, and no pipe of the process has
+    yielded an item during this time. If a filter drops all items, the process does not hang, because the pipes before
+    the filter yield items. If a function takes longer than `timeout` for one item, the process counts as hanging,
+    unless `patience` is greater. Each time a process is killed at the same item, the timeout for this item doubles.
+    While a process starts, the timeout is at least a minute.
 
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
@@ -91,7 +91,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             epoch, with the graph, the `WorkerInfo` and a `SeedGenerator`; it returns the graph.
         in_order: whether items are taken from the workers in turn, so that their order is deterministic; True by
             default. With `in_order=False`, the first ready item of any worker is taken. The dispatching process always
-            sends its items to the workers in turn, whatever the value of `in_order`.
+            sends its items to the workers in turn, regardless of `in_order`.
         memory_budget: bytes of shared memory that all the workers' items may use together, until the program frees the
             items; None for a quarter of the machine's memory. Only memory that items actually use is allocated. Items
             beyond `memory_budget` are copied, which is slower.
@@ -254,8 +254,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return shards if self._dispatches else min(shards, self.num_workers)
 
     def _own_shards(self) -> Sequence[Shard]:
-        """Returns the shards that this rank runs in a new epoch: if `splits` is set, its part of these shards;
-        otherwise, one shard for each worker."""
+        """Returns the shards that this rank runs in a new epoch: its share of `splits` shards, or one shard for each
+        worker if `splits` is None."""
         if self.splits is not None:
             rank, ranks, _ = self._rank
             if ranks > self.splits:
@@ -384,9 +384,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         return None
 
     def _divide_anew(self, output: WorkerOutput) -> None:
-        """If the workers run shards of a loaded state, replaces them by workers that run this loader's own shards.
+        """Replaces workers that run shards of a loaded state by workers that run this loader's own shards.
 
-        If pipes keep state from one epoch to the next, the shards do not change, because each state belongs to a shard.
+        Nothing changes if pipes keep state between epochs, because each saved state belongs to one shard.
         """
         own = self._own_shards()
         if not own or list(self._shards) == list(own) or output.resumes or output.lasts:

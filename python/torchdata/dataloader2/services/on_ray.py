@@ -55,7 +55,7 @@ class RayReadingService(MultiProcessingReadingService):
             "scheduling_strategy": "SPREAD", "runtime_env": {"pip": ["emoji"]}}`; one CPU by default.
         in_order: see `MultiProcessingReadingService`.
         memory_budget: bytes of shared memory for items in the main process. All workers together may use the same
-            number of bytes. None (the default) stands for a quarter of the machine's memory.
+            number of bytes. None (the default) means a quarter of the machine's memory.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" raises `WorkerExitedError` if a worker, its actor or its machine fails. "restart"
             makes Ray start a new worker, which resumes from the last snapshot.

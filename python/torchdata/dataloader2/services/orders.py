@@ -5,8 +5,7 @@ the same items in different orders. Different items at one position do not prove
 augment its items at random. Two workers' orders differ if some items have different positions, and some positions have
 different items.
 
-If a source divides its items among the workers, and two workers nevertheless read the same items, an exception is
-raised, too.
+An exception is also raised if two workers read the same items, although a source divides its items among the workers.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ class _Order:
     def __init__(self) -> None:
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: The workers `key` and `key + 1` are compared. `_differs` counts the positions at which they have read
-        #: different items. `_moved` counts the items that they have read at different positions.
+        #: For the workers `key` and `key + 1`, `_differs` counts the positions with different items, and `_moved`
+        #: counts the items with different positions.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
-        #: The checksums of each worker's sampled items are in `_begun` while the worker reads the source, and in
-        #: `_whole` afterwards.
+        #: The checksums of the sampled items: in `_begun` for workers that are reading the source, and in `_whole` for
+        #: workers that have read the whole source.
         self._begun: dict[int, list[int]] = {}
         self._whole: dict[int, list[int]] = {}
 
     def differs(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Returns an item's position, a worker that has read this item at another position, and that other position.
-        Returns None if the orders do not differ."""
+        """Returns None if the orders do not differ. Otherwise, returns an item's position, a worker that has read this
+        item at another position, and this second position."""
         found: tuple[int, int, int] | None = None
         positions, at = self._positions.setdefault(worker, {}), self._at.setdefault(worker, {})
         for position, checksum in note.samples:
@@ -55,7 +54,7 @@ class _Order:
         return found or self._of_short_ones(worker, note)
 
     def _of_short_ones(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """If all items of a short source were sampled, compares the workers' complete orders."""
+        """Compares the complete orders of workers, if all items of the source were sampled."""
         if note.start == 0:
             self._begun.setdefault(worker, []).extend(checksum for _, checksum in note.samples)
         if note.length is None or len(mine := self._begun.pop(worker, [])) != note.length:

@@ -185,7 +185,7 @@ def process_reset_fn(
 
 
 def function_in_use(name: str) -> Callable[..., Any]:
-    """Returns the user's replacement of the function, if there is one."""
+    """Returns the function, or the user's replacement of this function."""
     face = loaded(_FACE)  # a process that has not imported the public module cannot have replaced its functions
     function: Callable[..., Any] = globals()[name] if face is None else getattr(face, name)
     return function
@@ -272,7 +272,7 @@ class GraphProgram(EpochProgram):
 
     def enter(self) -> None:
         """Switches the worker number and the random generators of the process to this shard."""
-        # torch may have been imported while another shard ran, and then lacks the worker info of this shard
+        # if torch was imported while another shard ran, torch lacks the worker info of this shard
         if not self.globals.enter() and "torch.utils.data" in sys.modules:
             self._tell_torch()
         if self._reading_ahead:
@@ -293,7 +293,8 @@ class GraphProgram(EpochProgram):
         self._reading_ahead, self._graph, self.globals.is_all = None, None, False
 
     def _running_graph(self) -> Graph:
-        """Returns the graph of the running iteration, where only the user's pipes can change their sources."""
+        """Returns the graph of the running iteration. If the graph contains no pipes of the user, which may change
+        their sources, it is stored for further calls."""
         graph = self._graph or Graph(self.datapipe)
         if self._graph is None and all(type(pipe).__module__.startswith("torchdata.") for pipe in graph):
             self._graph = graph
@@ -350,10 +351,11 @@ class GraphProgram(EpochProgram):
             self._begin_common_part(seeds)
 
     def _begin_left_epoch(self) -> None:
-        """If the last epoch was abandoned before this shard computed an item, computes the first item of that epoch.
+        """Computes the first item of the last epoch, if the program abandoned that epoch before this shard computed an
+        item.
 
-        A user's pipe may count its epochs when it computes its first item, and derive its order from this count. If
-        some shards computed no item, the counts and the orders would differ between the shards.
+        A user's pipe may count its epochs when it computes its first item. If some shards computed no item, the counts
+        would differ between the shards.
         """
         if self._running is not None and self._is_unread() and any(map(may_draw, Graph(self.datapipe))):
             with suppress(Exception):  # the error belongs to the epoch that was left
@@ -365,8 +367,8 @@ class GraphProgram(EpochProgram):
             self._running = None  # the iterator may have open files
 
     def _is_unread(self) -> bool:
-        """Returns whether this shard's iterator exists and has not yielded an item yet. If items are dispatched,
-        returns False."""
+        """Returns whether this shard's iterator exists and has not yielded an item yet; False if a dispatching process
+        is used."""
         if self._running is None or self._child.dispatches or self._child.share is not None:
             return False
         return _yielded(self.datapipe) == self._running[1]
@@ -394,7 +396,8 @@ class GraphProgram(EpochProgram):
             tell_torch(self._shard.worker, self._shard.workers, self.datapipe, is_local=is_local)
 
     def _watch_order(self) -> None:
-        """Makes the filters sample their items, so that the main process can compare the orders of all workers."""
+        """Makes each `sharding_filter` record samples of its items, so that the main process can compare the orders of
+        all workers."""
         self._watch_with(None)
         if self._child.num_workers > 1:
             if self._watched is None or self._watched[0] is not self.datapipe:
@@ -411,7 +414,7 @@ class GraphProgram(EpochProgram):
 
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
         """Returns a snapshot of the shard. Returns None if the graph cannot be saved, if a pipe is rereading the epoch,
-        or if cached items that the snapshot would omit may have been modified.
+        or if omitted cached items may have been modified.
 
         Raises TooLargeError if the state has more than `most` bytes.
         """
@@ -439,8 +442,8 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # No snapshot can be taken. If this process has sent an earlier snapshot, the main process uses that one.
-            # Otherwise, the reason is sent to the main process.
+            # No snapshot can be taken, so the main process uses the last snapshot that this process has sent. Without
+            # such a snapshot, the main process receives the reason.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
@@ -453,7 +456,7 @@ class GraphProgram(EpochProgram):
             return None
         source = graph.first(_is_dispatched)
         if source is None or reached == 0:
-            # No dispatched item was requested yet, because the graph may first yield items from restored buffers.
+            # The graph has not requested a dispatched item yet: it may first yield items from restored buffers.
             return _Share(1, read)
         entry = entries[graph.index(source)]
         if entry.restores and not entry.finished:
@@ -515,9 +518,8 @@ class GraphProgram(EpochProgram):
         return self._iterate()
 
     def _read_share_out(self) -> None:
-        """Requests the end of the dispatched items, so that the dispatching process finishes the epoch. Its pipes may
-        keep state, which the end of an epoch changes. Raises RuntimeError if the dispatching process sends a further
-        item.
+        """Makes the dispatching process finish the epoch, because the end of an epoch may change the state of its
+        pipes. Raises RuntimeError if the dispatching process sends a further item.
         """
         source = Graph(self.datapipe).first(_is_dispatched)
         for _ in source.open_stream():
@@ -528,7 +530,7 @@ class GraphProgram(EpochProgram):
         self._is_behind_share = True
 
     def call(self, function: Callable[[DataPipe], DataPipe | None]) -> None:
-        """Applies `function` to the graph. If it returns a pipe, this pipe replaces the graph in the next epoch."""
+        """Applies `function` to the graph. A pipe that the function returns replaces the graph in the next epoch."""
         self._watched = None
         self._caches.note_call()
         self._search_anew()
@@ -557,8 +559,8 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         numpy_random.seed(numpy_seed >> 32)  # the legacy generator accepts 32 bits
     else:
         awaited["numpy.random"] = numpy_seed >> 32
-    # Libraries that are imported later are seeded then. The main process does this only for a shard, because the
-    # library's generator otherwise belongs to the user.
+    # Libraries that are not imported yet are seeded at their import. In the main process, this is done only while a
+    # shard runs, because the generators otherwise belong to the user.
     if parent_process() is not None or own_random.is_replica:
         seed_when_imported(awaited)
 

@@ -14,21 +14,21 @@ from io import BytesIO, IOBase, StringIO
 from types import BuiltinFunctionType, FunctionType, MemberDescriptorType, ModuleType, NoneType
 from typing import Any
 
-#: Types whose values never change. `_search` adds further such types to this set.
+#: Types with values that never change. `_search` adds further types to this set.
 _fixed: set[Any] = {NoneType, bool, int, float, complex, str, bytes, range, type, FunctionType, BuiltinFunctionType}
 #: The maximum number of examined objects per item, not counting values that never change.
 _MOST = 1 << 10
 #: The ids and addresses of at least this many recent items are kept, so that later items can be compared with them.
 _RECENT = 1 << 10
-#: Libraries whose objects use only memory that they own or that does not change.
+#: The objects of these libraries use only their own memory, or memory that does not change.
 _LIBRARIES = frozenset({"PIL", "numpy", "pandas", "polars", "pyarrow", "torch", "torchdata"})
 _KNOWN = _LIBRARIES | sys.stdlib_module_names
 #: The flag of classes that are not static in C (`Py_TPFLAGS_HEAPTYPE`).
 _ON_HEAP = 1 << 9
 
-#: A function that examines one object of an item. The function appends the ids of mutable objects to its first list.
+#: A function that examines one object of an item. The function appends the ids of mutable objects to the first list.
 #: For memory that the object uses, the function appends a pair to the second list: an identifier of the memory's owner,
-#: and the address. The function returns the objects to which the object refers; None if the object may use memory that
+#: and the address. The function returns the objects that the examined object refers to; None if it may use memory that
 #: cannot be found.
 _Search = Callable[[Any, list[int], list[tuple[int, int]]], Sequence[Any] | None]
 
@@ -38,8 +38,8 @@ class ReusedObjects:
 
     Args:
         waits: a function that returns whether the item at a position still waits for its shard.
-        oldest: a function that returns a position. No earlier item waits for its shard, so records of earlier items can
-            be removed.
+        oldest: a function that returns the lowest position of an item that may wait for its shard. Records of earlier
+            items can be removed.
     """
 
     def __init__(self, waits: Callable[[int], bool], oldest: Callable[[], int]) -> None:
@@ -66,8 +66,7 @@ class ReusedObjects:
             objects[each] = position
         for owner, address in views:
             used = self._views.setdefault(owner, {})
-            # A source may overwrite all memory of one owner at once, so all items with views of this memory are
-            # checked.
+            # A source may overwrite a whole memory block at once, so all items that use the same block are checked.
             if used.get(address, position) != position:
                 self.is_found |= any(map(self._waits, used.values()))
             used[address] = position
@@ -150,8 +149,8 @@ def _has_hidden_memory(kind: Any) -> bool:
 
 
 def _parts_of(item: Any) -> Sequence[Any]:
-    """Returns the objects to which an object refers. Its `__dict__` is not returned; the values in this dict are
-    returned instead."""
+    """Returns the objects that `item` refers to. Instead of the `__dict__` of `item`, the values in this dict are
+    returned."""
     parts = gc.get_referents(item)
     if type(item).__dictoffset__ and any(type(part) is dict for part in parts):
         attributes = item.__dict__
@@ -160,7 +159,7 @@ def _parts_of(item: Any) -> Sequence[Any]:
 
 
 def _refuse(*_: Any) -> None:
-    """Returns None, because the object is a stream or an iterator, whose items must not be queued."""
+    """Returns None, because an item that contains a stream or an iterator must not be queued."""
 
 
 def _refuse_hidden(*_: Any) -> None:
@@ -219,8 +218,8 @@ def _search_library(item: Any, ids: list[int], views: list[tuple[int, int]]) -> 
 
 
 def _search_object(item: Any, ids: list[int], _views: list[tuple[int, int]]) -> Sequence[Any]:
-    # An object whose type defines `__hash__` is assumed to be immutable, and is not recorded. Its members are examined
-    # nevertheless, because an immutable object such as a tuple may contain mutable objects.
+    # An object is assumed to be immutable if its type defines `__hash__`, and is then not recorded. Its members are
+    # examined, because an immutable object such as a tuple may contain mutable objects.
     if not _has_own_hash(type(item)):
         ids.append(id(item))
     return _parts_of(item)

@@ -17,7 +17,7 @@ from torchdata.datapipes.map.combinatorics import Shuffler as MapShuffler
 from torchdata.datapipes.map.wrapping import SequenceWrapper
 from torchdata.datapipes.state import is_one_to_one
 
-#: Types of plain data whose elements have the same order in all processes.
+#: Types of plain data that have the same order of elements in all processes.
 _ORDERED = (bytes, dict, list, range, str, tuple)
 
 #: Pipes that yield items in an order that depends only on the source's order and on the seed that all workers share.
@@ -25,14 +25,13 @@ _KEEP_ORDER = (MapMapper, MapShuffler, ShardingFilter, Shuffler)
 
 
 def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
-    """Returns the filters whose sources may have a different order in each worker, and the names of each filter's
-    sources.
+    """Returns each filter that may receive its items in a different order in each worker, and the names of its sources.
 
-    `is_seeded`: whether every `shuffle` before a filter has the seed that all workers share. This is not certain if a
-    user function may change the graph in a worker.
+    `is_seeded`: whether every `shuffle` before a filter certainly has the same seed in all workers, because no user
+    function changes the graph.
     """
     # `isinstance` would also return True for torch's `sharding_filter`, which is a virtual subclass of
-    # `ShardingFilter`. Torch's filter takes no samples that could be compared between workers.
+    # `ShardingFilter`. Torch's filter does not record samples for comparing workers.
     filters = [pipe for pipe in graph if ShardingFilter in type(pipe).__mro__]
     # With `on_error`, exceptions of user functions may skip different items in each worker.
     is_known = is_seeded and not any(isinstance(pipe, OnError) for pipe in graph)

@@ -30,15 +30,15 @@ class WorkerOutput(IterDataPipe[Any]):
 
     Args:
         lasts: whether a pipe that runs in the child processes keeps state from one epoch to the next.
-        may_count: whether pipes may change their attributes in an epoch, so that later epochs depend on these
-            attributes. If True, each worker sends a snapshot at the beginning of every epoch except the first.
+        may_count: whether later epochs may depend on attributes that pipes change in an epoch. In this case, each
+            worker sends a snapshot at the beginning of every epoch except the first.
         lasts_in_workers: the names of pipes in the workers that keep state between epochs.
         lasts_dealt: the names of pipes in the dispatching process that keep state between epochs.
-        shards: the shards of the running epoch, if it began with another number of workers.
+        shards: the shards of a resumed epoch that began with another number of workers; otherwise None.
         divides_anew: whether the shards change at the next epoch.
     """
 
-    #: This pipe has no saved state of its own, because a loader's state contains the workers' positions separately.
+    #: This pipe does not save a state, because a loader's state contains the workers' positions separately.
     iteration_state = ()
 
     def __init__(
@@ -60,7 +60,7 @@ class WorkerOutput(IterDataPipe[Any]):
         self.in_order = in_order
         self._lasts_in_workers, self._lasts_dealt = lasts_in_workers, lasts_dealt
         self._commands: Callable[[int], tuple[Any, Any]] | None = None
-        #: Whether the next iteration only restores the state from the end of an epoch, and does not begin an epoch.
+        #: Whether the next iteration only restores the state from the end of an epoch, without beginning an epoch.
         self.is_between_epochs = False
         self.is_unread = False
         #: Whether the next epoch resumes an epoch of an earlier run.
@@ -68,7 +68,7 @@ class WorkerOutput(IterDataPipe[Any]):
         #: `_epochs` counts epochs, and `_passes` counts iterations over the workers' items. A pipe in the main process
         #: that rereads an epoch causes further iterations.
         self._epochs = self._passes = self._passes_before = 0
-        #: The reason why a process made no snapshot for the last requested position.
+        #: The reason why a process could not take a snapshot for the last requested position.
         self.unsaved: str | None = None
         self._resume_at: tuple[WorkersPosition, bool] | None = None
         self._delivery: Delivery | None = None
@@ -139,8 +139,7 @@ class WorkerOutput(IterDataPipe[Any]):
             self._children.collector.follow(delivery)
 
     def want_large_snapshots(self) -> int:
-        """Calls `Children.want_large_snapshots`, which returns the size in bytes of the largest snapshot that was not
-        sent. Returns 0 without workers."""
+        """Returns the result of `Children.want_large_snapshots`; 0 without workers."""
         children = self._children
         return 0 if isinstance(children, LocalShards) else children.want_large_snapshots()
 
@@ -149,9 +148,9 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._children.collector.delivered()
 
     def position(self, delivered: int) -> WorkersPosition | None:
-        """Returns None if the position is no longer recorded.
+        """Returns the workers' positions after `delivered` items; None if these positions were dropped.
 
-        May be called at any time: while another thread takes items, or from a signal handler.
+        May be called at any time, even while another thread takes items, or from a signal handler.
         """
         run = self.run
         found = run.children.collector.positions(delivered)
@@ -162,9 +161,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
     @property
     def shares(self) -> list[int] | None:
-        """The number of items of each shard. None if the main process does not take the items of the shards in turn,
-        because a shard without items may then still be running.
-        """
+        """The number of items of each shard; None if items are delivered out of order or dispatched."""
         run = self.run
         if not self.in_order or self.dispatches:
             return None
@@ -176,8 +173,8 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._passes == self._passes_before + 1
 
     def untold(self, position: WorkersPosition | None) -> str | None:
-        """Returns why `position` lacks state that pipes keep from earlier iterations; None if nothing is missing. If
-        `position` is None, it means the beginning of the epoch.
+        """Returns why `position` lacks state that pipes keep from earlier iterations; None if nothing is missing.
+        `position=None` means the beginning of the epoch.
         """
         lasting = self._lasts_dealt or self._lasts_in_workers
         if not lasting or (self._epochs if position is None else self._passes) <= 1:
@@ -198,8 +195,8 @@ class WorkerOutput(IterDataPipe[Any]):
         )
 
     def read_out(self) -> None:
-        """Requests the end of the workers' items. This is needed if an epoch is resumed after its last item, because no
-        pipe in the main process then requests an item.
+        """Makes the workers finish an epoch that is resumed after its last item, because no pipe in the main process
+        requests an item then.
 
         Raises RuntimeError if the workers yield a further item.
         """

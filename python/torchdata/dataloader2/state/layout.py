@@ -1,6 +1,6 @@
 """The layout of a loader's state: `dump` converts its values to plain data, and `parse` converts them back.
 
-Role: only this module contains the keys of the layout. It never unpickles values that could run code.
+Role: only this module contains the keys of the layout. The functions never unpickle values that could run code.
 
 `parse` checks the type and range of each value, including values in snapshots, because a downloaded state may be
 forged. Checksums detect damage, but do not prove who wrote a state.
@@ -39,12 +39,12 @@ SERIALIZED_DATAPIPE_KEY_NAME = "serialized_datapipe"
 READING_SERVICE_STATE_KEY_NAME = "reading_service_state"
 RANDOMNESS_STATE_KEY_NAME = "randomness_state"
 _VERSION = "version"
-#: The value is None if the state contains only the seeds of an epoch.
+#: The value under this key is None if the state contains only the seeds of an epoch.
 _POSITION = "iteration_state"
 _CHECKSUMS = "checksums"
 #: The key under which a state contains the pipeline's fingerprint, and the size of its pickle in bytes.
 _PIPELINE = "pipeline"
-#: The value is a `SavedRanks`; states without ranks lack this key.
+#: The value under this key is a `SavedRanks`; states without ranks lack the key.
 _RANKS = "ranks"
 
 #: The version of the layout that this module writes. States of torchdata 0.9 do not contain a version, and have only
@@ -139,16 +139,16 @@ def checksums(state: Mapping[str, Any], of_datapipe: int | None = None) -> dict[
 
 
 def _outline(value: Any) -> str:
-    """Converts `value` to a text, from which a checksum is computed. The text contains only the header of a snapshot,
-    because the header contains a checksum of the snapshot."""
+    """Converts `value` to a text for computing a checksum. Snapshots are represented by their headers, which contain
+    checksums of the snapshots."""
     words: list[str] = []
     _add_words(value, words)
     return "".join(words)
 
 
 def _add_words(value: Any, words: list[str]) -> None:
-    """Appends the text of `value`. Members of basic types need no recursive call, which saves time in states with
-    hundreds of members."""
+    """Appends the text of `value`. Members of basic types are converted without a recursive call, which saves time in
+    states with hundreds of members."""
     if isinstance(value, (list, tuple)):
         words.append(f"[{len(value)}]")
         for part in value:
@@ -416,8 +416,8 @@ def sealed(content: Content) -> bytes:
 
 
 def opened(snapshot: Any, what: str, *, allow_pickle: bool = True) -> Content:
-    """Returns the contents of a snapshot, which error messages call `what`. If `allow_pickle` is False, pickled values
-    raise ValueError."""
+    """Returns the contents of a snapshot; `what` is its name in error messages. If `allow_pickle` is False, pickled
+    values raise ValueError."""
     content = unseal(snapshot, what)
     if not isinstance(content, dict):
         raise ValueError(f"{what} holds an object of type {type(content).__name__}")

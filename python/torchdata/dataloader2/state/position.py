@@ -104,7 +104,7 @@ class Position(NamedTuple):
 
     @property
     def all_shards(self) -> Sequence[Shard]:
-        """The shards, in the order in which a rank takes items from them."""
+        """The shards; a rank takes items from them in this order."""
         if self.shards is not None:
             return self.shards
         if self.in_main or self.processes is None:
@@ -120,8 +120,7 @@ class Filled(NamedTuple):
     """The epoch that a resuming process must repeat to refill its caches.
 
     Args:
-        start: the sealed snapshot from the beginning of the epoch; None for the first epoch of a graph. In the snapshot
-            that `start` contains, this field is empty, because a snapshot cannot contain itself.
+        start: the sealed snapshot from the beginning of the epoch; None for the first epoch of a graph.
         checksum: the checksum of the items that a snapshot omits; None if the snapshot contains all items.
     """
 
@@ -134,8 +133,8 @@ class Content(NamedTuple):
     """The contents of a sealed snapshot: of the main process's pipes, of its generators, or of a child's graph.
 
     Args:
-        read_out: whether the worker had read all dispatched items. Without a dispatching process, whether the epoch had
-            ended.
+        read_out: whether the worker had read all dispatched items or, without a dispatching process, whether the epoch
+            had ended.
         filled: how to repeat the epoch that fills the caches; None if the epoch cannot be repeated.
     """
 
@@ -189,5 +188,5 @@ class LoaderState(NamedTuple):
 
     @property
     def is_between_epochs(self) -> bool:
-        """Whether a loader that loads this state begins an epoch, and neither recomputes nor skips items."""
+        """Whether a loader that loads this state begins a new epoch instead of resuming an epoch."""
         return self.position is None or (self.position.ended and self.position.workers is None)

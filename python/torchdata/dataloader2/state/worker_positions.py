@@ -17,7 +17,7 @@ from torchdata.datapipes._pipe.state.iteration import counters_of
 
 _ALL = 1 << 62
 
-#: Names of attributes that contain a seed, which each epoch sets anew.
+#: Names of attributes that contain a seed; each epoch sets these attributes.
 _SEEDS = frozenset({"_seed", "_epoch_seed"})
 
 
@@ -108,7 +108,7 @@ def may_count(*datapipes: DataPipe | Graph | None) -> bool:
 
 
 def names_of_lasting(datapipe: DataPipe | Graph | None) -> list[str]:
-    """Returns the class names of the pipes that keep state between epochs. Names of private classes are omitted."""
+    """Returns the class names of the pipes that keep state between epochs."""
     names = [] if datapipe is None else [type(pipe).__name__ for pipe in graph_of(datapipe) if _lasts(pipe)]
     return [name for name in names if not name.startswith("_")]
 

@@ -49,8 +49,8 @@ class ArrowSource:
 
 
 class ArrowFragments(ArrowSource):
-    """The row groups or files of a pyarrow dataset. Parts whose statistics show that no row passes the filter are
-    excluded.
+    """The row groups or files of a pyarrow dataset. A part is excluded if its statistics show that no row passes the
+    filter.
 
     Args:
         lacks: whether a column that is missing in a file is filled with nulls (True) or raises an error (False).
@@ -152,7 +152,7 @@ def lance_dataset(pipe: str, dataset: Any) -> Any:
 
 
 class _Ranges(Sequence[str]):
-    """The names of a dataset's parts, created on demand, because a dataset may have as many parts as rows."""
+    """The names of a dataset's parts, created on demand, because a dataset may have millions of parts."""
 
     def __init__(self, dataset: str, rows: int, part_rows: int, kind: str) -> None:
         self._dataset, self._rows, self._part_rows, self._kind = dataset, rows, part_rows, kind

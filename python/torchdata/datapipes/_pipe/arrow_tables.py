@@ -15,14 +15,14 @@ def _arrow() -> Any:
 def tables_of(
     read: Callable[[int], Any], parts: Iterable[int], row: int, size: int | None, *, copy: bool
 ) -> Iterator[tuple[Any, tuple[int, int]]]:
-    """Yields tables of consecutive rows. Each table is paired with the position of the row after it, as the number of a
-    part and the number of a row in this part.
+    """Yields tables of consecutive rows, each with the position of the next row: a part number, and a row number in
+    this part.
 
     Args:
         row: the number of the first row to read in the first part.
         size: the number of rows per table (the last table may have fewer); None makes a table of each part.
         copy: whether to copy the rows of each table. A table that is not copied keeps all rows of its part in memory,
-            and its pickle contains them.
+            and pickling the table pickles all these rows.
     """
     if size is None:
         for part in parts:

@@ -20,8 +20,7 @@ def codes_read_by(datapipe: Any) -> list[UsersCode]:
 def counted_at(datapipe: Any) -> IterationToken:
     """Returns the `IterationToken` that counts the skipped items of a pipe.
 
-    The result is the token of the pipe's map-style source if the loader times this source, and otherwise the token of
-    the pipe itself.
+    This is the token of the pipe's map-style source if the loader times this source.
     """
     for source in sources_of(datapipe):
         if not is_iter_pipe(source) and hasattr(source, "__dict__") and (token := token_of(source)).is_timed:
@@ -30,8 +29,8 @@ def counted_at(datapipe: Any) -> IterationToken:
 
 
 def blamed_name(datapipe: Any, error: BaseException | None = None) -> str:
-    """Returns the name of the dataset whose code raised `error`; with None, the name of the only dataset that the pipe
-    reads. If no dataset is found, returns the name of the pipe."""
+    """Returns the name of the dataset that raised `error`. If `error` is None, returns the name of the only dataset
+    that the pipe reads. If no dataset is found, returns the name of the pipe."""
     codes = codes_read_by(datapipe)
     if not codes and hasattr(datapipe, "iterable"):
         codes = codes_of_dataset(datapipe, ITERATED)

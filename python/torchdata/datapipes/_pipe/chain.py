@@ -78,8 +78,8 @@ def _is_plain_container(value: Any) -> bool:
 
 
 def chain(datapipe: Any) -> str:
-    """Describes the graph that ends in a pipe, with a number for each pipe. Notes on exceptions contain the same
-    numbers, as in "2nd of 3 pipes"."""
+    """Describes the graph that ends in a pipe, with a number for each pipe. A note on an exception identifies a pipe by
+    its number, as in "2nd of 3 pipes"."""
     graph = Graph(datapipe)
     pipes = graph.pipes
     numbers = {id(pipe): number for number, pipe in enumerate(pipes, 1)}

@@ -120,8 +120,8 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
 
 
 def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe, words: str = "") -> tuple[Any, ...]:
-    """Checks several sources. `words` is the error message of torchdata 0.9 for a wrong type, which user code may
-    compare."""
+    """Checks several sources. For a wrong type, the error message ends with `words`, a message of torchdata 0.9 that
+    user code may search for."""
     if not values:
         raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
     pipes = []
@@ -178,7 +178,7 @@ def check_int(
     error: type[Exception] = ValueError,
     words: str = "",
 ) -> int:
-    """Checks an integer. `words` is the error message of torchdata 0.9, with which the new error message ends."""
+    """Checks an integer. If the value is too small, the error message ends with `words`, a message of torchdata 0.9."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise wrong_type(pipe, argument, "an integer", value)
     if least is not None and value < least:

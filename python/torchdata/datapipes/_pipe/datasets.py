@@ -122,7 +122,8 @@ def epoch_of(dataset: Any) -> int | None:
 
 
 def in_fixed_order(iterable: Any) -> Any:
-    """Sorts the members of a set, whose order differs between processes; returns any other iterable unchanged."""
+    """Sorts the members of a set, because their order differs between processes. Returns any other iterable
+    unchanged."""
     if not isinstance(iterable, (set, frozenset)):
         return iterable
     kinds = set(map(type, iterable))
@@ -140,7 +141,7 @@ def has_fixed_order(iterable: Any) -> bool:
 
 
 class UnorderedSet(TypeError):
-    """Raised for a set whose members cannot be sorted."""
+    """Raised if the members of a set cannot be sorted."""
 
 
 def _name_of_member(member: Any) -> str:

@@ -30,11 +30,11 @@ class Division:
         watch: SampleWatch | None = None,
         has_ended: Callable[[], bool] | None = None,
     ) -> Iterator[Any]:
-        """Returns the shard's items of an iterator.
+        """Returns an iterator over the items of `source` that belong to this shard.
 
         Args:
             taken: the index of the iterator's next item, counted over the items of all shards.
-            watch: the object that samples items of the source; None disables sampling.
+            watch: the `SampleWatch` that samples the source's items; None for no samples.
             has_ended: a function that returns whether the source is exhausted; used only with `watch`.
         """
         if self.is_whole and watch is None:
@@ -55,7 +55,7 @@ class Division:
         """Returns the position after the item that the shard has yielded last, counted over the items of all shards.
 
         Args:
-            taken: the position in the sequence at which the iteration begins.
+            taken: the position where the iteration begins.
             passed_on: the number of items that the shard has yielded in the iteration, at least one.
         """
         rounds, place = divmod(self.own_before(taken) + passed_on - 1, self.block)
@@ -71,7 +71,7 @@ def _own_of(source: Iterator[Any], own: list[bool], block: int, place: int, coun
     """Returns the shard's items among the next `count` items of a source.
 
     Args:
-        own: for each item of a round (one block for every shard), whether the item belongs to this shard.
+        own: whether each item of a round belongs to this shard; a round consists of one block per shard.
         block: the number of consecutive items that a shard receives at once.
         place: the index of the source's next item, counted over the items of all shards.
     """

@@ -1,8 +1,8 @@
 """Switches the global random generators and PyTorch's worker info between shards that take turns in one process.
 
-Role: each shard owns a `ShardGlobals`, used in the process and thread that run the shard. Each shard needs its own
-generators of `random`, NumPy and torch, but a process has only one global generator of each library. The states of the
-global generators (2.5 KB each) are exchanged whenever another shard runs.
+Role: each shard has a `ShardGlobals`, which is used in the process and thread that run the shard. Each shard needs its
+own generators of `random`, NumPy and torch, but a process has only one global generator of each library. The states of
+the global generators (2.5 KB each) are exchanged whenever another shard runs.
 
 The public functions of `random`, NumPy and torch convert a generator's state to tuples and tensors, which takes up to
 300 microseconds. Copying the memory of the states takes 0.3 microseconds, so this module copies the memory. Before the
@@ -35,8 +35,8 @@ from torchdata.datapipes._pipe.state.generators import load_generators, save_gen
 #: The module with the file locks of `on_disk_cache`. A shard must release its locks before another shard runs.
 LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
-#: If one of these modules is imported, the `Exchange` object is replaced, because the module has further variables to
-#: exchange.
+#: When one of these modules is imported, `_exchange` creates a new `Exchange`, which also covers the module's
+#: variables.
 _IMPORTED_LATE = (_NUMPY, "torch", _WORKER, LOCKS)
 _VARIABLES = (
     (vars(generators), "awaited"),
@@ -49,21 +49,19 @@ _VARIABLES = (
 _WORDS, _PLACE = 624 * 4, 4
 #: Sizes in bytes of PyTorch's generator state: of the header before the 624 numbers, and of the whole state.
 _BEFORE, _TORCH = 20, 2544
-#: The largest offset in bytes at which the 624 numbers of the state may begin in PyTorch's generator object.
+#: The maximum offset in bytes of the 624 numbers in PyTorch's generator object.
 _HEAD = 256
 #: The size in bytes of the spare normal number that NumPy stores, including the flag that shows whether it is present.
 _GAUSS = 16
 
 
 class _Way(NamedTuple):
-    """Describes how to save and load random generators.
+    """Describes how to save and load the states of random generators.
 
     Args:
-        memory: the memory in which the generators store their states. Copying the bytes of this memory saves or loads
-            the states.
-        variables: further variables of the generators. Each is given by the dict that contains it, and by its key in
-            this dict.
-        others: for each generator whose memory is not copied, the functions that save and load its state.
+        memory: the memory that contains the states. Copying its bytes saves or loads the states.
+        variables: further variables of the generators. Each variable is given by a dict and a key in this dict.
+        others: pairs of functions that save and load the state of a generator, for generators that are not in `memory`.
     """
 
     memory: Sequence[memoryview] = ()
@@ -96,11 +94,11 @@ class ShardGlobals(SavedGlobals):
         self._kept: list[Any] = []
 
     def leave(self, *, is_all: bool = False) -> None:
-        """Saves the random generators and the other global variables of the running shard, before another shard runs.
+        """Saves the random generators and further global variables of the running shard, before another shard runs.
 
         Args:
-            is_all: whether the caller has nothing else to save or stop for the shard, such as threads. `ShardTurns` may
-                switch between two shards with `is_all=True` without calling `enter` and `leave`.
+            is_all: whether the shard has nothing else to save or to stop, such as threads. `ShardTurns` may switch
+                between two shards with `is_all=True` without calling `leave` and `enter`.
         """
         global _has_exchanged
         _has_exchanged = True
@@ -144,7 +142,7 @@ def current_generators() -> dict[str, Any]:
 
 
 def exchanged_generators() -> Sequence[bytes]:
-    """Returns the memory of the global generators; an empty sequence if shards do not take turns in this process."""
+    """Returns copies of the memory of the global random generators; empty unless shards take turns in this process."""
     return [*map(bytes, _parts)] if _has_exchanged and own_random.is_replica else ()
 
 
@@ -223,10 +221,10 @@ def _of_torch(generator: Any) -> _Way:
 
 
 def _is_copied(of: Callable[[Any], _Way], new: Callable[[int], Any], seen: Callable[[Any], Any]) -> bool:
-    """Tests whether copying the memory of one random generator to another also copies the state.
+    """Tests whether copying the memory of a random generator to another generator also copies the state.
 
     Args:
-        of: a function that returns the `_Way` of a generator, which contains the generator's memory.
+        of: a function from a generator to its `_Way`.
         new: a function from a seed to a generator.
         seen: a function from a generator to its state in the library's public interface.
     """
@@ -270,7 +268,7 @@ def _numpy(state: Any) -> _Way:
 
 @functools.cache
 def _gauss_offset(cls: type[Any]) -> int:
-    """Returns the offset, in a NumPy generator's memory, of the flag that precedes the stored spare normal number."""
+    """Returns the offset of a flag in a NumPy generator's memory. The stored spare normal number follows the flag."""
     made = cls(0)
     made.set_state({**made.get_state(legacy=False), "has_gauss": 1, "gauss": 0.123456789})
     raw = ctypes.string_at(id(made), cls.__basicsize__)

@@ -1,4 +1,5 @@
-"""Adds a note to an exception in a pipeline: the pipe that raised the exception, and the number of the failed item."""
+"""Adds a note to an exception in a pipeline, with the pipe that raised the exception and the number of the failed
+item."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from torchdata.datapipes._pipe.state.record import existing_record
 
 E = TypeVar("E", bound=BaseException)
 
-#: The attribute of an exception that stores the dataset index whose access failed, for the note of `explain`.
+#: If reading an item of a dataset fails, this attribute of the exception stores the item's index, for the note of
+#: `explain`.
 _INDEX = "_torchdata_index"
 _ORIGIN = "_torchdata_origin"
 
@@ -21,18 +23,19 @@ _ORIGIN = "_torchdata_origin"
 def explain(
     error: BaseException, frames: TracebackType | None, datapipe: Any, yielded: int | None, iterator: Any = None
 ) -> Any:
-    """Shortens the traceback of an exception from the iterator of `datapipe`, and adds a note with its origin.
+    """Shortens the traceback of an exception from the iterator of `datapipe`, and adds a note about the exception's
+    origin.
 
     The traceback of a KeyboardInterrupt is kept, because it shows where a program hangs.
 
     Args:
         yielded: the number of items that the pipe had yielded before the exception; None if `iter(datapipe)` raised the
             exception.
-        iterator: the iterator that the pipe's `__iter__` returned. If `iterator` is None, `on_error` does not skip the
-            exception.
+        iterator: the iterator that the pipe's `__iter__` returned; None if `on_error` must not skip the exception.
 
     Returns:
-        True for a skipped item; False if the caller must raise `error`; or the exception to raise instead of `error`.
+        True if `on_error` has skipped the item; False if the caller must raise `error`; or an exception to raise
+        instead of `error`.
     """
     error.with_traceback(frames)
     if isinstance(error, Exception):

@@ -86,7 +86,7 @@ class Parts:
         return state_of_members(self._members, self.left) or {"members": ()}
 
     def detach(self) -> None:
-        """When the iteration is abandoned, drops everything that `state_dict` does not need, and closes files."""
+        """Called when the iteration is abandoned: closes files, and keeps only what `state_dict` needs."""
         if isinstance(self.left, _Counted):
             self.left = _Counted(iter(()), self.left.done)
         else:

@@ -9,7 +9,8 @@ from typing import Any
 
 from torchdata._importing import loaded
 
-#: Whether this process runs one of several replicas of a graph. Worker processes set this variable to True.
+#: Whether this process runs a copy of a graph that other processes run, too. Worker processes set this variable to
+#: True.
 is_replica = False
 
 

@@ -134,7 +134,7 @@ def _constructor(base: type[FunctionalForms], name: str, pipe: type) -> Callable
     # `help` shows the name of the form, and pickle finds the bound method by this name.
     construct.__name__, construct.__qualname__ = name, f"{base.__name__}.{name}"
     with contextlib.suppress(ValueError):  # the class has a constructor that is written in C
-        # Unlike the constructor, whose declared result is None, the functional form returns the new pipe.
+        # A constructor's declared result is None, but a functional form returns the new pipe.
         signature = signature_of(pipe)
         construct.__signature__ = signature.replace(return_annotation=pipe.__name__)  # type: ignore[attr-defined]
     return construct

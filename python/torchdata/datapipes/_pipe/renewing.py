@@ -1,8 +1,8 @@
 """Replaces the iterator of a pipe of this package after `on_error` has skipped an exception that ended the iterator.
 
 Role: a generator cannot continue after it has raised an exception. A new call of the pipe's `__iter__` can resume the
-iteration, because the declared state contains the position of the exception. So that the new iterator does not restart
-the sources, `Renewal` keeps the running iterators of the sources for it.
+iteration, because the declared state contains the position of the exception. `Renewal` keeps the running iterators of
+the sources, so that the new iterator does not restart the sources.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ _OURS = "torchdata.datapipes."
 
 
 class Renewal(Iterator[Iterator[Any]]):
-    """Iterates over the iterators of one iteration of a pipe: the first iterator and, after exceptions, its
-    replacements.
+    """Reads one iteration of a pipe from several iterators: the first iterator and, after exceptions, its replacements.
 
     Args:
         sources: the sources of the pipe. The iterator is not replaced if neither the pipe nor a source has yielded an
@@ -34,7 +33,7 @@ class Renewal(Iterator[Iterator[Any]]):
         self._first: Iterator[Any] | None = None
         self._is_broken = False
         #: `_guards`: the running iterators of the sources, by id of the source. `_again`: the iterators in `_guards`
-        #: that the pipe's new iterator has not taken over yet.
+        #: that the pipe's new iterator does not read yet.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The numbers of items that the pipe and each source had yielded when the pipe last raised an exception.

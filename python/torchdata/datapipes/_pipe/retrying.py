@@ -10,7 +10,7 @@ from torchdata._reporting import warn_outside
 
 R = TypeVar("R")
 
-#: Seconds before the first repetition of a call; the pause doubles with each repetition.
+#: Seconds to wait before the first repetition of a call. The waiting time doubles with each repetition.
 PAUSE = 0.5
 #: Permanent errors, after which a call is not repeated.
 _FINAL = (FileExistsError, FileNotFoundError, IsADirectoryError, NotADirectoryError, PermissionError)

@@ -5,10 +5,10 @@ items.
 
 A stream may draw from the global random generators in order to shuffle or to augment. The saved state of such a stream
 contains the states that the generators had before the stream first drew numbers. A resumed run restores the generators,
-rereads the items, and raises an error if the items differ from those of the original run. The resumed run only warns if
-the stream probably draws numbers for each item, as for augmentation, because other code may also have drawn numbers. A
-stream is assumed to do so if it drew numbers for its second item, or if the items differ only in floating-point numbers
-and arrays.
+rereads the items, and raises an error if the items differ from the original items. The resumed run only warns if the
+stream probably draws numbers for each item, as for augmentation, because other code may also have drawn numbers. A
+stream probably draws numbers for each item if it drew numbers for its second item, or if the items differ only in
+floating-point numbers and arrays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _END: Any = object()
 
 
 class SampledStream:
-    """Reads a stream. `saved` is the result of `state` from which to resume; None begins a new iteration."""
+    """Reads a stream. `saved` is an earlier result of `state`, to resume there, or None to begin a new iteration."""
 
     def __init__(self, name: str, saved: dict[str, Any] | None = None) -> None:
         self._name = name
@@ -78,8 +78,8 @@ class SampledStream:
         yield stream
 
     def _complain(self, position: int, is_noise: bool) -> None:
-        """Raises an error, because the reread items differ from the original items. Only warns if the stream may draw
-        random numbers for each item (`is_noise`)."""
+        """Raises an error for reread items that differ from the original items. If `is_noise` is True, only warns,
+        because the stream probably draws random numbers for each item."""
         if is_noise:
             warn_outside(
                 f"the first {position} items of {self._name} have other numbers than before the state was saved. If "
@@ -98,8 +98,8 @@ class SampledStream:
     def _pieces(
         self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: SampleDigest | None = None
     ) -> Iterator[Iterator[Any]]:
-        """Yields iterators for `chain.from_iterable`. An iterator over the items before the next sample alternates with
-        an iterator over the sampled item alone."""
+        """Yields iterators for `chain.from_iterable`: in turn, over the items before the next sample, and over the
+        sampled item."""
         source = chain(source)  # `chain` does not call an exhausted iterator again
         digest, position = digest or self._digest, 0
         while True:

@@ -26,7 +26,7 @@ class Seeded:
 
 
 class Switched(Seeded):
-    #: DataLoader2's adapter `Shuffle` has a setting `enable` for the attribute `_enabled`.
+    #: The argument `enable` of DataLoader2's adapter `Shuffle` sets the attribute `_enabled`.
     set_by_adapters: ClassVar[dict[str, str]] = {"Shuffle.enable": "_enabled"}
 
     _shuffling: bool = state(True, copied=True)  # whether the current iteration shuffles

@@ -35,7 +35,7 @@ _SAMPLES: tuple[Any, ...] = (
 
 _PLAIN = frozenset({array, list, range, tuple})
 
-#: Types of iterators whose `__setstate__(n)` makes item n the next item.
+#: Types of iterators that `__setstate__(n)` moves to item n.
 _SEEKABLE = frozenset(type(iter(sample)) for sample in _SAMPLES)
 
 

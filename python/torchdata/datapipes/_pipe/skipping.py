@@ -1,9 +1,9 @@
 """Skips items that raise exceptions, for the pipe `on_error`.
 
-Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` and itself, whose
-exceptions it skips. If a pipe's iterator can yield further items after an exception, the exception is counted, and the
-next item is requested. The counts of skipped exceptions begin at zero in a new iteration, and at the saved counts in a
-resumed iteration.
+Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` and itself, and skips
+exceptions of only these pipes. If a pipe's iterator can yield further items after an exception, the exception is
+counted, and the next item is requested. The counts of skipped exceptions begin at zero in a new iteration, and at the
+saved counts in a resumed iteration.
 
 The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
 an exception. Any other iterator may be a generator, which ends when it raises an exception.
@@ -118,8 +118,8 @@ def skipped_of(owner: Any) -> dict[tuple[str, str], int]:
 
 
 def plus_one(kinds: dict[str, int], kind: str) -> dict[str, int]:
-    """Returns a copy of the counts `kinds` in which `kind` has one more. The dict `kinds` itself is not modified,
-    because a saved state may contain it."""
+    """Returns a copy of the counts `kinds`, with the count of `kind` increased by one. The dict `kinds` itself is not
+    modified, because a saved state may contain it."""
     return {**kinds, kind: kinds.get(kind, 0) + 1}
 
 
@@ -146,7 +146,7 @@ def too_many(
     skipped: dict[tuple[str, str], int], limit: int | float | None, name: str, items: str, where: str, last: str = ""
 ) -> TooManySkipped:
     """Returns the error to raise if more items were skipped than `limit` permits. In the message, `items` names the
-    items to which the limit applies, and `where` names the process and the epoch."""
+    items that the limit applies to, and `where` names the process and the epoch."""
     permitted = f"{100 * limit:g} % of {items}" if isinstance(limit, float) else f"{limit} {items.split()[-1]}"
     return TooManySkipped(
         f"on_error has skipped {sum(skipped.values())} items, more than {name}={limit!r} permits ({permitted}, in "
@@ -211,7 +211,7 @@ def skip(error: BaseException, datapipe: Any, yielded: int, iterator: Any) -> bo
     if (told := limit_error(owner)) is None:
         return True
     told.__cause__ = error
-    # The note must name the pipe that raised the original error, not a later pipe.
+    # The note on `told` must name the pipe that raised `error`, not a later pipe.
     attributes_of(told).update(attributes_of(error))
     return told
 
@@ -272,8 +272,8 @@ def _key_of(error: BaseException) -> str | None:
 
 
 def _row_read_for(datapipe: Any) -> str | None:
-    """Returns the row of the table from which the current item was computed. Returns None if the pipeline contains
-    other pipes than `map` and `filter` after its `ArrowReader`."""
+    """Returns the table row that the current item was computed from; None if other pipes than `map` and `filter` follow
+    the `ArrowReader`."""
     while type(datapipe).__name__ in ("Mapper", "Filter"):
         [datapipe] = sources_of(datapipe)
         if hasattr(type(datapipe), "_last_row"):

@@ -20,15 +20,15 @@ _WORKER = "torch.utils.data._utils.worker"
 
 _BASES = "torchdata.datapipes.datapipe"
 
-#: Libraries whose iterables never call `get_worker_info`.
+#: Libraries with iterables that never call `get_worker_info`.
 _INNOCENT = frozenset({"itertools", "numpy", "pandas", "polars", "pyarrow", "torchdata"})
 
-#: Pipes that a `sharding_filter` reads, and that may call `get_worker_info`, which must report a single worker to them.
+#: Sources of a `sharding_filter` that may call `get_worker_info`, which must report a single worker to these sources.
 _whole: WeakSet[Any] = WeakSet()
 
 
 class _Depth(threading.local):
-    """The number of running iterators in this thread for which `get_worker_info()` must report a single worker."""
+    """The number of running iterators in this thread that must see a single worker in `get_worker_info()`."""
 
     value = 0
 
@@ -54,7 +54,8 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
 
 
 def _never_asks(datapipe: Any) -> bool:
-    """Returns whether the pipe never calls `get_worker_info`, not counting calls by functions that the user passed."""
+    """Returns whether the pipe never calls `get_worker_info`. Functions that the user passed to the pipe may call
+    `get_worker_info` anyway."""
     if not hasattr(type(datapipe), "__iter__"):
         return True
     if type(datapipe).__module__.partition(".")[0] != "torchdata":
@@ -79,7 +80,7 @@ def is_read_whole(datapipe: Any) -> bool:
 
 
 def begin_whole(begin: Callable[[], Iterator[Any]]) -> Iterator[Any]:
-    """Begins an iteration in which PyTorch's `get_worker_info()` reports a single worker."""
+    """Begins an iteration that sees a single worker in PyTorch's `get_worker_info()`."""
     module: Any = sys.modules.get(_WORKER)
     info = None if module is None else module._worker_info
     if info is not None and not hasattr(type(info), "_truth"):  # this process is a worker of PyTorch
@@ -110,8 +111,8 @@ class _Untold(Iterator[Any]):
 
 
 def watched_info(module: Any, **truth: Any) -> Any:
-    """Returns a worker info that reports a single worker to pipes that a `sharding_filter` reads, and the true values
-    to all other code."""
+    """Returns a worker info with two kinds of answers: a single worker for the sources of a `sharding_filter`, and the
+    true values for all other code."""
     return _watched(module.WorkerInfo)(**truth)
 
 

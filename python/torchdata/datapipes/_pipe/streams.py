@@ -22,7 +22,7 @@ def close_dropped(item: Any) -> None:
 
 
 def with_detached_streams(item: Any) -> Any:
-    """Returns `item`, or a copy in which placeholders replace its streams. Reading a placeholder reopens the file.
+    """Returns `item`, or a copy with placeholders instead of streams. Reading a placeholder reopens the file.
 
     The file of a replaced stream is closed once nothing refers to the stream. A stream that cannot be reopened stays in
     the item. Containers without streams are not copied.

@@ -95,7 +95,7 @@ class Unfolding:
         self._item, self._in_memory, self._left = None, [], iter(())
 
     def _park(self) -> None:
-        """When the iteration is abandoned, drops everything that `state_dict` does not need, and closes files."""
+        """Called when the iteration is abandoned: closes files, and keeps only what `state_dict` needs."""
         if self._in_memory is None:
             self._left = iter(())
         elif self._left is not None:

@@ -5,8 +5,8 @@ pipes that reorder items without inspecting them (such as `shuffle`) and pipes t
 as `map`) can yield indices. For each index of its share, the `sharding_filter` loads the item and calls the functions
 of the pipes before it.
 
-Positions, seeds and states are equal for items and indices, because the indices have the order of the items. When a
-`sharding_filter` begins an iteration, it decides whether the pipes before it yield indices.
+Yielding indices does not change positions, seeds and states, because the indices have the order of the items. A
+`sharding_filter` decides at the beginning of an iteration whether the earlier pipes yield indices.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ Load = Callable[[Any], Any]
 
 
 # A pipe that can yield indices defines three methods. `_can_wait` returns whether the next iteration can yield indices.
-# `_iter_unloaded` replaces `__iter__`, and returns an iterator over indices and the function that loads an item.
-# `_loads` returns the function that loads an item, without a new iteration. A subclass that overrides `__iter__` must
-# override all three methods.
+# `_iter_unloaded` begins an iteration instead of `__iter__`, and returns an iterator over indices and a function from
+# an index to its item. `_loads` returns only this function. A subclass that overrides `__iter__` must override all
+# three methods.
 
 
 def can_wait(datapipe: Any) -> bool:
@@ -43,8 +43,8 @@ def _supports_indices(kind: type) -> bool:
 
 def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
     """Starts an iteration that yields indices instead of items. Returns the iterator, and the function that loads an
-    item. Raises ValueError if the pipe cannot yield indices, for example because the loaded state belongs to another
-    pipeline."""
+    item. Raises ValueError if the pipe cannot yield indices. In this case, the loaded state is damaged or belongs to
+    another pipeline."""
     if not _supports_indices(type(datapipe)):
         raise ValueError(
             f"the loaded state is damaged, or belongs to another pipeline: it counts indices that "
@@ -92,8 +92,7 @@ class PipeStep:
     """Calls the function of one pipe, and adds a note with the pipe's name to an exception.
 
     Args:
-        before: a function that loads the item with a given index from the pipe's source. If `before` is None, the
-            pipe's function is called with the index instead of an item.
+        before: a function from an index to the source's item; None to call the pipe's function with the index itself.
     """
 
     __slots__ = ("_before", "_datapipe", "_function", "_made")

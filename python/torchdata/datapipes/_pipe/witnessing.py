@@ -4,8 +4,8 @@ Role: each worker reads the whole source and yields the items at the positions o
 source in different orders, some items are yielded twice and others never. To detect different orders, each worker
 records the positions and checksums of some items, and the loader compares the checksums.
 
-All workers sample items at equal positions, with gaps that grow as the square root of the position. If two workers read
-in different orders, about 36 items are sampled by both, which suffices to detect the difference.
+All workers sample items at the same positions, with gaps that grow as the square root of the position. If two workers
+read in different orders, their samples have about 36 items in common, which suffices to detect the difference.
 
 `SampleDigest` also checks that a resumed run rereads the items of the original run.
 """
@@ -29,7 +29,7 @@ _MOST_SAMPLES = 1 << 13
 #: The samples of the current epoch; None if this process is not one of several workers.
 current: Witness | None = None
 
-#: A checksum covers values of these types without a conversion.
+#: Values of these types need not be converted before a checksum is computed.
 _PLAIN = frozenset({str, bytes, int, bool, float, complex, type(None)})
 
 #: The approximate number of elements per large array or tensor that a checksum covers.
@@ -37,16 +37,16 @@ _ELEMENTS = 1 << 10
 
 
 class Note(NamedTuple):
-    """A message from a worker to the loader: the samples that a `sharding_filter` has taken since its previous message.
+    """A message from a worker to the loader: the items that a `sharding_filter` has sampled since its previous message.
 
     Args:
-        number: the number of the filter among the sharding filters of the graph.
+        number: the number of this `sharding_filter` in the graph.
         source: a description of the filter's source.
-        start: the position in the source at which the filter began to read.
+        start: the position in the source where the filter began to read.
         samples: pairs of the position and the checksum of an item.
         length: the number of items of the source; None before the end of the source.
-        splits_itself: whether the source should split its items among the workers, so that no two workers read the same
-            item.
+        splits_itself: whether the source is expected to divide its items among the workers, so that only one worker
+            reads each item.
     """
 
     number: int
@@ -59,7 +59,7 @@ class Note(NamedTuple):
 
 class SampleWatch:
     """The samples of one `sharding_filter`. Sampling stops when two items have the same checksum, because equal items
-    do not show in which order they were read."""
+    do not show their order."""
 
     def __init__(self, number: int, source: str, start: int, splits_itself: bool = False) -> None:
         self._number, self._source, self._start, self._splits_itself = number, source, start, splits_itself
@@ -111,8 +111,8 @@ class Witness:
 
 
 class SampleDigest:
-    """A checksum of sampled items. The lower 32 bits are a checksum of the whole items. The upper 32 bits are a
-    checksum without floating-point numbers and arrays, which random augmentation may change.
+    """A checksum of sampled items. The lower 32 bits of the checksum cover all values in the items. The upper 32 bits
+    leave out floating-point numbers and arrays, because random augmentation may change them.
 
     Args:
         next: the position of the next sample.
@@ -145,7 +145,7 @@ class SampleDigest:
         self.checksum, self.next = checksum, following  # in one step, which Ctrl-C cannot interrupt
 
     def add_missing(self) -> None:
-        """Leaves out the next sample, because the source ended before the sample's position."""
+        """Skips the position of the next sample, because the source ended before this position."""
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:

@@ -57,8 +57,8 @@ if TYPE_CHECKING:
     from torchdata.datapipes.iter.threads.threadpool import *
     from torchdata.datapipes.iter.web.online import *
 
-#: For each module of pipes, the class names with their functional forms. A module is imported when one of its classes
-#: is first used.
+#: The names of the pipe classes in each module, with their functional forms (`Class=form`). A module is imported when
+#: one of its classes is first used.
 _PIPES = late_names(
     {
         "archives.compression": "Bz2FileLoader=load_from_bz2 Decompressor=decompress Extractor=extract "
@@ -140,7 +140,7 @@ __all__ = sorted(["IterDataPipe", *(name for names in _PIPES.values() for name i
 publish_late(globals(), _LATE, partial(pair_with_torch, "torch.utils.data.datapipes.iter"))
 IterDataPipe.register_all_late(__name__, _LATE)
 wrap_data_by(IterDataPipe, f"{__name__}.mapping.wrapping", "IterableWrapper")
-# `_LATE` lacks the following functional forms, because they are functions or create map-style pipes.
+# The following functional forms are not in `_LATE`, because they are functions or create map-style pipes.
 IterDataPipe.register_late("sample_multiplex", f"{__name__}.branching.combining", "_sample_multiplex")
 IterDataPipe.register_late("to_map_datapipe", "torchdata.datapipes.map.wrapping", "IterToMapConverter")
 IterDataPipe.register_late("to_node", f"{__name__}.mapping.converting", "to_node")

@@ -40,7 +40,7 @@ class ArrowParts(MapDataPipe[int]):
         TypeError: the source has an unsupported type.
         ValueError: `part_rows` is not positive, or is given although the table is not a Lance dataset.
         OSError, ValueError: a file is missing or has another format (pyarrow.ArrowInvalid).
-        ModuleNotFoundError: pyarrow is not installed; the message says how to install it.
+        ModuleNotFoundError: pyarrow is not installed; the message contains the command to install it.
 
     Example:
         >>> import pyarrow, pyarrow.parquet

@@ -40,7 +40,7 @@ class Shuffler(Switched, ReadsByIndex[T_co]):
     """
 
     data_attributes = frozenset({"indices"})
-    #: The indices in the order in which the running iteration reads them.
+    #: The indices in the order of the running iteration.
     _order: Any = state(saved=False)
 
     def __init__(self, datapipe: MapDataPipe[T_co], *, indices: Iterable[Any] | None = None) -> None:
@@ -150,8 +150,8 @@ class IndexSampler(Seeded, ReadsByIndex[T_co]):
         return f"the sampler {type(self.sampler).__name__}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of the epoch, and the sampler's indices in the order in which the epoch reads them. If the
-        sampler has no length, the state contains a checksum of some indices instead of all indices."""
+        """Returns the number of the epoch, and the sampler's indices in the order of this epoch. If the sampler lacks a
+        length, the state contains a checksum of some indices instead of all indices."""
         return self._declared_state() | ({} if self._stream is None else {"stream": self._stream.state()})
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ __all__ = ["Concater", "UnZipper", "Zipper"]
 
 @functional_datapipe("concat")
 class Concater(MapDataPipe[T_co]):
-    """Joins pipes: the indices of the second pipe follow those of the first pipe, and so on.
+    """Joins pipes: the second pipe's indices follow the first pipe's indices, and so on.
 
     Args:
         *datapipes: the pipes or datasets, each with a length and the indices 0, 1, …

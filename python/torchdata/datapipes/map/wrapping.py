@@ -57,8 +57,8 @@ class SequenceWrapper(MapDataPipe[T_co]):
 class IterToMapConverter(MapDataPipe[Any]):
     """Reads an iterable pipe into a dict when the first item is requested, and provides its items by their keys.
 
-    Functional form of IterDataPipe: `to_map_datapipe`. If several items have the same key, the last item replaces the
-    others, and a warning names the key. The dict is part of the pipe's state.
+    Functional form of IterDataPipe: `to_map_datapipe`. If several items have the same key, only the last item is kept,
+    and a warning names the key. The dict is part of the pipe's state.
 
     Args:
         datapipe: the iterable pipe to read.

@@ -44,8 +44,8 @@ class FileRecipe:
 
 def recipe_of(file_obj: Any) -> Recipe | None:
     """Returns a `Recipe` that can reopen a binary file that was
-    opened by its path, if the path still leads to this file. A text
-    file has no recipe, because its newline translation is unknown."""
+    opened by its path, if the path still leads to this file. Returns None for a text file, because its newline
+    translation is unknown."""
     raw = file_obj.raw if type(file_obj) is io.BufferedReader else file_obj
     if type(raw) is io.FileIO:
         if raw.closed or not isinstance(raw.name, str) or raw.mode != "rb":
@@ -61,19 +61,20 @@ def recipe_of(file_obj: Any) -> Recipe | None:
 
 
 class _Base:
-    """An empty base class of `StreamWrapper`. Python cannot add a base class to a class whose only base is `object`."""
+    """An empty base class of `StreamWrapper`. Python cannot add a base class to a class that derives only from
+    `object`."""
 
 
 class StreamWrapper(_Base, metaclass=ABCMeta):
     """A file object that closes itself when the last reference to it is dropped.
 
-    All other attributes and methods are those of the wrapped file object. A wrapper is closed by `close()`, at the end
-    of a `with` block, or by garbage collection. After `autoclose()`, a wrapper is closed together with the last of its
-    child streams.
+    Further attributes and methods belong to the wrapped file object. A wrapper is closed by `close()`, at the end of a
+    `with` block, or by garbage collection. After `autoclose()`, a wrapper is closed together with the last of its child
+    streams.
 
     Args:
         file_obj: the file object, which the wrapper closes.
-        parent_stream: the `StreamWrapper` from which the file object reads, such as the archive of a member.
+        parent_stream: the `StreamWrapper` that the file object reads from, such as the archive of a member.
         name: the name of the stream in `repr` and in messages.
         recipe: the recipe to reopen the stream. Without a recipe, only in-memory files and binary files that were
             opened by path can be pickled.
@@ -93,8 +94,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     session_streams: ClassVar[dict[Any, int]] = {}
     debug_unclosed_streams: ClassVar[bool] = False
 
-    # The default values are class attributes, so that wrappers are created faster, because an archive creates a wrapper
-    # for each member.
+    # The default values are class attributes, because this makes wrappers faster to create, and an archive creates a
+    # wrapper for each member.
     file_obj: Any
     child_counter: int = 0
     parent_stream: StreamWrapper | None = None
@@ -184,7 +185,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         return file_obj
 
     def close(self, *args: Any, **kwargs: Any) -> None:
-        """Closes the file object, and the parent stream if this was the last open child. Further calls do nothing."""
+        """Closes the file object. If the parent stream's `autoclose()` was called, closing its last open child also
+        closes the parent. Further calls do nothing."""
         if self.closed:
             return
         self.closed = True
@@ -246,8 +248,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles the stream's `Recipe`, which can reopen the file, and the offset in the file. The contents of an
-        in-memory file are pickled instead.
+        """Pickles the stream's `Recipe`, which can reopen the file, and the offset in the file. For an in-memory file,
+        the contents are pickled instead of a recipe.
 
         Raises:
             TypeError: the stream cannot be reopened, or its position is unknown.
@@ -301,15 +303,16 @@ def _closed_stream(name: str | None) -> StreamWrapper:
 
 
 def detached(stream: Any, offset: int | None = None) -> Any:
-    """Returns a placeholder without an open file, which reopens `stream` at `offset` or at the current position (None).
+    """Returns a placeholder without an open file, which can reopen `stream` at `offset`. None means the current
+    position.
 
-    For an in-memory file, the result is a copy of the file; for a stream that cannot be reopened, the stream itself.
+    For an in-memory file, returns a copy of the file. A stream that cannot be reopened is returned unchanged.
     """
     wrapper = stream if isinstance(stream, StreamWrapper) else None
     file_obj: Any = wrapper.__dict__.get("file_obj") if wrapper is not None else stream
     if wrapper is not None and wrapper.closed:
         return stream
-    # `wrapper` may be torch's `StreamWrapper`, which has no attribute `_recipe`.
+    # `wrapper` may be torch's `StreamWrapper`, which lacks the attribute `_recipe`.
     own_recipe: Recipe | None = None if wrapper is None else vars(wrapper).get("_recipe")
     if wrapper is not None and file_obj is None and own_recipe is not None:
         return StreamWrapper.reopening(own_recipe, wrapper._reopen_at if offset is None else offset, wrapper.name)
@@ -386,8 +389,8 @@ pair_streams_with_torch(StreamWrapper)
 
 
 def _stream_parts(stream: StreamWrapper) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """Returns a function and plain arguments that create an equal stream. Returns None for an open stream that cannot
-    be recreated, because it is neither in memory nor a file with a path."""
+    """Returns a function and plain arguments. Calling the function recreates the stream. Returns None for an open
+    stream that is neither in memory nor a file with a path."""
     if stream.closed:
         return _closed_stream, (stream.name,)
     file = stream.__dict__.get("file_obj")
@@ -405,8 +408,8 @@ def _wrapped(file: Any, name: str | None) -> StreamWrapper:
 
 
 def _file_at(path: str, mode: str, encoding: str | None, offset: int | None, name: str | None) -> StreamWrapper:
-    """Opens a regular file for reading. Raises ValueError for other modes and other kinds of files, because the
-    arguments may come from a manipulated state."""
+    """Opens a regular file for reading. Raises ValueError for other modes and other kinds of files, because a
+    manipulated state may contain such arguments."""
     if not isinstance(mode, str) or not set(mode) <= set("rbt"):
         raise ValueError(f"a state reads files, but this one opens {shown(path)} in mode {mode!r}")
     if os.path.exists(path) and not os.path.isfile(path):

@@ -29,19 +29,17 @@ _TENSOR_KINDS = "biufc"
 
 
 def default_collate(batch: Any, to: Literal["numpy", "torch"] | None = None) -> Any:
-    """Converts a batch of items to one item, in which arrays contain the values of all items.
+    """Converts a batch of items to one item, with arrays that contain the values of all items.
 
     Arrays are stacked along a new first dimension. Numbers become a one-dimensional array (of float64 for Python
     floats, and int64 for integers). Strings and bytes are collected in a list, or in a tuple if the items are tuples or
     lists that contain them. Dicts, named tuples, tuples and lists are collated member by member, and tuples become
-    lists. If PyTorch is imported, the results are tensors, as from `torch.utils.data.default_collate`. If PyTorch is
-    not imported, the results are NumPy arrays. Pass `to="numpy"` or `to="torch"` if a library such as `datasets` may
-    import PyTorch.
+    lists. If PyTorch is imported, the results are tensors, as from `torch.utils.data.default_collate`; otherwise, they
+    are NumPy arrays. Pass `to="numpy"` or `to="torch"` if a library such as `datasets` may import PyTorch.
 
     Args:
         batch: a non-empty sequence of items that have equal structure, such as dicts with equal keys.
-        to: "numpy" for arrays, "torch" for tensors. If `to` is None (the default), the results are tensors if PyTorch
-            is imported, and arrays otherwise.
+        to: "numpy" for arrays, "torch" for tensors; None (the default) for tensors only if PyTorch is imported.
 
     Raises:
         TypeError: the items have a type that cannot be collated.
@@ -150,7 +148,7 @@ def _numbers(torch: Any, batch: Any, first: Any) -> Any:
     numbers = np.array(batch)
     if numbers.ndim == 1 and numbers.dtype.kind in "bif":
         return numbers
-    # With an explicit dtype, NumPy raises an error for too large numbers and for values that are not numbers.
+    # Because of `dtype`, NumPy raises an error for numbers that are too large and for values that are not numbers.
     return np.array(batch, dtype=np.int64)
 
 

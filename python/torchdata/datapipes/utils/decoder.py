@@ -35,7 +35,7 @@ _IMAGES = frozenset({"jpg", "jpeg", "png", "ppm", "pgm", "pbm", "pnm"})
 
 
 def extension_extract_fn(pathname: str) -> str:
-    """Returns the extension of a path, without its dot; an empty text if the path has no extension.
+    """Returns the extension of a path, without its dot; an empty text if there is none.
 
     Example:
         >>> from torchdata.datapipes.utils.decoder import extension_extract_fn
@@ -89,7 +89,7 @@ def basichandlers(extension: str, data: Any, *, allow_pickle: bool | None = None
             default) means True.
 
     Returns:
-        The decoded content; None if the table does not contain the extension.
+        The decoded content; None if the table above does not contain the extension.
 
     Raises:
         ModuleNotFoundError: the file is a `pt` file, and torch is not installed.

@@ -20,7 +20,7 @@ def pin_memory_fn(data: Any, device: Any = None) -> Any:
 
     Args:
         data: the item to pin. Containers are rebuilt, with their own types where possible.
-        device: the CUDA device for which memory is pinned; None (the default) for the current device.
+        device: the CUDA device to pin memory for; None (the default) for the current device.
 
     Raises:
         RuntimeError: `data` contains a tensor, but CUDA is not available.

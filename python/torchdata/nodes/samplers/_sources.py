@@ -13,7 +13,7 @@ _CRITERIA = [value for name, value in vars(StopCriteria).items() if name.isupper
 
 
 class NothingThere(Exception):
-    """Raised if the chosen source has no further item, so that the node chooses another source."""
+    """Raised if the chosen source has ended, so that the node chooses another source."""
 
 
 class MultiNode(BaseNode[T]):
@@ -101,7 +101,8 @@ class MultiNode(BaseNode[T]):
                 self._advances[name] = advance_of(self.source_nodes[name])
             try:
                 item: Any = self._advances[name]()
-                # Python raises KeyboardInterrupt only at calls and in loops, so not in the following lines.
+                # Python raises KeyboardInterrupt only at calls and in loops, so it cannot interrupt the following
+                # lines.
                 if not self.tag_output:
                     return item
                 if dict not in item.__class__.__mro__:

@@ -22,7 +22,7 @@ __all__ = ["MultiNodeWeightedSampler"]
 _DRAWN = 1000
 
 #: The maximum epoch number that a loaded state may contain. The number is limited, because the time to compute an
-#: epoch's seed is proportional to it.
+#: epoch's seed is proportional to the number.
 _MOST_EPOCHS = 10_000_000
 
 
@@ -33,8 +33,8 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     node has a length if `stop_criteria` is `ALL_DATASETS_EXHAUSTED` and all sources have a length.
 
     Subclasses may extend the checks in `_validate`, which `__init__` calls last. A subclass that chooses sources
-    differently overrides `_get_new_weighted_sampler`, which `reset` calls. This method returns an iterator over names
-    of sources. The iterator's `state_dict()` becomes part of the node's state.
+    differently overrides `_get_new_weighted_sampler`. This method, which `reset` calls, returns an iterator over names
+    of sources, and the iterator's `state_dict()` becomes part of the node's state.
 
     Args:
         source_nodes: the nodes to read, by name.
@@ -72,8 +72,8 @@ class MultiNodeWeightedSampler(MultiNode[T]):
 
     _num_yielded = 0
     _started = False
-    #: The name of the chosen source, until this source has yielded an item. If it raises an error instead, the next
-    #: call reads the same source.
+    #: The name of the chosen source, until this source has yielded an item. After an error of the source, the next call
+    #: reads the same source.
     _chosen: str | None = None
 
     def __init__(

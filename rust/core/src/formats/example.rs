@@ -13,7 +13,7 @@ pub enum FeatureKind {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Feature<'a> {
-    /// The type of the values, or None if the feature has no values.
+    /// The type of the values, or None if the feature is empty.
     pub kind: Option<FeatureKind>,
     /// The encoded values. One element of `parts` may contain several numbers.
     pub parts: Vec<&'a [u8]>,

@@ -4,7 +4,7 @@
 
 use thiserror::Error;
 
-/// The allowed instructions that have no argument: None, True, False, empty containers, MARK, APPEND(S), SETITEM(S),
+/// The allowed instructions without arguments: None, True, False, empty containers, MARK, APPEND(S), SETITEM(S),
 /// ADDITEMS, FROZENSET, tuples, MEMOIZE, STACK_GLOBAL, REDUCE, STOP.
 const BARE: &[u8] = b"N\x88\x89]})\x8f(aesu\x90\x91t\x85\x86\x87\x94\x93R.";
 

@@ -1,4 +1,4 @@
-//! Manages the arena of a link. The arena is shared memory from which the producer allocates blocks for large buffers.
+//! Manages the arena of a link. The producer allocates blocks for large buffers in this shared memory.
 //!
 //! An allocation uses the lowest free range that is long enough, so that few memory pages are used.
 
@@ -19,7 +19,7 @@ struct Holders {
     len: u64,
     /// Whether a [`Block`] object in the producer's process refers to the block.
     local: bool,
-    /// The number of references to the block that were sent and that the consumer has not returned.
+    /// How often the block was sent to the consumer, minus how often the consumer has returned the block.
     remote: u64,
 }
 
@@ -170,7 +170,7 @@ impl Arena {
         allocator.mirror();
     }
 
-    /// Allocates a page-aligned block of at least `len` bytes, or returns None if there is no memory.
+    /// Allocates a page-aligned block of at least `len` bytes, or returns None if the arena is full.
     pub fn allocate(self: &Arc<Self>, len: usize) -> Option<Block> {
         if self.generation != fork::generation() {
             return None;
@@ -205,8 +205,8 @@ impl Arena {
         Ok(self.lock().returns.available(&self.layout.header().return_tail)? > 0)
     }
 
-    /// Frees returned blocks and unused memory. If the result is true, more memory may become unused, so the caller
-    /// must repeat the call every few seconds.
+    /// Frees returned blocks and unused memory. Returns true if the caller must call this method again in a few seconds
+    /// to free more memory.
     pub fn tidy(&self, now: Instant) -> Result<bool, Corrupted> {
         if self.generation != fork::generation() {
             return Ok(false);

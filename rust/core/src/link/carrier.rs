@@ -1,4 +1,4 @@
-//! Transfers messages between a link on one machine and the copy of this link on another machine.
+//! Connects two links on two machines, so that a message written to the first link arrives in the second link.
 //!
 //! ```text
 //! main  ── control ──►  carrier  ┄┄ frames ┄┄►  carrier  ── control ──►  child
@@ -21,7 +21,7 @@ use crate::error::{Corrupted, NoMemory, OpenError, TakeError};
 use crate::process::board::BellRef;
 use crate::protocol::Stream;
 
-/// In a frame, buffers of at least this number of bytes are sent separately from the other data.
+/// In a frame, buffers of at least this number of bytes are sent separately from smaller data.
 pub const OUT_OF_BAND: usize = 32 << 10;
 
 const SEPARATE: u64 = 1 << 63;
@@ -31,7 +31,7 @@ const MESSAGE_HEAD: usize = 16;
 /// The control words that a carrier transfers: `order`, `starving`, `granted` and `acknowledged`.
 pub type Words = [u64; 4];
 
-/// Several messages that are sent to the other machine together.
+/// Several messages that are sent to another machine together.
 #[derive(Debug, Default)]
 pub struct Frame {
     pub head: Vec<u8>,
@@ -171,7 +171,7 @@ impl Carrier {
     /// Returns whether a control word has changed since the last `take`. If `messages` is true, also returns true if a
     /// message has arrived.
     pub fn has_news(&mut self, messages: bool) -> bool {
-        // If the link is damaged, the result is true, so that the caller calls `take`, which reports the error.
+        // Also true for a damaged link, because the caller then calls `take`, which reports the damage.
         self.words() != self.given || messages && self.inbound.readable().unwrap_or(true)
     }
 
@@ -285,7 +285,7 @@ impl Carrier {
     }
 
     pub fn has_room(&mut self) -> bool {
-        // If the link is damaged, the result is true, so that the caller calls `put`, which reports the error.
+        // Also true for a damaged link, because the caller then calls `put`, which reports the damage.
         match self.lack {
             Lack::Nothing => true,
             Lack::Block => self.outbound.worth_allocating().unwrap_or(true),

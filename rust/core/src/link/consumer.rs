@@ -143,8 +143,8 @@ impl Consumer {
         self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
 
-    /// If `wanted` is true, the caller must then check for items, because items that arrived before this call cause no
-    /// wake-up.
+    /// Turns the wake-ups for new items on or off. After turning them on, the caller must check for items that have
+    /// already arrived.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
         if wanted == self.wanted {
@@ -155,7 +155,7 @@ impl Consumer {
         if wanted { word.raise() } else { word.lower() }
     }
 
-    /// Informs the producer that the consumer needs no more items of the current stream.
+    /// Informs the producer that the consumer has finished reading the current stream.
     pub fn leave(&mut self) {
         self.tell(self.receiving.leave());
     }
@@ -172,9 +172,9 @@ impl Consumer {
         self.peer.ring();
     }
 
-    /// Returns whether the producer's process waits for the dispatching process in this epoch.
+    /// Returns whether the process that sends over this link is waiting for items of the dispatching process.
     pub fn starves(&self) -> bool {
-        // SYNC(starve): pairs with Link::starve. If the word is damaged, the result is false.
+        // SYNC(starve): pairs with Link::starve. A damaged word means false.
         let epoch = open(self.layout.header().starving.load(Ordering::Acquire));
         epoch == Some(u64::from(self.receiving.stream().epoch()))
     }
@@ -208,15 +208,14 @@ impl Consumer {
         }
     }
 
-    /// Counts an item that was received before its turn. The producer may then send one more item, even if the window
-    /// is 0.
+    /// Counts an item that was received before its turn, and permits the producer to send one more item.
     pub fn item_taken_in(&mut self) {
         self.count();
         self.receiving.take();
         self.tell(self.receiving.one_more());
     }
 
-    /// Allows one more item even if the window is 0, because another process waits for an item of this producer.
+    /// Permits the producer to send one more item even if the window is 0, because another process waits for this item.
     pub fn grant_one_more(&mut self) {
         self.tell_if_new(self.receiving.one_more());
     }
@@ -253,8 +252,8 @@ impl Consumer {
         }
     }
 
-    /// Wakes up the producer after each `Ahead::LEAST / 2` bytes of buffers, because the producer may wait at its byte
-    /// limit.
+    /// Wakes up the producer after each `Ahead::LEAST / 2` bytes of buffers, because the producer may wait for
+    /// permission to send more bytes.
     #[inline]
     fn count_blocks(&mut self, buffers: &[Buffer]) {
         if buffers.is_empty() {
@@ -370,8 +369,8 @@ impl Consumer {
         self.table.clear();
         payload.clear();
         payload.reserve(len.next_multiple_of(8));
-        // SAFETY: `from_words` has checked that the block table and the payload are inside the message, and `reserve` has
-        // made room for the copy. The copy is private, so the producer cannot change the copy after the checks below.
+        // SAFETY: `from_words` has checked that the block table and the payload are inside the message, and `reserve`
+        // has made room for the copy. The producer cannot change this private copy after the checks below.
         unsafe {
             let entries = place.add(MESSAGE_HEADER as usize).cast::<[u64; 2]>();
             for index in 0..blocks {
@@ -435,8 +434,7 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // If this message has no streamed buffer, the received fragments belong to another message, which the producer
-        // has abandoned.
+        // Fragments that this message does not use belong to a message that the producer has abandoned.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a message refers to fragments that differ from those received"));
         }

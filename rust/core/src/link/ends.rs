@@ -61,8 +61,8 @@ impl Link {
         self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns the numbers of sent items and bytes, or zeros if the producer stores these numbers on a statistics
-    /// board.
+    /// Returns how many items and bytes the producer has sent. Both numbers are 0 if a statistics board counts them
+    /// instead.
     pub fn sent(&self) -> (u64, u64) {
         let sent = &self.layout.header().sent;
         (sent.items.load(Ordering::Relaxed), sent.bytes.load(Ordering::Relaxed))
@@ -72,11 +72,10 @@ impl Link {
     #[inline]
     pub fn pending(&self) -> bool {
         let header = self.layout.header();
-        // Comparing whole words suffices, because equal positions have equal check bits.
         header.tail.load(Ordering::Relaxed) != header.head.load(Ordering::Relaxed)
     }
 
-    /// Returns whether the main process has ordered a stop, or an epoch that is later than `epoch`.
+    /// Returns whether the main process has commanded a stop or an epoch after `epoch`.
     #[inline]
     pub fn is_superseded(&self, epoch: u32) -> Result<bool, Corrupted> {
         // SYNC(order): pairs with Producer::order.
@@ -85,9 +84,9 @@ impl Link {
         Ok(Obedience::is_superseded(epoch, order))
     }
 
-    /// Informs the consumer that the producer's process waits for the dispatching process in `epoch`.
+    /// Informs the consumer that this process is waiting for items of the dispatching process in `epoch`.
     pub fn starve(&self, epoch: u32, peer: &BellRef) {
-        // SYNC(starve): pairs with Consumer::starves. No other data is read through this word.
+        // SYNC(starve): pairs with Consumer::starves.
         self.layout.header().starving.store(seal(u64::from(epoch)), Ordering::Release);
         peer.ring();
     }

@@ -44,7 +44,7 @@ impl Default for LinkConfig {
 }
 
 impl LinkConfig {
-    /// Returns a copy whose sizes are rounded up and inside the valid ranges.
+    /// Returns a copy with sizes that are rounded up and inside the valid ranges.
     pub fn rounded(self) -> Self {
         Self {
             ring_capacity: self.ring_capacity.clamp(4096, 1 << 30).next_power_of_two(),
@@ -70,7 +70,7 @@ type Word = CachePadded<AtomicU64>;
 
 /// Accidental writes to the header are either detected or harmless.
 ///
-/// Control words contain check bits, and messages contain checksums. Damage to any other field falsifies only
+/// Control words contain check bits, and messages contain checksums. Damage to fields without check bits only falsifies
 /// statistics, or delays a wake-up by at most 100 ms.
 #[derive(Debug)]
 #[repr(C)]
@@ -95,9 +95,9 @@ pub(crate) struct Header {
     pub granted: Word,
     /// A flag that the producer sets while it waits for returned blocks.
     pub blocks_wanted: CachePadded<Wanted>,
-    /// The last epoch in which the producer's process has waited for the dispatching process, or 0 if there is none.
+    /// The current epoch while the sending process waits for items of the dispatching process, or 0 otherwise.
     pub starving: Word,
-    /// The latest epoch that the main process has ordered, or the order to stop.
+    /// The latest epoch that the main process has commanded, or the command to stop.
     pub order: Word,
     pub acknowledged: Word,
     /// A flag that the consumer sets while it sleeps until an item arrives.
@@ -124,8 +124,7 @@ pub(crate) fn return_entry(position: u64, offset: u64) -> u64 {
     page << 30 | placed(page, position)
 }
 
-/// Returns the block offset in an entry. The result is None if the entry is damaged, or was written for an earlier
-/// position.
+/// Returns the block offset in an entry, or None if the entry is damaged or belongs to another position.
 pub(crate) fn returned_offset(position: u64, entry: u64) -> Option<u64> {
     let offset = (entry >> 30) * BLOCK_ALIGN;
     (return_entry(position, offset) == entry).then_some(offset)

@@ -7,12 +7,12 @@ use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
 
 pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
-/// The kind of the first fragment of a buffer. When this fragment arrives, the consumer drops older fragments, because
-/// their message was abandoned.
+/// The kind of the first fragment of a buffer. On receiving this fragment, the consumer drops older fragments, which
+/// belong to a message that the producer has abandoned.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
-/// A flag in the message kind of an item whose bytes may differ between two runs, for example because the item is
-/// pickled.
+/// A flag in the message kind of an item. The bytes of such an item may differ between two runs, for example if the
+/// item is pickled.
 pub const OPAQUE: u16 = 0x200;
 
 /// The number of bits of a buffer's length. The remaining bits of the word contain check bits of the buffer's bytes.
@@ -46,8 +46,7 @@ pub(crate) struct MessageHeader {
 /// the shard, the kind and the number of blocks, and the third word contains the epoch.
 pub(crate) const MESSAGE_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// A flag in the length field that marks padding. Lengths of messages do not use this bit, because they are multiples
-/// of 8.
+/// A flag in the length field that marks padding. Lengths never use this bit, because every length is a multiple of 8.
 const PAD: u32 = 1;
 
 /// Returns the word that marks `total` bytes of padding from `position` to the end of the ring.
@@ -58,7 +57,7 @@ pub(crate) fn padding(position: u64, total: u64) -> u64 {
 
 /// Decodes the first word of a message at `position`. Returns the length and the checksum, or None for padding.
 ///
-/// From `position` on, `available` bytes contain data, and `until_wrap` bytes remain until the end of the ring. The
+/// The producer has written `available` bytes after `position`. The ring ends `until_wrap` bytes after `position`. The
 /// function does not verify the checksum.
 #[inline]
 pub(crate) fn read_first(

@@ -22,8 +22,7 @@ use crate::sync::cursor::ProducerCursor;
 
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and the maximum number of items between two calls of `tidy`. `tidy` is not called for each item, because
-/// reading the clock is expensive.
+/// The minimum and the maximum number of sent items after which the producer frees unused memory (`tidy`).
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -38,7 +37,7 @@ pub enum Part {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Push {
     Done,
-    /// The ring is full. The caller must repeat the call after [`Producer::writable`] returns true.
+    /// The ring is full. The caller must try again after [`Producer::writable`] returns true.
     Full,
 }
 
@@ -62,8 +61,8 @@ pub struct Producer {
     sending: Sending,
     account: Account,
     current: u16,
-    /// For each shard, the number of sent items and the number of items to recompute. The entry of the current shard is
-    /// outdated, because its latest numbers are in `sending` and `account`.
+    /// For each shard, the number of sent items and the number of items to recompute. The current shard is an
+    /// exception: its latest numbers are in `sending` and `account`.
     shards: Vec<ShardProgress>,
     streaming: bool,
     clock: SampledClock,
@@ -122,7 +121,7 @@ impl Producer {
         self.current = 0;
     }
 
-    /// Makes `shard` the current shard, to which all following messages belong.
+    /// Makes `shard` the shard of all following messages.
     #[inline]
     pub fn turn_to(&mut self, shard: u16) {
         if shard != self.current {
@@ -139,18 +138,19 @@ impl Producer {
         self.shards.fill(ShardProgress::default());
         (self.ahead_bytes, self.ahead) = (0, VecDeque::new());
         self.give_up();
-        // An interrupted wait for blocks leaves `blocks_wanted` set.
+        // `blocks_wanted` is still set if the previous wait for blocks was interrupted.
         self.layout.header().blocks_wanted.lower();
     }
 
-    /// Resumes after the items that `account` counts. The next `again` items are recomputed without being sent.
+    /// Resumes the current shard after its first `account.items` items. The next `again` items are recomputed, but not
+    /// sent.
     pub fn go_on_from(&mut self, account: Account, again: u64) {
         self.account = account;
         self.sending.repeat(again);
     }
 
-    /// Returns the number and the checksum of all items of the current shard, including items before the epoch was
-    /// resumed.
+    /// Returns the number and the checksum of all items of the current shard, even if an earlier run sent some of the
+    /// items.
     pub fn account(&self) -> Account {
         self.account
     }
@@ -176,8 +176,8 @@ impl Producer {
             .map(move |(shard, &kept)| if shard == current { self.current_shard() } else { kept })
     }
 
-    /// Returns how many items the current shard must still recompute. Recomputed items are not sent, because the
-    /// predecessor of this process has already sent them.
+    /// Returns how many items the current shard must still recompute. Recomputed items are not sent, because an earlier
+    /// process has already sent the same items.
     #[inline]
     pub fn owed(&self) -> u64 {
         self.sending.owed()
@@ -236,13 +236,13 @@ impl Producer {
         if !far_ahead && self.sending.has_credit() {
             return Ok(Permit::Now);
         }
-        // SYNC(grant): pairs with Consumer::grant. No other data is read through this word.
+        // SYNC(grant): pairs with Consumer::grant.
         let word = self.layout.header().granted.load(Ordering::Acquire);
         let permit = if far_ahead { self.sending.permit_far_ahead(word) } else { self.sending.permit(word) };
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Successive small items share one entry of the queue `ahead`, so that the queue stays short.
+    /// Adds the bytes of an item to the queue `ahead`. Successive small items share one entry.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -268,7 +268,7 @@ impl Producer {
         Ok(self.ahead_bytes >= allowed)
     }
 
-    /// Returns which items of this producer's stream the consumer still wants.
+    /// Returns whether the consumer still wants items of the producer's current stream.
     pub fn reader(&self) -> Result<Reader, Corrupted> {
         // SYNC(grant): pairs with Consumer::grant.
         let word = self.layout.header().granted.load(Ordering::Acquire);
@@ -303,8 +303,8 @@ impl Producer {
             .is_some_and(|message| u64::from(message.total) <= self.layout.config.ring_capacity / 2)
     }
 
-    /// Returns whether a failed allocation should be repeated immediately. If the result is false, the next returned
-    /// block wakes up the producer.
+    /// Returns whether the caller should repeat a failed allocation now, instead of sleeping until the consumer returns
+    /// a block.
     pub fn worth_allocating(&mut self) -> Result<bool, Corrupted> {
         self.layout.header().blocks_wanted.raise();
         let worth = self.arena.reclaimable()? || !self.blocks_in_flight()?;
@@ -331,7 +331,7 @@ impl Producer {
     /// # Panics
     /// If the message never fits (see [`Producer::fits`]), or a block belongs to another arena.
     pub fn push_item(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<Push, Corrupted> {
-        // A busy producer may never wait for a command, so it frees unused memory here.
+        // Memory is usually freed during waits, but a producer that always has items never waits.
         if self.arena.is_untidy()
             && let Some(now) = self.clock.sample()
         {
@@ -381,8 +381,8 @@ impl Producer {
         Ok(pushed)
     }
 
-    /// Pushes a message without waking up the consumer. Returns false if the ring is full, or if another message was
-    /// sent in part.
+    /// Pushes a message without waking up the consumer. Returns false if the ring is full, or if fragments of another
+    /// message were already sent.
     pub fn push_aside(&mut self, kind: u16, parts: &[Part], payload: &[u8]) -> Result<bool, Corrupted> {
         if !self.fits(parts.len(), payload.len()) || self.streaming {
             return Ok(false);

@@ -5,7 +5,8 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 static GENERATION: AtomicU64 = AtomicU64::new(0);
-/// The flag has no lock, because a forked child could inherit the lock in locked state.
+/// A lock is avoided, because another thread could hold the lock during a fork, and the child could never release the
+/// lock.
 static HOOKED: AtomicBool = AtomicBool::new(false);
 
 /// The fork hook, which the C library calls in each forked child. A panic must not reach the C library.
@@ -18,7 +19,6 @@ extern "C" fn in_child() {
 #[inline]
 pub fn generation() -> u64 {
     if !HOOKED.load(Relaxed) {
-        // The hook is registered before the number is read, so that each later fork changes the number.
         // SAFETY: `in_child` only changes atomics and maps memory, and neither locks nor allocates memory.
         let failed = unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
         HOOKED.store(failed == 0, Relaxed);

@@ -3,7 +3,7 @@
 //! The system frees shared memory when the last process unmaps it, so inherited mappings would keep the memory
 //! allocated.
 //!
-//! The list of mappings has no lock, because a child could inherit a lock that another thread held during the fork.
+//! The list of mappings is accessed without a lock, because another thread could hold the lock during a fork.
 
 use std::os::fd::{BorrowedFd, FromRawFd, IntoRawFd, OwnedFd};
 use std::ptr;
@@ -18,7 +18,7 @@ const DESCRIPTOR: u32 = 3;
 /// The state of a mapping that `wipe_on_fork` has marked.
 const OWN_MAPPING: u32 = 4;
 
-/// Unused entries are reused, and entries are never freed.
+/// Describes one mapping or descriptor. An entry is never freed, but an unused entry can be used for another mapping.
 #[derive(Debug)]
 struct InheritedEntry {
     next: *const InheritedEntry,
@@ -30,7 +30,8 @@ struct InheritedEntry {
     pins: AtomicUsize,
 }
 
-// SAFETY: `next` is written before the entry is published, and its target is never freed. All other fields are atomic.
+// SAFETY: `next` does not change after other threads can see the entry, and entries are never freed. All other fields
+// are atomic.
 unsafe impl Sync for InheritedEntry {}
 // SAFETY: all access to a published entry is shared and atomic, so the thread that owns the entry does not matter.
 unsafe impl Send for InheritedEntry {}
@@ -80,7 +81,8 @@ fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
     entry
 }
 
-/// The registration of a mapping. The owner of the memory must drop the registration before unmapping the memory.
+/// Registers a memory mapping in the list above. The owner of the memory must drop this object before unmapping the
+/// memory.
 #[derive(Debug)]
 pub struct Mapping(&'static InheritedEntry);
 
@@ -124,8 +126,8 @@ impl Descriptor {
 
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let open = self.0.state.load(Ordering::Relaxed) == DESCRIPTOR;
-        // SAFETY: the descriptor is open while the state is `DESCRIPTOR`. In a forked child, the state changes only
-        // before the child starts threads.
+        // SAFETY: the descriptor is open while the state is `DESCRIPTOR`. A forked child closes descriptors only before
+        // starting threads.
         open.then(|| unsafe { BorrowedFd::borrow_raw(self.0.start.load(Ordering::Relaxed) as i32) })
     }
 }
@@ -176,7 +178,7 @@ pub fn drop_all_but(keep: &[&Mapping]) {
     }
     for (start, end) in joined(dropped) {
         // SAFETY: no lease, block or array points into an unpinned mapping, and the owner only reads atomic words that
-        // may be 0. The range is still mapped, because owners unmap memory only after freeing the entry.
+        // may be 0. The range is still mapped, because owners drop their `Mapping` before unmapping the memory.
         unsafe { put_zeros(start, end - start) };
     }
 }
@@ -199,11 +201,11 @@ fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
 }
 
 /// # Safety
-/// The range must consist of existing mappings whose contents are no longer needed.
+/// The range must consist of existing mappings, and no code may need their contents any more.
 unsafe fn put_zeros(start: usize, len: usize) {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: the caller guarantees that the contents of the range are no longer needed.
+    // SAFETY: the caller guarantees that no code needs the contents of the range any more.
     unsafe { libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0) };
 }
 
@@ -212,8 +214,8 @@ unsafe fn put_zeros(start: usize, len: usize) {
 pub fn wipe_what_is_the_parents() {
     // SYNC(noted): pairs with `Mapping::wipe_on_fork`.
     for entry in entries().filter(|entry| entry.state.load(Ordering::Acquire) == OWN_MAPPING) {
-        // SAFETY: the marked mappings contain only atomic counters, for which zero is a valid value. The range is still
-        // mapped, because owners unmap memory only after freeing the entry.
+        // SAFETY: the marked mappings contain only atomic counters, and zero is a valid counter value. The range is
+        // still mapped, because owners drop their `Mapping` before unmapping the memory.
         unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
     }
 }
@@ -244,7 +246,7 @@ mod tests {
         let watch = crate::process::liveness::Watch::open(std::process::id() as i32).unwrap();
         let inodes: Vec<u64> = links.iter().map(|link| rustix::fs::fstat(link.region().fd()).unwrap().st_ino).collect();
         links[1].region().mapping.pin();
-        // SAFETY: the child only reads /proc, changes its mappings and exits, and needs no lock of another thread.
+        // SAFETY: the child only reads /proc, changes its mappings and exits, without taking locks.
         let pid = unsafe { libc::fork() };
         if pid == 0 {
             let before = descriptors();

@@ -25,7 +25,7 @@ pub(super) fn is_whole() -> bool {
 pub(super) struct Linux;
 
 impl System for Linux {
-    /// Creates a memfd, because the size of a file in `/dev/shm` would be limited by a mount.
+    /// Creates a memfd, because the size of `/dev/shm` is often limited, especially in containers.
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;

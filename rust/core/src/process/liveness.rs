@@ -20,7 +20,7 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Watches the process `pid`, whose exit status must not have been collected yet.
+    /// Watches the process `pid`. The exit status of this process must not have been collected yet.
     pub fn open(pid: i32) -> Result<Self, OpenError> {
         if pid <= 0 {
             // For a number that is not positive, `kill` would check a process group instead of a process.
@@ -84,14 +84,16 @@ fn poll_exit(fd: &Descriptor, timeout: Duration) -> bool {
 }
 
 fn has_exited(pid: i32) -> bool {
-    // SAFETY: `info` is a plain struct that `waitid` fills in. With WNOWAIT, the exit status stays available.
+    // SAFETY: `info` is a plain struct that `waitid` fills in. The flag WNOWAIT leaves the exit status to the code that
+    // waits for this child.
     unsafe {
         let mut info: libc::siginfo_t = std::mem::zeroed();
         let flags = libc::WEXITED | libc::WNOHANG | libc::WNOWAIT;
         if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 {
             return info.si_signo != 0;
         }
-        // For a process that is not a child, `kill` also succeeds if a later process has the same id.
+        // This check can fail for a process that is not a child: `kill` also succeeds if a later process has the same
+        // id.
         if libc::kill(pid, 0) != 0 {
             return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }
@@ -107,7 +109,7 @@ fn is_zombie(pid: i32) -> bool {
 
 /// Makes this process exit immediately when the watched process exits.
 ///
-/// A separate thread watches the other process, so that this process exits even if all its other threads are blocked.
+/// A separate thread waits for the exit, so that this process exits even if its main thread is blocked.
 pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
     let builder = std::thread::Builder::new().name("torchdata-parent".to_owned()).stack_size(64 << 10);
     let wait = move || {
@@ -123,11 +125,11 @@ pub fn exit_with(watch: Watch) -> Result<(), OpenError> {
 /// Makes the kernel resume this process (SIGCONT) when its parent exits, because a suspended process cannot detect the
 /// exit.
 ///
-/// The kernel sends the signal even when only the thread that created this process exits. The signal is SIGCONT,
-/// because SIGCONT has no effect on a running process.
+/// The kernel sends SIGCONT even when only the thread that created this process exits. A running process ignores
+/// SIGCONT.
 pub fn continue_with_parent() {
     #[cfg(target_os = "linux")]
-    // SAFETY: the call only sets an attribute of this thread, and accesses no memory.
+    // SAFETY: `prctl` only sets an attribute of this thread here, and accesses no memory.
     unsafe {
         libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT);
     }

@@ -16,16 +16,16 @@ use crate::error::{self, OpenError};
 
 #[derive(Debug)]
 pub struct Region {
-    /// The registration of the mapping. The registration must be dropped before the memory is unmapped, so `mapping`
-    /// must precede `map`.
+    /// Rust drops fields in order, so `mapping` must precede `map`: the registration must end before the memory is
+    /// unmapped.
     pub mapping: Mapping,
     map: MmapRaw,
     fd: AtomicI32,
 }
 
 impl Region {
-    /// Creates a region of `len` zero bytes. Bytes beyond the first `reserved` bytes need a call of `reserve` before
-    /// their first use.
+    /// Creates a region of `len` zero bytes. Only the first `reserved` bytes are usable immediately. All other bytes
+    /// need a call of `reserve` first.
     pub fn create(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;
@@ -57,8 +57,8 @@ impl Region {
         Self::map(File::from(fd))
     }
 
-    /// Maps the region of another program for reading. The file must be sealed against shrinking, because reading a
-    /// page that was cut off would cause SIGBUS.
+    /// Maps the region of another program for reading. The file must be sealed against shrinking, because otherwise
+    /// another process could remove pages, and reading them would cause SIGBUS.
     pub(crate) fn observe(file: &File) -> Result<Self, OpenError> {
         if !system().is_sealed(file.as_fd()) {
             return Err(OpenError::Invalid("it is not sealed against shrinking"));
@@ -78,7 +78,7 @@ impl Region {
     pub fn fd(&self) -> BorrowedFd<'_> {
         let fd = self.fileno();
         assert!(fd >= 0, "the descriptor of this region was closed after all processes had received it");
-        // SAFETY: the descriptor is open until `close`, whose callers no longer use the returned descriptor.
+        // SAFETY: the descriptor is open until `close`, and callers of `close` no longer use the returned descriptor.
         unsafe { BorrowedFd::borrow_raw(fd) }
     }
 

@@ -4,14 +4,14 @@ use std::io;
 
 /// Makes this process ignore the signal `number`, unless the process itself has sent the signal.
 ///
-/// SIG_IGN is not used, because programs that this process executes would inherit SIG_IGN. The handler runs on the
-/// normal stack, because the alternate stack of `faulthandler` is too small for many simultaneous signals.
+/// A signal handler is installed instead of SIG_IGN, because programs that this process executes would inherit SIG_IGN.
+/// The handler runs on the normal stack, because the alternate stack of `faulthandler` may be too small.
 pub fn take_no_notice(number: i32) -> io::Result<()> {
     act(number, obey_own as extern "C" fn(_, _, _) as libc::sighandler_t, libc::SA_RESTART | libc::SA_SIGINFO)
 }
 
 fn act(number: i32, handler: libc::sighandler_t, flags: i32) -> io::Result<()> {
-    // SAFETY: `action` is initialized before the kernel reads it, and callers pass a handler that matches the flags.
+    // SAFETY: `action` is completely initialized, and callers pass a handler with the signature that `flags` requires.
     let failed = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler;
@@ -43,7 +43,7 @@ fn is_from_this_process(info: &libc::siginfo_t) -> bool {
         return false; // the kernel sent the signal, not a process
     }
     // SAFETY: if a process has sent the signal, the field contains the sender's id. For any other signal, the field is
-    // readable, but has no meaning.
+    // readable, but contains an arbitrary value.
     unsafe { info.si_pid() == libc::getpid() }
 }
 

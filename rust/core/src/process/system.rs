@@ -24,7 +24,7 @@ pub(super) trait System: Sync {
 
     fn unpark(&self, word: &AtomicU32);
 
-    /// Returns a descriptor that becomes readable when the process exits, or None if the system has no such
+    /// Returns a descriptor that becomes readable when the process exits, or None if the system does not support such
     /// descriptors.
     fn watch(&self, pid: i32) -> io::Result<Option<OwnedFd>>;
 }

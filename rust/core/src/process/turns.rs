@@ -1,16 +1,17 @@
 //! Determines how often a waiting thread yields the processor (`sched_yield`) before it sleeps.
 //!
-//! If two processes share a core, yielding avoids sleeps and makes small transfers 3 to 6 times faster. If the other
+//! If two processes share a core, yielding avoids sleeps and makes small transfers 3 to 6 times faster. If the awaited
 //! process is slow, each yield wastes two context switches, so later waits yield less often.
 //!
 //! If yields to unrelated threads take more than one eighth of the time, threads stop yielding for a while.
 //!
-//! All threads share the values without synchronization, because the values are only statistics.
+//! All threads share these statistics without synchronization, because inexact values do no harm.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 const MOST: u32 = 10;
-/// While `turns` is 0, every `TRY_AGAIN`th wait yields up to `TRIED` times, to test whether yielding helps again.
+/// While waits do not yield (`turns` is 0), every `TRY_AGAIN`th wait still yields up to `TRIED` times, to test whether
+/// yielding helps again.
 const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
 const NEAR: u64 = 50_000;
@@ -29,8 +30,8 @@ const REST: u64 = 50;
 pub struct Turns {
     turns: AtomicU32,
     since_tried: AtomicU32,
-    /// A time in nanoseconds, which increases with each yield to an unrelated thread. While `paid` is more than
-    /// `CREDIT` in the future, waiting threads do not yield.
+    /// A time in nanoseconds. Each yield to an unrelated thread moves this time into the future. While the time is more
+    /// than `CREDIT` nanoseconds ahead of the clock, waiting threads do not yield.
     paid: AtomicU64,
 }
 

@@ -19,17 +19,18 @@ const ALL_INSIDE: u64 = CALL - 1;
 const CHECKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// The maximum time for which a fork waits until the watching thread exits.
+/// A fork waits at most this time until the watching thread exits.
 const GIVE_UP: Duration = Duration::from_secs(1);
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
 #[inline]
 pub fn this_thread() -> u64 {
-    // SAFETY: `pthread_self` has no preconditions and cannot fail.
+    // SAFETY: `pthread_self` is always safe to call.
     unsafe { libc::pthread_self() as u64 }
 }
 
-/// This flag of a [`Pulse`] means that each call must check whether the loader is paused or limited.
+/// This flag of a [`Pulse`] means that each call must first check whether it has to wait, for example because the
+/// loader is paused.
 pub const HELD: u8 = 1;
 /// This flag means that a fork has stopped the watching thread.
 pub const UNWATCHED: u8 = 2;
@@ -76,7 +77,7 @@ impl Pulse {
 /// A report about a call that has not returned for some time.
 pub struct Stall {
     pub key: u64,
-    /// The time since the watching thread first noticed the call.
+    /// The time since the watching thread first noticed the unfinished call.
     pub waited: Duration,
     /// The id of the calling thread, as returned by `pthread_self`.
     pub thread: u64,
@@ -189,8 +190,8 @@ impl Watch {
         self.wake.notify_all();
     }
 
-    /// Stops the watching thread before a fork or at the end of the process. The caller must not hold a lock that the
-    /// watching thread may need.
+    /// Stops the watching thread before a fork or at the end of the process. The caller must not hold the GIL or any
+    /// lock that the watching thread may need.
     pub fn stop(&self) {
         let mut state = self.state();
         state.stop = true;
@@ -208,7 +209,7 @@ impl Watch {
         drop(state);
         if let Some(thread) = thread {
             let _ = thread.join();
-            // After the thread has been joined, the kernel still lists the thread for a short time.
+            // Waits until the kernel no longer lists the thread, which takes a short time after `join`.
             let (path, since) = (format!("/proc/self/task/{number}"), Instant::now());
             while since.elapsed() < FORGOTTEN && std::fs::exists(&path).unwrap_or(false) {
                 std::thread::yield_now();
@@ -241,8 +242,8 @@ impl Watch {
         state.number = thread_number();
         loop {
             state.watched.retain(|one| one.pulse.strong_count() > 0);
-            // If the callback `tell` has called `os.fork`, this code may run in the child, which must use its own
-            // `Watch`.
+            // A callback may have called `os.fork`. The loop ends in the forked child, because the child must use its
+            // own `Watch`.
             if state.stop || state.watched.is_empty() || fork::generation() != self.generation {
                 break;
             }
@@ -269,7 +270,7 @@ pub fn over() {
 
 fn thread_number() -> u64 {
     #[cfg(target_os = "linux")]
-    // SAFETY: the system call has no preconditions and cannot fail.
+    // SAFETY: this system call is always safe.
     return unsafe { libc::syscall(libc::SYS_gettid) } as u64;
     #[cfg(not(target_os = "linux"))]
     0

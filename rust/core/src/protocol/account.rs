@@ -5,7 +5,7 @@ const MULTIPLIER: u64 = 0x9e37_79b9_7f4a_7c15;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
 pub struct Account {
     pub items: u64,
-    /// A checksum that depends on all items and their order, or 0 after an item whose bytes are not reproducible.
+    /// A checksum of all items in order, or 0 after an item that is encoded differently in each run.
     pub checksum: u64,
 }
 

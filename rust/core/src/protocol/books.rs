@@ -1,4 +1,4 @@
-//! Records the items that a reader has received in an epoch, and the snapshots from which a later run can resume.
+//! Records the items that a reader has received in an epoch, and the snapshots that allow a later run to resume.
 //!
 //! A snapshot is kept until the user has received all items that were sent before the next snapshot. The reader may
 //! deliver items that the user has not received yet, so the reader keeps a log of its latest deliveries.
@@ -54,15 +54,14 @@ struct Peer<S> {
     taken: Account,
     ended: bool,
     begun: bool,
-    /// The snapshots, oldest first. The user has received all items before the first snapshot, but not necessarily
-    /// before the second snapshot.
+    /// The snapshots, oldest first.
     snapshots: VecDeque<Snapshot<S>>,
 }
 
 #[derive(Debug)]
 pub struct PeerPosition<'a, S> {
     pub given: Account,
-    /// The latest snapshot at or before the position, or None if the sender must restart the epoch.
+    /// The sender's latest snapshot after at most `given.items` items, or None if the sender must restart the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,
 }
 
@@ -77,7 +76,7 @@ pub struct Books<S> {
     log: VecDeque<(u32, Account)>,
     total: u64,
     dealt: VecDeque<Dealt<S>>,
-    /// The number of deliveries that the log keeps although the user has received the items.
+    /// The number of deliveries that the log keeps even after the user has received the items.
     beyond: usize,
     unknown: usize,
     longest: usize,
@@ -90,8 +89,8 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// Creates a log of the last `beyond` deliveries, or of the last `unknown` deliveries if the user's position is
-    /// unknown.
+    /// The log keeps at least `beyond` deliveries, or `unknown` deliveries if it is unknown which items the user has
+    /// received.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })
@@ -109,10 +108,11 @@ impl<S> Books<S> {
         }
     }
 
-    /// Begins an epoch. Each sender starts after the items that `starts` counts, or at item 0 if `starts` is empty.
+    /// Begins an epoch. `starts` contains the number of earlier items of each sender. If `starts` is empty, all senders
+    /// start at item 0.
     ///
-    /// Returns the previous epoch's snapshots. The caller drops the snapshots after releasing all locks, because
-    /// dropping may run arbitrary code.
+    /// Returns the previous epoch's snapshots. The caller must release all locks before dropping the snapshots, because
+    /// dropping may run Python code.
     pub fn begin(&mut self, starts: &[Account]) -> Vec<S> {
         self.log.clear();
         (self.first, self.latest) = (0, None);
@@ -184,14 +184,13 @@ impl<S> Books<S> {
         Some((accounts, turn))
     }
 
-    /// Returns the positions of all senders before the last `back` deliveries, and the sender of the first of these
-    /// deliveries. Returns None if the log contains fewer than `back` deliveries.
+    /// Like `accounts`, but returns a position with a snapshot for each sender.
     pub fn positions(&self, back: u64) -> Option<(Vec<PeerPosition<'_, S>>, usize)> {
         let (accounts, turn) = self.accounts(back)?;
         Some((self.positions_at(accounts), turn))
     }
 
-    /// Returns the positions of all senders after the items that `accounts` counts.
+    /// Returns the position of each sender after the number of items in `accounts`.
     pub fn positions_at(&self, accounts: Vec<Account>) -> Vec<PeerPosition<'_, S>> {
         let positions = self.peers.iter().zip(accounts).map(|(peer, given)| {
             let snapshot = peer.snapshots.iter().rev().find(|snapshot| snapshot.sent.items <= given.items);
@@ -208,7 +207,8 @@ impl<S> Books<S> {
         !self.dealt.is_empty()
     }
 
-    /// Returns the dispatching process's latest snapshot that allows workers at the positions `shares` to resume.
+    /// Returns the dispatching process's latest snapshot that all workers have passed, given the positions `shares` of
+    /// the workers.
     pub fn dealt_before(&self, shares: &[Share]) -> Option<&Dealt<S>> {
         let is_before = |dealt: &&Dealt<S>| (0..shares.len()).all(|worker| dealt.is_behind(worker, shares[worker]));
         self.dealt.iter().rev().find(is_before)
@@ -219,15 +219,14 @@ impl<S> Books<S> {
         self.peers.iter().map(share).collect()
     }
 
-    /// Stores a snapshot, and returns older snapshots that are no longer needed. `lag` is the number of delivered items
+    /// Stores a snapshot, and returns older snapshots that have become useless. `lag` is the number of delivered items
     /// that the user has not received, or None if unknown.
     pub fn keep(&mut self, peer: usize, snapshot: Snapshot<S>, lag: Option<u64>) -> Vec<S> {
         let given =
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
-        // An unknown `lag` is replaced by `earliest`, because the user has received all items before the start of the
-        // log.
+        // If `lag` is unknown, the start of the log is used, because the user has received all items before the log.
         let earliest = || self.log.iter().find(|(of, _)| *of as usize == peer).map(|(_, before)| *before);
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);
@@ -238,12 +237,12 @@ impl<S> Books<S> {
         snapshots.drain(..superfluous).map(|snapshot| snapshot.content).collect()
     }
 
-    /// Stores a snapshot of the dispatching process, and returns older snapshots that workers no longer need.
+    /// Stores a snapshot of the dispatching process, and returns older snapshots that have become useless.
     pub fn keep_dealt(&mut self, dealt: Dealt<S>) -> Vec<S> {
         if self.dealt.iter().any(|known| known.pass == dealt.pass && known.accounts == dealt.accounts) {
             return vec![dealt.content];
         }
-        // Snapshots arrive over several links in any order, so the new snapshot is inserted at its sorted position.
+        // The list is sorted, because snapshots arrive over several links in any order.
         let place = self.dealt.iter().rposition(|known| order(known) <= order(&dealt)).map_or(0, |place| place + 1);
         self.dealt.insert(place, dealt);
         let oldest = self.oldest_shares();

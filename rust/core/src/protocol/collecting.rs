@@ -1,11 +1,11 @@
-//! Selects the link from which a reader takes its next item, and decides what the reader does while it waits.
+//! Selects the link of a reader's next item, and decides what the reader does while no item is available.
 
 use crate::round_robin::RoundRobin;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Next {
     Deliver(usize),
-    /// Receive this link's next item before its turn, because the sender of the next item waits for another process.
+    /// Receive an item of this link before its turn. Otherwise, the sender of the next item could wait forever.
     TakeIn(usize),
     Wait,
     /// Raise an error, because a required process has exited.
@@ -14,10 +14,10 @@ pub enum Next {
     Over,
 }
 
-/// In strict order, each worker can only be a limited number of items ahead of the main process. For example, the main
-/// process waits for worker A, and worker A waits for the dispatching process. If worker B has reached its limit, and
-/// the dispatching process waits for worker B, no process can continue. To prevent this deadlock, the main process
-/// receives the items of worker B before their turn.
+/// The reader prevents the following deadlock. The main process waits for worker A, worker A waits for the dispatching
+/// process, and the dispatching process waits for worker B. Worker B waits for the main process, because only a limited
+/// number of its items may be unread. To end this deadlock, the main process receives items of worker B before their
+/// turn.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Collecting {
     pub turn: RoundRobin,
@@ -29,8 +29,8 @@ impl Collecting {
         Self { turn: RoundRobin::new(peers, in_order), has_died: false }
     }
 
-    /// Returns the next step. `ready` returns whether an item of a link can be delivered, and `arrived` returns whether
-    /// such an item can be received. `starves` returns whether the link's sender waits for the dispatching process.
+    /// Returns the next step. For a link, `ready` returns whether an item can be delivered, and `arrived` returns
+    /// whether an item is in the link. `starves` returns whether the link's sender waits for the dispatching process.
     #[inline]
     pub fn next(
         &mut self,
@@ -52,7 +52,7 @@ impl Collecting {
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
     }
 
-    /// Returns a link whose item must be received early, so that the dispatching process can serve a waiting worker.
+    /// If a worker waits for the dispatching process, returns another worker's link that contains an item.
     pub fn to_take_in(
         &self,
         mut arrived: impl FnMut(usize) -> bool,
@@ -63,7 +63,7 @@ impl Collecting {
         live().find(|&peer| peer != starving && arrived(peer))
     }
 
-    /// Records that a process has exited. Items that have arrived are still delivered as far as the order allows.
+    /// Records that a process has exited. Items that arrived before the exit are delivered if the order allows it.
     pub fn note_death(&mut self) {
         self.has_died = true;
     }

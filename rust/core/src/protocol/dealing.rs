@@ -10,7 +10,7 @@ pub enum Deal {
     To(usize),
     /// Compute and drop the next item, because this reader does not need the item.
     Skip(usize),
-    /// Wait until this reader, whose turn it is, accepts an item.
+    /// Wait until this reader accepts the next item.
     WaitFor(usize),
     /// All readers have ended the iteration (pass).
     Nobody,
@@ -39,7 +39,7 @@ impl Dealing {
         }
     }
 
-    /// Returns the next step of a worker process, whose shards all send their items to the same reader.
+    /// Returns the next step of a worker process. All of its shards send their items to the same reader.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)
@@ -49,7 +49,8 @@ impl Dealing {
         (0..self.turn.peers()).filter(|&reader| !self.turn.is_ended(reader))
     }
 
-    /// Returns whether a reader has requested the next pass and all readers have ended the current pass.
+    /// Returns whether a reader has requested the next pass. The result is false until all readers have ended the
+    /// current pass.
     pub fn is_asked_again(&self, reader: impl Fn(usize) -> Reader) -> bool {
         let mut asked = false;
         for peer in 0..self.turn.peers() {

@@ -1,12 +1,11 @@
-//! Defines the grant. The reader of a link writes this word to shared memory to request items.
+//! Defines the grant: a word that the reader of a link writes to shared memory to request items.
 //!
 //! ```text
 //! 63    48 47       34 33   32 31 30 29            0
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! A grant contains only the low bits of its numbers, because the numbers of the reader and of the writer differ only a
-//! little.
+//! A grant contains only the low bits of each number, because the writer knows each number approximately.
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};
@@ -33,7 +32,7 @@ pub struct Grant {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Reader {
-    /// The reader is still in an earlier stream.
+    /// The reader is reading an earlier stream.
     Behind,
     /// The total number of items that the reader wants from the writer's stream, modulo 2^30.
     Here(u32),
@@ -49,7 +48,7 @@ fn low(value: u32, bits: u32) -> u64 {
     u64::from(value) & ((1 << bits) - 1)
 }
 
-/// Returns the signed difference of two numbers of which only the lowest `bits` bits are known.
+/// Returns the signed difference of two numbers, given only the lowest `bits` bits of each number.
 fn difference(left: u64, right: u64, bits: u32) -> i64 {
     let shift = 64 - bits;
     (left.wrapping_sub(right) << shift) as i64 >> shift

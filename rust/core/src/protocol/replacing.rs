@@ -1,7 +1,7 @@
 //! Decides which child processes are replaced when one of them exits, and when the loader gives up.
 //!
-//! If a loader has a dispatching process, all children are replaced when one of them exits, because the remaining
-//! children cannot determine which items were lost.
+//! If a loader has a dispatching process, all children are replaced after the exit of one child, because no process can
+//! determine which items were lost.
 
 /// If this number of processes exit at the same item, the loader gives up.
 pub const TRIES: usize = 3;
@@ -52,13 +52,13 @@ impl Replacing {
         self.repeating = false;
     }
 
-    /// Returns whether a child has exited and is not needed for the rest of the epoch.
+    /// Returns whether a child has exited without being replaced in this epoch.
     pub fn rests(&self, child: usize) -> bool {
         self.resting[child]
     }
 
-    /// Returns the children that must be replaced after the children in `dead` have exited. `ended` contains, for each
-    /// worker, whether the main process has all items of the worker.
+    /// Returns the children to replace after the exit of the children `dead`. `ended[i]` is true if the main process
+    /// has all items of worker i.
     pub fn wanted(&mut self, dead: &[usize], ended: &[bool]) -> Vec<usize> {
         let wanted: Vec<usize> = match self.dispatches {
             true if dead.is_empty() || !self.repeating && ended.iter().all(|&ended| ended) => Vec::new(),
@@ -71,8 +71,8 @@ impl Replacing {
         wanted
     }
 
-    /// Records that a child has exited, and counts the processes that have exited at the same item. If `halted` is
-    /// true, counting starts anew, because an item cannot cause the exit of a paused child.
+    /// Records that a child has exited, and counts how many processes have exited at the same item. If the child was
+    /// paused (`halted`), the count restarts.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];
@@ -90,7 +90,8 @@ impl Replacing {
         if child < self.workers { received[child] } else { received.iter().sum() }
     }
 
-    /// Returns whether the main process has all items of a child, so that a replacement only restores the state.
+    /// Returns whether the main process has all items of a child. A replacement then sends nothing, and only restores
+    /// the child's state.
     pub fn repeats(&mut self, child: usize, ended: &[bool]) -> bool {
         let repeats = child < self.workers && ended[child];
         self.repeating |= repeats && self.dispatches;

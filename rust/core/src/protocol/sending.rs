@@ -1,4 +1,4 @@
-//! The writer's state of a link, which determines whether the reader wants another item.
+//! Tracks for the writer of a link how many more items the reader wants.
 
 use super::grant::{Grant, Reader};
 use super::stream::Stream;
@@ -6,7 +6,8 @@ use super::stream::Stream;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Permit {
     Now,
-    /// The reader does not accept the item yet, because its window is full or it still reads an earlier stream.
+    /// The reader does not accept an item now, because its window is full, or because the reader is reading an earlier
+    /// stream.
     Wait,
     /// The reader wants no more items of the stream, so the writer drops the item.
     Unwanted,
@@ -16,8 +17,8 @@ pub enum Permit {
 
 /// Limits the number of bytes in large buffers that a writer may have in flight.
 ///
-/// The window only limits the number of items, so large items could need gigabytes without this limit. The limit
-/// doubles when the reader has to wait, and halves if a higher limit would not help.
+/// The window only limits the number of items, so large items could need gigabytes without this limit. When the reader
+/// has to wait, the limit doubles if the writer has reached it, and halves otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
@@ -109,7 +110,7 @@ impl Sending {
         })
     }
 
-    /// Like `permit`, but a writer that has reached its byte limit must wait instead of sending an item.
+    /// Like `permit`, but returns `Wait` instead of `Now`, because the writer has reached its limit of bytes.
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })

@@ -1,4 +1,4 @@
-//! Identifies the iteration to which a message belongs.
+//! Identifies the epoch and the iteration of a message.
 
 use std::fmt;
 

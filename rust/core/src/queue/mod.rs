@@ -1,4 +1,4 @@
-//! Provides the queue with which threads read ahead of a consumer, and the consumer's position.
+//! Lets threads read items ahead of a consumer: a queue of results, and the position of the consumer.
 
 pub mod ordered;
 pub mod place;

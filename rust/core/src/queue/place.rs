@@ -1,11 +1,10 @@
 //! Tracks the position of a consumer in a source that threads read ahead.
 //!
-//! The position consists of a saved state of the source (the mark), and of the items that the consumer has received
-//! after the mark. To resume, the source is restored from the saved state, and the items that the consumer has already
-//! received are dropped.
+//! The position consists of a saved state of the source (the mark), and the numbers of the items that the consumer has
+//! received after this state. To resume, the source is restored from the saved state, and drops these items.
 //!
-//! Dropping a saved state may run Python code, so [`QueuePosition::spent`] keeps unneeded states until the lock is
-//! released.
+//! [`QueuePosition::spent`] keeps states that are out of use, because dropping a state under a lock could run Python
+//! code.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,9 +12,9 @@ pub type Index = u64;
 
 #[derive(Debug)]
 pub struct QueuePosition<M> {
-    /// The latest state for which all earlier items have been delivered.
+    /// The latest saved state of the source before the first undelivered item.
     pub mark: M,
-    /// The number of consecutive items after the mark that have been delivered.
+    /// The number of delivered items from the mark to the first undelivered item.
     pub steps: u64,
     next: Index,
     /// The numbers of items that were delivered before an item with a lower number.

@@ -8,7 +8,7 @@ use super::{Answer, Fault, Verdict, WATCH};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
     Empty,
-    /// The member is connected. `heard` is the time of the member's last message, or None before its first heartbeat.
+    /// The member is connected. `heard` is the time of the member's latest message, or None until its first heartbeat.
     Taken {
         heard: Option<Instant>,
     },
@@ -16,7 +16,8 @@ enum Seat {
     Dead,
 }
 
-/// After a timeout, the hub waits for messages of the missing ranks, and then decides which ranks are at fault.
+/// After a timeout, the hub tests whether the missing ranks still send messages, and then decides which ranks are at
+/// fault.
 #[derive(Debug, Clone, Hash)]
 struct Trial {
     by: u32,
@@ -24,12 +25,12 @@ struct Trial {
     begun: Instant,
 }
 
-/// The caller of [`Hub::receive`] must check rank numbers that come from the network.
+/// Before calling [`Hub::receive`], callers must check the rank numbers in messages.
 #[derive(Debug, Clone, Hash, Default)]
 pub struct Hub {
     operation: u64,
     values: Vec<Option<i64>>,
-    /// The entry of rank 0 stays empty, because rank 0 is the hub itself.
+    /// The connection to each rank. The first entry is unused, because rank 0 is the hub itself.
     seats: Vec<Seat>,
     trial: Option<Trial>,
     last: Option<(u64, i64)>,
@@ -43,12 +44,12 @@ impl Hub {
         Self { values: vec![None; size], seats: vec![Seat::Empty; size], ..Self::default() }
     }
 
-    /// Members connect during operation 0, so no member may connect later.
+    /// Returns whether `rank` may connect now. All members must connect during operation 0.
     pub fn expects(&self, rank: u32) -> bool {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// Records that a member has connected, which also submits the value 0 for operation 0.
+    /// Records that a member has connected, and submits the value 0 for operation 0 in its name.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);
@@ -152,15 +153,15 @@ impl Hub {
     }
 
     fn try_missing(&mut self, by: u32, operation: u64, now: Instant) {
-        // If the operation has already ended, its result was sent to all ranks, so the timeout has no effect.
+        // The timeout is ignored if the operation has already ended, because its result was sent to all ranks.
         if operation == self.operation && self.trial.is_none() && self.verdict.is_none() {
             self.trial = Some(Trial { by, missing: self.missing().collect(), begun: now });
             self.tick(now);
         }
     }
 
-    /// Stops waiting once all missing ranks that are connected have sent a message, or after the duration `WATCH`.
-    /// Callers call this method at least once per heartbeat interval.
+    /// Decides which ranks are at fault, once all connected missing ranks have sent a message, or after the duration
+    /// `WATCH`. Must be called at least once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

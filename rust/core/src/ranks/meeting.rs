@@ -209,7 +209,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// The socket that the background thread will read, or the thread itself after it has started.
+    /// The background thread. Before its start, the socket that wakes up the thread.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 
@@ -292,8 +292,7 @@ impl Meeting {
     pub fn give_up(&self, operation: u64) {
         let mut table = self.shared.lock();
         let now = Instant::now();
-        // Messages are read before the timeout is recorded, because the result may have arrived while this process was
-        // suspended.
+        // Reads all messages first, because the result may have arrived while this process was suspended.
         table.turn(now);
         either!(&mut table.role, role => role.give_up(operation, now));
         self.send(table);
@@ -306,8 +305,8 @@ impl Meeting {
         self.send(table);
     }
 
-    /// Returns the descriptors of all sockets. A connection stays open as long as a forked child keeps an inherited
-    /// descriptor.
+    /// Returns the descriptors of all sockets. Forked children give up these descriptors, because an inherited
+    /// descriptor would keep its connection open.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();

@@ -2,7 +2,7 @@
 
 use super::{Fault, Verdict};
 
-/// A secret with which a rank proves its identity, because any program can connect to the port.
+/// A secret that proves the identity of a rank, because any program can connect to the port.
 pub type Token = [u8; 16];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]

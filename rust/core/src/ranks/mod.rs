@@ -48,7 +48,7 @@ pub struct Verdict {
     pub fault: Fault,
     /// The ranks at fault, in ascending order (never empty).
     pub ranks: Vec<u32>,
-    /// The rank that detected the fault, or whose timeout expired.
+    /// The rank that detected the fault or reached its timeout.
     pub by: u32,
 }
 

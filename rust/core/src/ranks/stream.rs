@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use super::message::{HELLO_LEN, Message};
 
-/// If at least this number of bytes are unsent, heartbeats are dropped, because the other rank does not read its
-/// messages.
+/// If at least this number of bytes are unsent, heartbeats are dropped, because the receiving rank reads no messages.
 const MOST_BUFFERED: usize = 4096;
 
 const MOST_READ: usize = 64 << 10;
@@ -39,8 +38,8 @@ impl RankStream {
         self.flush();
     }
 
-    /// Sends buffered bytes as far as possible. A failed write does not mark the connection as broken, because messages
-    /// from the other rank may still be readable.
+    /// Sends buffered bytes as far as possible. A failed write does not mark the connection as broken, because received
+    /// messages may still be readable.
     pub fn flush(&mut self) {
         while !self.goes.is_empty() {
             match (&*self.socket).write(&self.goes) {

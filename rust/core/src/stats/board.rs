@@ -16,7 +16,7 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// The generation of a board that is only read, which differs from the generation of every process.
+/// A board that is only read has this generation, so that no process regards itself as its writer.
 const NO_PROCESS: u64 = u64::MAX;
 
 /// The maximum size in bytes of another loader's board, because reading a board allocates memory.
@@ -199,7 +199,8 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns a page to this process. The counts on this page continue from those of the previous process.
+    /// Assigns a page to this process. If a previous process has used the page, its counts remain, and this process
+    /// adds to them.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();
@@ -219,7 +220,7 @@ impl PageRef {
         flows.chain([&header.idle, &header.first, &header.span]).for_each(|wait| wait.end(now));
     }
 
-    /// Returns the counters of one end of a link. The opposite end belongs to the process whose page is `peer`.
+    /// Returns the counters of one end of a link. `peer` is the page number of the process at the opposite end.
     pub fn flow(&self, index: usize, peer: u32, sends: bool) -> Option<FlowRef> {
         let flow = self.flow_at(index)?;
         flow.peer.store(peer, Relaxed);
@@ -228,7 +229,7 @@ impl PageRef {
         Some(unsafe { FlowRef::new(flow, Arc::clone(&self.board) as _) })
     }
 
-    /// Returns the counter with which the process measures its waits for commands.
+    /// Returns the counter for the process's waits for commands.
     pub fn idle(&self) -> WaitRef {
         // SAFETY: the counter is in the memory of the board, which the `Arc` keeps mapped.
         unsafe { WaitRef::new(&self.header().idle, Arc::clone(&self.board) as _) }
@@ -276,7 +277,7 @@ impl PageRef {
         self.header().oversized.store(bytes, Relaxed);
     }
 
-    /// Adds an estimated duration, which covers a measured call and the unmeasured calls that this call represents.
+    /// Adds the estimated duration of a measured call and of the unmeasured calls since the previous measured call.
     pub fn inside(&self, nanoseconds: u64) {
         super::layout::add(&self.header().inside, nanoseconds);
         super::layout::add(&self.header().inside_samples, 1);
@@ -285,12 +286,12 @@ impl PageRef {
     pub fn set_pipes(&self, all: usize) {
         let header = self.header();
         header.all_pipes.store(all as u32, Relaxed);
-        // SYNC(pipes): pairs with `PageRef::counted_pipes`. A reader that sees the number also sees the records.
+        // SYNC(pipes): pairs with `PageRef::counted_pipes`. A reader that sees the new number of pipes also sees the
+        // records of these pipes.
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 
-    /// Initializes the record of pipe `index`, whose items are read by pipe `reader`. Returns None if the page has no
-    /// room for the record.
+    /// Initializes the record of pipe `index`, which pipe `reader` reads. Returns None if the page is full.
     pub fn pipe(
         &self,
         index: usize,
@@ -330,8 +331,7 @@ impl PipeRef {
         self.page.record_at(self.index).expect("checked when it was named")
     }
 
-    /// Returns the word that identifies the running pipe of the process, and the value of the word while this pipe
-    /// runs.
+    /// Returns the word that identifies the process's running pipe, and the value of this word while this pipe runs.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

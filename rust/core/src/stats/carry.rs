@@ -18,7 +18,7 @@ const CONTRADICTS: Corrupted = Corrupted("the counters of a process on another m
 
 struct Span {
     words: Range<usize>,
-    /// The index of the sequence number (seqlock) of `words`, or None if `words` has no sequence number.
+    /// The index of the sequence number (seqlock) that guards `words`, or None if `words` is not guarded.
     guard: Option<usize>,
     moment: Option<usize>,
 }
@@ -103,8 +103,7 @@ impl PageRef {
 
     fn write(&self, span: &Span, values: &[u64], by: u64) {
         let words = self.words();
-        // The words are written in reverse order with Release, because a reader that sees a new `arena_used` must also
-        // see the new `arena_peak`.
+        // The words are written in reverse order, so that `arena_peak` is written before `arena_used` (see `read.rs`).
         for (word, &value) in span.words.clone().zip(values).rev() {
             let value = if span.moment == Some(word) { moved(value, by) } else { value };
             if span.guard == Some(word) {
@@ -119,8 +118,8 @@ impl PageRef {
         }
     }
 
-    /// Stores the counters of a process on another machine, and for how long this process has run, has waited for a
-    /// processor, and has existed.
+    /// Stores the counters of a process on another machine, and three durations: how long this process has run, has
+    /// waited for a processor, and has existed.
     pub fn hear(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
         self.take_in(carried)?;
         let header = self.header();
@@ -129,7 +128,7 @@ impl PageRef {
         Ok(())
     }
 
-    /// Sets the name of the machine on which a new process was started.
+    /// Sets the name of the machine that runs a new process.
     pub fn set_place(&self, place: &str) {
         write_text(&self.header().place, place);
         self.header().gone.store(0, Relaxed);

@@ -28,7 +28,7 @@ pub(super) const PLACE: usize = 112;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BoardConfig {
     pub pages: u32,
-    /// The maximum number of link ends for which a process has counters.
+    /// The maximum number of link ends that a process can count.
     pub flows: u32,
     pub pipes: u32,
 }
@@ -74,8 +74,7 @@ pub(super) struct BoardHeader {
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data. After the change, the sequence number is even, even if a killed writer has left an odd
-    /// number.
+    /// Changes the guarded data. The new sequence number is even, even if a writer was killed during an earlier change.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
@@ -113,9 +112,9 @@ impl Sequence {
 #[repr(C, align(64))]
 pub struct Wait {
     sequence: Sequence,
-    /// The number (from 1) of the link end from which the process waits for an item, or 0 if this number is unknown.
+    /// The number (from 1) of the awaited link end, or 0 if this number is unknown.
     pub whom: AtomicU32,
-    /// The time in nanoseconds at which the current wait began, or 0 if no wait is in progress.
+    /// The start time of the current wait in nanoseconds, or 0 if no wait is in progress.
     pub since: AtomicU64,
     pub total: AtomicU64,
     pub count: AtomicU64,
@@ -191,11 +190,11 @@ pub(super) struct SkippedKind {
 pub struct PipeRecord {
     /// The number of items that the current iterator has yielded, including items before the epoch was resumed.
     pub yielded: AtomicU64,
-    /// The number of items that all iterators of this pipe have yielded, minus `yielded`.
+    /// The total number of items of all iterators of this pipe is `base` plus `yielded`.
     pub base: AtomicI64,
     pub(super) sequence: Sequence,
     pub(super) reader: AtomicU32,
-    /// Properties of the pipe. The Python package `datapipes` defines the meaning of each bit.
+    /// Properties of the pipe, one per bit, as defined by the Python package `datapipes`.
     pub(super) flags: AtomicU32,
     /// The number of network requests that the pipe repeated after an error.
     pub retries: AtomicU32,
@@ -223,8 +222,8 @@ pub(super) fn middle_of(step: usize) -> f64 {
 }
 
 impl PipeRecord {
-    /// Records a measured call of `own` nanoseconds. The call represents `weight` calls, which took about `all`
-    /// nanoseconds together.
+    /// Records a measured call of `own` nanoseconds, as a sample of `weight` calls that took about `all` nanoseconds
+    /// together.
     pub fn sample(&self, own: u64, all: u64, weight: u64) {
         add(&self.samples, 1);
         add(&self.own, all);
@@ -291,7 +290,7 @@ pub(super) struct PageHeader {
     /// Whether a process on another machine has exited (1) or not (0). Only the main process writes `place` and the
     /// fields from `gone` to `carried`.
     pub gone: AtomicU64,
-    /// The time at which counters from another machine were last received, or 0 if none were received.
+    /// The time when counters from another machine were last received, or 0 if none were received.
     pub heard: AtomicU64,
     /// How long the threads of the process have run, in nanoseconds.
     pub ran: AtomicU64,

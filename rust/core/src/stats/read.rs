@@ -118,8 +118,8 @@ fn wait(wait: &Wait) -> Value {
 }
 
 fn flow(flow: &Flow) -> Value {
-    // SYNC(used): pairs with Allocator::mirror. A reader that sees a value of `arena_used` also sees the `arena_peak`
-    // that was stored before it.
+    // SYNC(used): pairs with Allocator::mirror. A reader that sees a new `arena_used` also sees the new `arena_peak`,
+    // which the writer has stored before.
     let used = flow.arena_used.load(Ordering::Acquire);
     fields!(
         flow: peer, sends = flow.direction.load(Relaxed) == 1, items, bytes, fragments, wakes, copies, copied,

@@ -36,8 +36,8 @@ fn count(sleepers: u64) -> u64 {
 impl Bell {
     /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Returns the last result of `ready`.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
-        // SYNC(claim): pairs with `ring`. A thread that reads the new word increments `sleepers` after `ring` has reset
-        // the count.
+        // SYNC(claim): pairs with `ring`. If this thread reads the new word, it increments `sleepers` after `ring` has
+        // reset the count of sleepers.
         let seen = self.word.load(Ordering::Acquire);
         let joined = self.sleepers.fetch_add(SLEEPER, Ordering::Relaxed);
         // SYNC(doorbell): pairs with the fence in `has_sleeper`.
@@ -62,7 +62,7 @@ impl Bell {
         }
     }
 
-    /// Returns whether a thread that sleeps, or is about to sleep, may have missed the caller's last change.
+    /// Returns whether the caller must wake up a thread, because the thread sleeps or is about to sleep.
     #[inline]
     pub fn has_sleeper(&self) -> bool {
         // SYNC(doorbell): pairs with the fence in `wait`.

@@ -15,7 +15,7 @@ pub const BIRTH: u64 = seal(0);
 /// The producer's own cursor, and its cached copy of the consumer's cursor.
 #[derive(Debug)]
 pub struct ProducerCursor {
-    /// The position at which the producer writes next, which may be ahead of the published position.
+    /// The position of the producer's next write, which may be ahead of the published position.
     tail: u64,
     /// The cached position of the consumer, which may be older than the real position.
     head: u64,
@@ -45,8 +45,8 @@ impl ProducerCursor {
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
         // SYNC(release): pairs with ConsumerCursor::release. The consumer has read all slots before `head`.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
-        // A cursor that has decreased looks like a large increase, because the word contains only the low bits of the
-        // cursor.
+        // A cursor that was set back looks like a large increase, because only its low bits are stored. Both cases are
+        // detected here.
         let head =
             head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor is outside the ring"))?;
         self.head = head;

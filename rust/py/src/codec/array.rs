@@ -45,7 +45,7 @@ pub struct ArrayParts<'a> {
 }
 
 fn fields<'a>(array: &'a Bound<'_, PyAny>) -> &'a numpy::npyffi::PyArrayObject_fields {
-    // SAFETY: callers pass objects whose type is exactly `ndarray`. The reference borrows `array`.
+    // SAFETY: callers pass objects of exactly the type `ndarray`. The reference borrows `array`.
     unsafe { &(*array.as_ptr().cast::<PyArrayObject>()).fields }
 }
 
@@ -86,10 +86,10 @@ pub fn parts<'a>(array: &'a Bound<'_, PyAny>) -> Option<ArrayParts<'a>> {
     Some(ArrayParts { dtype, order, shape, data: fields.data.cast(), len, strided })
 }
 
-/// Returns the block of an array from `torchdata.empty`. The result is None unless the array covers the whole block,
-/// and no object outside the item can access the block.
+/// Returns the shared memory block of an array from `torchdata.empty`, so that the block can be sent without copying.
+/// Returns None if the array covers only a part of the block, or if other objects refer to the block.
 ///
-/// The caller ensures that only the item refers to the array.
+/// The caller ensures that nothing outside the item refers to the array.
 pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Arc<Block>> {
     let mut object = array.as_ptr();
     // SAFETY: the GIL is held, and the loop only reads objects that `array` keeps alive. The loop accesses array fields
@@ -104,7 +104,7 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
             }
         }
     }
-    // SAFETY: `object` exists, because the last array that the loop visited refers to `object` as its base.
+    // SAFETY: `object` exists, because it is the base of the last array in the loop, and an array keeps its base alive.
     let base = unsafe { Bound::from_borrowed_ptr(array.py(), object) };
     let block = &base.cast::<ArenaBuffer>().ok()?.get().block;
     let whole = parts.strided.is_none() && block.as_mut_ptr() == parts.data && block.len() == parts.len;
@@ -113,11 +113,11 @@ pub fn sole_block(array: &Bound<'_, PyAny>, parts: &ArrayParts<'_>) -> Option<Ar
 
 /// Returns the block of shared memory that consists of the `len` bytes at `data`, if any.
 ///
-/// The caller ensures that only the item refers to the array and its tensor.
+/// The caller ensures that nothing outside the item refers to the array or its tensor.
 pub fn block_under(array: &Bound<'_, PyAny>, data: *const u8, len: usize) -> Option<Arc<Block>> {
     let base = array.getattr("base").ok()?;
-    // SAFETY: the call only reads the reference count of an existing object. The array and the variable `base` hold one
-    // reference each, so more than two references mean that other code uses the block.
+    // SAFETY: `Py_REFCNT` only reads the reference count of an existing object. The array and the variable `base` hold
+    // one reference each, so more than two references mean that other code uses the block.
     if unsafe { ffi::Py_REFCNT(base.as_ptr()) } > 2 {
         return None;
     }
@@ -154,8 +154,8 @@ pub fn make<'py>(
         None => (std::ptr::null_mut(), 0),
     };
     let numpy = numpy(py)?;
-    // SAFETY: callers pass a valid dtype, shape and strides. If `data` is not null, the memory at `data` covers the
-    // array, and the owner of this memory becomes the array's base.
+    // SAFETY: callers pass a valid dtype, shape and strides. If `data` is not null, the caller's memory at `data` is
+    // large enough, and the array keeps this memory alive through its base.
     let array = unsafe { numpy.array(descr, shape, strides, data.cast(), flags)? };
     if let Some((_, base)) = over {
         numpy.set_base(&array, base)?;
@@ -187,7 +187,7 @@ pub fn make_scalar<'py>(py: Python<'py>, dtype: Dtype, bytes: &[u8]) -> PyResult
         return Err(malformed());
     }
     let mut aligned = [0_u128; LARGEST / 16];
-    // SAFETY: the bytes of a value fit into `aligned`, whose alignment is sufficient for all dtypes.
+    // SAFETY: the bytes of a value fit into `aligned`, and `aligned` has a sufficient alignment for all dtypes.
     unsafe {
         std::ptr::copy_nonoverlapping(bytes.as_ptr(), aligned.as_mut_ptr().cast(), bytes.len());
         numpy(py)?.scalar(&descr, aligned.as_mut_ptr().cast())
@@ -215,7 +215,8 @@ impl Element for i32 {
 }
 
 impl Element for i64 {
-    /// NumPy's number for int64, which is the type `long` if `long` has 64 bits, and the type `long long` otherwise.
+    /// NumPy's type number for int64. If `long` has 64 bits, this is the number of `long`, and otherwise the number of
+    /// `long long`.
     const NUMBER: u8 = if size_of::<std::ffi::c_long>() == 8 { 7 } else { 9 };
 }
 

@@ -39,7 +39,7 @@ struct Decoder<'py, 'a> {
     rest: &'a [u8],
     buffers: &'a [Buffer],
     may_lease: bool,
-    /// The objects to which later parts of the item refer by their index in this list.
+    /// Objects that later parts of the item may reference by their index in this list.
     kept: Vec<Bound<'py, PyAny>>,
 }
 
@@ -56,8 +56,8 @@ enum Bulk<'a> {
 }
 
 impl Bulk<'_> {
-    /// Returns the address and the length of the bytes, which callers copy before use, because shared memory may
-    /// change.
+    /// Returns the address and the length of the bytes. Callers must copy the bytes before using them, because shared
+    /// memory may change.
     fn location(&self) -> (*const u8, usize) {
         match self {
             Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),
@@ -116,8 +116,8 @@ impl<'py, 'a> Decoder<'py, 'a> {
         usize::try_from(self.word()?).map_err(|_| malformed())
     }
 
-    /// Each member of a container takes at least one byte, so a number of members above the number of remaining bytes
-    /// is an error.
+    /// Reads the number of members of a container. A number above the number of remaining bytes is an error, because
+    /// each member takes at least one byte.
     fn count(&mut self) -> PyResult<usize> {
         self.length().and_then(|count| if count <= self.rest.len() { Ok(count) } else { Err(malformed()) })
     }
@@ -148,10 +148,10 @@ impl<'py, 'a> Decoder<'py, 'a> {
             Tag::True => Ok(true.into_pyobject(py)?.to_owned().into_any()),
             Tag::Int => {
                 let value = self.word()? as i64;
-                // SAFETY: the call returns a new int, or NULL with MemoryError set.
+                // SAFETY: PyLong_FromLongLong returns a new int, or NULL with a MemoryError set.
                 unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromLongLong(value)) }
             }
-            // SAFETY: the call returns a new reference, or NULL with an exception set.
+            // SAFETY: PyLong_FromUnsignedLongLong returns a new int, or NULL with an exception set.
             Tag::Unsigned => unsafe {
                 Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromUnsignedLongLong(self.word()?))
             },

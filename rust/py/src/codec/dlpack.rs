@@ -1,7 +1,7 @@
 //! Exchanges tensors with torch through DLPack, the binary interface of array libraries (dmlc.github.io/dlpack).
 //!
-//! DLPack 1.2 defines the function table `__dlpack_c_exchange_api__`, which needs no capsules. Older releases of torch
-//! only have the functions of `torch.utils.dlpack`, which give equal results.
+//! If torch supports DLPack 1.2, its fast function table `__dlpack_c_exchange_api__` is used. For older releases of
+//! torch, the functions of `torch.utils.dlpack` are used instead.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::mem::MaybeUninit;
@@ -76,7 +76,7 @@ struct Versioned {
 #[repr(C)]
 struct ExchangeApi {
     version: [u32; 2],
-    /// Three functions of DLPack's table that the codec does not need.
+    /// Three functions that the codec does not use.
     others: [usize; 3],
     object_of: unsafe extern "C" fn(*mut Versioned, *mut *mut ffi::PyObject) -> c_int,
     describe: Option<unsafe extern "C" fn(*mut ffi::PyObject, *mut Described) -> c_int>,
@@ -97,7 +97,7 @@ struct Torch {
 
 /// Returns torch's functions for DLPack, which are looked up once per process.
 ///
-/// FORK: `OnceBox` has no lock that a forked child could inherit in locked state.
+/// FORK: `OnceBox` uses no lock, so a fork during the look-up does no harm.
 fn torch(py: Python<'_>) -> PyResult<&'static Torch> {
     static TORCH: OnceBox<Torch> = OnceBox::new();
     TORCH.get_or_try_init(|| {
@@ -230,8 +230,8 @@ pub fn reach(size: usize, shape: &[i64], strides: &[i64]) -> Option<usize> {
 }
 
 fn has_attributes(item: &Bound<'_, PyAny>) -> PyResult<bool> {
-    // SAFETY: callers pass tensors, whose class gives each object a dictionary. The call returns a new reference, or
-    // NULL with an exception set.
+    // SAFETY: callers pass tensors, and every tensor has a dictionary. PyObject_GenericGetDict returns a new reference,
+    // or NULL with an exception set.
     unsafe {
         let dict = ffi::PyObject_GenericGetDict(item.as_ptr(), null_mut());
         let dict = Bound::from_owned_ptr_or_err(item.py(), dict)?;
@@ -246,8 +246,8 @@ impl Torch {
         let py = item.py();
         if let Some(describe) = self.exchange.and_then(|exchange| exchange.describe) {
             let mut described = MaybeUninit::uninit();
-            // SAFETY: `describe` comes from the function table of the class of `item`. The function writes the
-            // description and returns 0, or returns -1 with an exception set.
+            // SAFETY: `describe` is in the function table of the class of `item`. The function writes the description
+            // and returns 0, or returns -1 with an exception set.
             return unsafe {
                 if describe(item.as_ptr(), described.as_mut_ptr()) == 0 {
                     Ok(Some((described.assume_init(), None)))
@@ -306,7 +306,7 @@ impl<M> Home<M> {
     }
 }
 
-/// Creates a tensor in `memory`. `extents` contains the shape, followed by the strides, which are counted in elements.
+/// Creates a tensor in `memory`. `extents` contains the shape, followed by the strides in elements.
 pub fn tensor_over<'py>(
     py: Python<'py>,
     element: ElementType,
@@ -328,7 +328,7 @@ pub fn tensor_over<'py>(
         let managed = Versioned { version: [MAJOR, 0], context, free: Some(Home::<Versioned>::free), flags: 0, tensor };
         let managed = Home { managed, extents, _memory: memory }.leave();
         let mut object = null_mut();
-        // SAFETY: torch takes ownership of `managed` even if the call fails, in which case an exception is set.
+        // SAFETY: torch takes ownership of `managed` even if the call fails. A failed call sets an exception.
         return unsafe {
             if (exchange.object_of)(managed, &mut object) == 0 {
                 Bound::from_owned_ptr_or_err(py, object)
@@ -341,7 +341,7 @@ pub fn tensor_over<'py>(
         Home { managed: Managed { tensor, context, free: Some(Home::<Managed>::free) }, extents, _memory: memory }
             .leave();
     // SAFETY: PyCapsule_New returns a new capsule, or NULL with an exception set. Torch renames the capsule when torch
-    // takes ownership of the tensor. If torch fails before renaming, this function still owns the tensor and frees it.
+    // takes ownership of the tensor. If torch fails before renaming the capsule, this function frees the tensor.
     unsafe {
         let capsule = ffi::PyCapsule_New(managed.cast(), UNUSED.as_ptr(), None);
         let Ok(capsule) = Bound::from_owned_ptr_or_err(py, capsule) else {

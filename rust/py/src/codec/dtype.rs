@@ -1,4 +1,4 @@
-//! Encodes the NumPy dtypes whose elements can be sent as their bytes in memory.
+//! Encodes NumPy dtypes, if elements of the dtype can be sent as their bytes in memory.
 
 use std::ffi::c_int;
 
@@ -24,7 +24,7 @@ struct TimeUnit {
 }
 
 impl TimeUnit {
-    /// The number 3 is invalid, because NumPy does not use this number for a base unit.
+    /// NumPy uses the numbers 0 to 14, except for 3, as base units.
     fn is_known(self) -> bool {
         matches!(self.base, 0..=2 | 4..=14) && self.count > 0
     }
@@ -105,8 +105,8 @@ impl Dtype {
     pub fn descriptor(self, py: Python<'_>) -> PyResult<(Bound<'_, PyAny>, usize)> {
         let number = c_int::from(self.number);
         let numpy = numpy(py)?;
-        // SAFETY: `self.number` is the number of a built-in dtype. A descriptor with a unit is a new object with the
-        // layout of `datetime64` dtypes, and no other code uses this object yet.
+        // SAFETY: `self.number` is the number of a built-in dtype. If there is a unit, `descr` is a new `datetime64` or
+        // `timedelta64` dtype, which no other code uses yet.
         let descr = unsafe {
             let descr = numpy.dtype(py, number, self.unit.is_some())?;
             if let Some(unit) = self.unit {

@@ -25,7 +25,7 @@ const DEEPEST: usize = 64;
 /// The minimum length of a string that is sent only once if the string occurs several times in an item. Copying a
 /// shorter string is as fast as a look-up.
 const LONG_STRING: ffi::Py_ssize_t = 64;
-/// The capacity to which the encoder's tables shrink after a large item.
+/// The maximum capacity that the encoder's tables keep after a large item.
 const MOST_REMEMBERED: usize = 1024;
 
 type Span = (usize, usize);
@@ -40,7 +40,7 @@ struct Within<'a> {
 impl Within<'_> {
     /// Returns whether only the object's container and the encoder refer to the object.
     fn is_alone(self, object: &Bound<'_, PyAny>) -> bool {
-        // SAFETY: the call only reads the reference count of an existing object.
+        // SAFETY: `Py_REFCNT` only reads the reference count of an existing object.
         self.alone && unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 1 + isize::from(self.depth > 0)
     }
 
@@ -124,7 +124,7 @@ impl Encoder {
 
     /// An object with at most two references occurs only once, because one of the references belongs to the encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
-        // SAFETY: the call only reads the reference count of an existing object.
+        // SAFETY: `Py_REFCNT` only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
             return Ok(());
         }
@@ -132,15 +132,15 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// If this string has occurred earlier in the item, writes a reference and returns true.
+    /// If this string has occurred earlier in the item, writes a reference to the first occurrence and returns true.
     ///
-    /// Every new long string receives a number (`Tag::Kept`), even without further references, so that equal items have
-    /// equal encodings.
+    /// Every long string is numbered at its first occurrence (`Tag::Kept`), even if it occurs only once, so that equal
+    /// items have equal encodings.
     fn is_again(&mut self, string: &Bound<'_, PyAny>, len: ffi::Py_ssize_t) -> Result<bool, Stop> {
         if len < LONG_STRING {
             return Ok(false);
         }
-        // SAFETY: the call only reads the reference count of an existing object.
+        // SAFETY: `Py_REFCNT` only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(string.as_ptr()) } > 2 {
             if self.pickled_member.is_some() {
                 return Err(Stop::Whole);
@@ -439,7 +439,7 @@ impl Encoder {
         }
         self.reserve(len)?;
         self.inline_head(len);
-        // SAFETY: `reserve` has made room for `len` more bytes, and the copy initializes these bytes.
+        // SAFETY: `reserve` has made room for `len` more bytes, and `copy` initializes these bytes.
         unsafe {
             source.copy(py, self.payload.as_mut_ptr().add(self.payload.len()));
             self.payload.set_len(self.payload.len() + len);

@@ -22,7 +22,7 @@ pub struct Helpers {
     pub data_chunk: Py<PyType>,
 }
 
-/// FORK: the lookup takes no lock that a forked child could inherit, and the first result is kept.
+/// FORK: the look-up uses no lock, so a fork during the look-up does no harm.
 pub fn helpers(py: Python<'_>) -> PyResult<&'static Helpers> {
     static HELPERS: OnceBox<Helpers> = OnceBox::new();
     HELPERS.get_or_try_init(|| {
@@ -56,7 +56,7 @@ pub enum Kind {
 static SEEN: Mutex<Vec<(usize, Kind)>> = Mutex::new(Vec::new());
 
 pub fn kind_of(object: &Bound<'_, PyAny>) -> PyResult<Kind> {
-    // SAFETY: the call only reads the type of an existing object.
+    // SAFETY: `Py_TYPE` only reads the type of an existing object.
     let pointer = unsafe { ffi::Py_TYPE(object.as_ptr()) } as usize;
     let known = |seen: &Vec<(usize, Kind)>| seen.iter().find(|entry| entry.0 == pointer).map(|entry| entry.1);
     if let Some(kind) = known(&SEEN.lock().unwrap_or_else(PoisonError::into_inner)) {

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! Objects of unknown types are pickled (protocol 5, with out-of-band buffers), if necessary by cloudpickle. If an item
-//! contains an object twice, the whole item is pickled to preserve the object's identity. Repeated long strings are
-//! sent as references.
+//! contains an object twice, the whole item is pickled to preserve the object's identity. A long string that occurs
+//! several times is sent once.
 
 mod array;
 mod decode;
@@ -71,9 +71,10 @@ pub enum Tag {
     Tensor,
     /// The pickle, the number of its buffers, and the buffers follow.
     Pickle,
-    /// An object follows to which later parts of the item can refer by number. `Kept` objects are numbered from zero.
+    /// An object follows. Later parts of the item can refer to this object by its number, where `Kept` objects are
+    /// numbered from zero.
     Kept,
-    /// The number of a `Kept` object follows.
+    /// The number of an earlier `Kept` object follows, which occurs here again.
     Again,
     /// A u64 follows, which represents an int that does not fit into an i64.
     Unsigned,

@@ -128,8 +128,9 @@ pub fn block_bytes(element: Tag, len: usize) -> PyResult<usize> {
 pub fn read_block<'py>(py: Python<'py>, is_tuple: bool, element: Tag, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
     let len = bytes.len() / width(element);
     let count = ffi::Py_ssize_t::try_from(len).map_err(|_| malformed())?;
-    // SAFETY: no other code refers to the new sequence until all members are set. After an error, the remaining entries
-    // are NULL, which the destructor of the sequence allows. Setting a member transfers its ownership to the sequence.
+    // SAFETY: no other code refers to the new sequence until all members are set. After an error, some entries are
+    // still NULL, and the destructor of the sequence skips NULL entries. Setting a member transfers its ownership to
+    // the sequence.
     unsafe {
         let object = if is_tuple { ffi::PyTuple_New(count) } else { ffi::PyList_New(count) };
         let sequence = Bound::from_owned_ptr_or_err(py, object)?;

@@ -13,7 +13,7 @@ pub enum OutBuffer {
     Block(Arc<Block>),
 }
 
-/// If the owner is None, the caller keeps the memory alive until the memory is copied.
+/// The Python object that keeps the memory of a `Source` alive, or None if the caller keeps the memory alive.
 type Owner<'a, 'py> = Option<&'a Bound<'py, PyAny>>;
 
 pub struct Source {

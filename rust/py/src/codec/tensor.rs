@@ -1,4 +1,4 @@
-//! Encodes and decodes tensors that have no state other than their elements.
+//! Encodes and decodes tensors that consist only of their elements.
 
 use pyo3::prelude::*;
 use torchdata_core::strided::Strided;
@@ -28,7 +28,8 @@ impl Layout {
 }
 
 /// Returns the layout for a copy without gaps between the elements, and the strides of this copy. Like `torch.clone`,
-/// the copy preserves the memory order of the dimensions. Returns None if a dimension repeats its elements.
+/// the copy preserves the memory order of the dimensions. Returns None if several indices of a dimension refer to the
+/// same element.
 fn without_gaps(size: usize, shape: &[i64], strides: &[i64]) -> Option<(Strided, Vec<i64>)> {
     if shape.iter().zip(strides).any(|(&count, &stride)| stride == 0 && count > 1) {
         return None;

@@ -1,4 +1,4 @@
-//! Provides the Python functions and classes with which pipes read records from files.
+//! Provides Python functions and classes that read records from files.
 
 pub mod gzip;
 pub mod pickle;

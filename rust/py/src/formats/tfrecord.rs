@@ -26,8 +26,8 @@ pub struct TFRecordReader {
 #[pymethods]
 impl TFRecordReader {
     /// `read(size)` returns the next bytes of the stream. `convert(array)` converts each array, and `finish(example)`
-    /// converts each dictionary. Record number `record` begins at byte `offset` of the file. `unread` contains bytes
-    /// after `offset` that have already been read from the stream.
+    /// converts each dictionary. Record number `record` begins at byte `offset` of the file. `unread` contains the
+    /// bytes from `offset` on that the caller has already read from the stream.
     #[new]
     #[pyo3(signature = (read, place, *, longest=LONGEST, wanted=None, convert=None, finish=None, verify=true, offset=0, record=0, unread=None))]
     #[allow(clippy::too_many_arguments)]

@@ -1,7 +1,7 @@
 //! Measures the time of pipes in a sample of their calls, so that measuring is cheap even for small items.
 //!
 //! An outermost call is a call of a pipe that no other pipe makes. About one of `interval` outermost calls is measured,
-//! together with its nested calls. The own time of a pipe excludes the time of the pipes from which it reads.
+//! together with its nested calls. The own time of a pipe excludes the time of its nested calls.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -15,7 +15,7 @@ pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
-/// A call of at least this duration in nanoseconds is recorded as slow, even if only a coarse clock has timed the call.
+/// The minimum duration of a slow call in nanoseconds. A slow call is recorded even if it is not in the sample.
 pub const NOTICED: u64 = 12_000_000;
 
 pub const LOOK_AGAIN: u32 = 128;
@@ -30,7 +30,7 @@ pub fn is_measuring() -> bool {
 struct Clocking {
     /// The number of calls of pipes in progress in this thread, which are the outermost call and its nested calls.
     depth: Cell<u32>,
-    /// The number of calls that the current outermost call represents, or 0 if the outermost call is not measured.
+    /// How many calls the current outermost call represents as a sample, or 0 if this call is not measured.
     weight: Cell<u64>,
     /// The nanoseconds that the innermost measured call has spent in its nested calls.
     children: Cell<u64>,
@@ -68,12 +68,13 @@ pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
     if mean <= 1 { 1 } else { 1 + (bits >> 33) % (2 * mean - 1) }
 }
 
-/// Returns the average number of calls per measured call, so that measuring costs at most 1/`price` of the time.
+/// Returns how many calls one measured call must represent on average, so that measuring costs at most 1/`price` of the
+/// time.
 pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }
 
-/// Returns a random number of calls until the next measured call, on average `mean`. The first gaps are shorter than
+/// Returns a random number of calls until the next measured call, on average `mean`. The first results are smaller than
 /// `mean`, so that short runs also contain measured calls.
 pub fn next_gap(random: &Cell<u64>, most: &Cell<u64>, mean: u64) -> u64 {
     let least = mean.min(most.get());
@@ -96,10 +97,9 @@ pub fn begin() {
 }
 
 pub struct Timed {
-    /// The nanoseconds of a measured call without its nested calls, and the number of calls that the measured call
-    /// represents.
+    /// The nanoseconds of a measured call without its nested calls, and how many calls this call represents.
     pub own: Option<(u64, u64)>,
-    /// The nanoseconds of a measured or slow outermost call, and the number of calls that this call represents.
+    /// The nanoseconds of a measured or slow outermost call, and how many calls this call represents.
     pub whole: Option<(u64, u64)>,
     pub passed: u64,
 }

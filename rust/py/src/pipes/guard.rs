@@ -50,12 +50,13 @@ struct Guard {
     token_object: *mut ffi::PyObject,
     inner: ffi::iternextfunc,
     /// A word in shared memory that shows which pipe is running, or null if pipes are not measured. `mark` is the value
-    /// of the word for this pipe.
+    /// that means this pipe.
     current: *const AtomicU32,
     mark: u32,
     nested: bool,
     metering: Metering,
-    /// Whether the iterator is the built-in `map`, whose function must not end the data by a StopIteration (PEP 479).
+    /// Whether the iterator is the built-in `map`. A StopIteration of the mapped function must not end the data (PEP
+    /// 479).
     sealed: bool,
     ranging: *mut Ranging,
 }
@@ -180,7 +181,7 @@ unsafe extern "C" fn next_item(object: *mut ffi::PyObject) -> *mut ffi::PyObject
     }
 }
 
-/// Requests the next item from the iterator. Returns NULL if there is no item or if the guard is invalid.
+/// Requests the next item from the iterator. Returns NULL at the end, after an exception, or if the guard is invalid.
 ///
 /// # Safety
 /// The guard exists. A guard that is not cleared owns its token, pipe and iterator.
@@ -192,7 +193,7 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
             return std::ptr::null_mut();
         }
         let item = ((*guard).next)((*guard).argument);
-        // If another thread has restarted the pipe during the call, the item is not counted.
+        // The item is not counted if another thread has started a new iteration of the pipe during the call.
         if !item.is_null() && (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
             count(guard, 1);
         }
@@ -241,7 +242,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator. The
-    // iterator may replace the token's record in the statistics, so the record is looked up after the call.
+    // token's record is read after the call, because the call may replace the record.
     unsafe {
         let first = (*guard).metering.measured == 0;
         begin_first(guard, first);
@@ -307,8 +308,8 @@ unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) 
 }
 
 unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive, and the guard owns the boxed `Ranging`. Looking up the key raises
-    // no exception, because all keys of a module's dictionary are strings.
+    // SAFETY: the interpreter keeps the guard alive, and the guard owns the boxed `Ranging`. The look-up cannot fail,
+    // because all keys of a module's dictionary are strings.
     unsafe {
         let guard = object.cast::<Guard>();
         let ranging = &*(*guard).ranging;
@@ -456,7 +457,8 @@ fn outcome(
 fn explained(error: PyErr, pipe: &Bound<'_, PyAny>, yielded: u64, iterator: &Bound<'_, PyAny>) -> PyResult<Outcome> {
     let py = pipe.py();
     let value = error.value(py);
-    // The traceback is passed separately, because exceptions do not contain their traceback before Python 3.12.
+    // The traceback is passed separately, because before Python 3.12, fetching an exception does not set its
+    // `__traceback__`.
     let passed = (value, error.traceback(py), pipe, yielded, iterator);
     let told = PyModule::import(py, "torchdata.datapipes._pipe.explaining")
         .and_then(|module| module.call_method1("explain", passed));

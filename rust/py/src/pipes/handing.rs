@@ -1,8 +1,8 @@
 //! Implements the base class of Python iterators that do not lose items to Ctrl-C.
 //!
 //! An item would be lost if Python handled a signal after taking the item from a queue and before returning the item.
-//! The method `_wait`, which a signal handler may interrupt, takes no item. The method `_hand_over` takes the item, and
-//! delays a Ctrl-C until the item has been returned.
+//! Signal handlers can interrupt the method `_wait`, but this method never takes an item. The method `_hand_over` takes
+//! the item, and delays a Ctrl-C until the item has been returned.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
@@ -109,7 +109,7 @@ impl<'py> Deferred<'py> {
     }
 }
 
-/// Returns Python's built-in module `_signal`, whose functions run no Python code.
+/// Returns Python's built-in module `_signal`. Its functions run no Python code, in contrast to the module `signal`.
 pub fn signals(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     MODULE.get_or_try_init(py, || py.import("_signal").map(Bound::unbind)).map(|module| module.bind(py))

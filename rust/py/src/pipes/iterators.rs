@@ -16,15 +16,15 @@ unsafe extern "C" {
     ) -> *mut ffi::PyObject;
 }
 
-/// A flag that allows the called function to overwrite the slot before the arguments. A bound method stores `self` in
-/// this slot instead of copying the arguments.
+/// A flag that allows the called function to overwrite the array entry before the first argument. A bound method stores
+/// `self` there, which avoids copying the arguments.
 const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 
 pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let arguments = [std::ptr::null_mut(), argument.as_ptr()];
-    // SAFETY: `first` points to one argument. The slot before this argument is free, as `ARGUMENTS_OFFSET` requires.
-    // The function and the argument are valid during the call, which returns a new reference, or NULL with an exception
-    // set.
+    // SAFETY: `first` points to one argument. The array entry before this argument is unused, as `ARGUMENTS_OFFSET`
+    // requires. The function and the argument are valid. PyObject_Vectorcall returns a new reference, or NULL with an
+    // exception set.
     unsafe {
         let first = arguments.as_ptr().add(1);
         let result = PyObject_Vectorcall(function.as_ptr(), first, 1 | ARGUMENTS_OFFSET, std::ptr::null_mut());
@@ -58,15 +58,15 @@ pub fn next_of<'py>(iterator: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, 
     }
 }
 
-/// Yields the items for which `predicate` returns true, like `filter(predicate, source)`.
+/// Yields the items that satisfy `predicate`, like `filter(predicate, source)`.
 #[pyclass(frozen, new = "from_fields", module = "torchdata._native")]
 pub struct FilterIterator {
     source: Py<PyAny>,
     predicate: Py<PyAny>,
     plain: Vec<Py<PyType>>,
-    /// A function that is called for each dropped item whose type is not in `plain`.
+    /// A function that is called for each dropped item, unless the type of the item is in `plain`.
     on_dropped: Py<PyAny>,
-    /// A function that converts a result of `predicate` that is not a bool.
+    /// Converts results of `predicate` that are not bools.
     to_bool: Py<PyAny>,
 }
 
@@ -89,7 +89,7 @@ impl FilterIterator {
             if keep {
                 return Ok(Some(item));
             }
-            // SAFETY: the call only reads the type of an existing object.
+            // SAFETY: `Py_TYPE` only reads the type of an existing object.
             let class = unsafe { ffi::Py_TYPE(item.as_ptr()) };
             if !self.plain.iter().any(|plain| std::ptr::eq(plain.as_ptr().cast(), class)) {
                 self.on_dropped.bind(py).call1((item,))?;
@@ -98,7 +98,8 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// Like the built-in `filter`, this class needs no `__clear__`, because the references of an iterator never change.
+    /// Like the built-in `filter`, this class does without `__clear__`, because the references of an iterator never
+    /// change.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;
         visit.call(&self.predicate)?;

@@ -16,7 +16,7 @@ pub struct Metering {
     gap: u32,
     random: Cell<u64>,
     most: Cell<u64>,
-    /// The time in nanoseconds at which the last measured call ended, or 0 before the first measured call.
+    /// The end of the last measured call in nanoseconds, or 0 before the first measured call.
     pub measured: u64,
 }
 
@@ -109,8 +109,8 @@ impl CountedItems {
     }
 }
 
-/// Adds `items` items, which no iterator of a pipe has yielded, to the record of `pipe`. One measured call took `own`
-/// nanoseconds, and represents `weight` calls.
+/// Adds `items` items that did not pass through an iterator to the record of `pipe`. A measured call took `own`
+/// nanoseconds, as a sample of `weight` calls.
 pub fn add_work(pipe: &PipeRef, items: u64, own: u64, weight: u64) {
     let record = pipe.record();
     let all = own.saturating_mul(weight);

@@ -1,4 +1,4 @@
-//! Iterates pipes, and measures their time.
+//! Implements the iteration of pipes, and measures the time that each pipe takes.
 
 pub mod calling;
 pub mod clocking;

@@ -26,7 +26,8 @@ pub struct SequenceIterator {
     kind: SequenceKind,
     /// The number of items. This field is not used for a list, because a list can change its length.
     length: usize,
-    /// The index of the next item, or `u64::MAX` after the end. The end is final even if a list grows.
+    /// The index of the next item, or `u64::MAX` after the end. After the end, items that are appended to a list are
+    /// ignored.
     position: GilNumber,
 }
 
@@ -45,7 +46,7 @@ impl SequenceIterator {
             SequenceKind::Range { start, step } => Ok((start + step * position as i64).into_pyobject(py)?.into_any()),
             // SAFETY: this kind means that the sequence is a list.
             SequenceKind::List => unsafe { sequence.cast_unchecked::<PyList>() }.get_item(position),
-            // SAFETY: the object exists. The call returns a new reference, or NULL with an exception set.
+            // SAFETY: the object exists. PySequence_GetItem returns a new reference, or NULL with an exception set.
             SequenceKind::Other => unsafe {
                 let item = ffi::PySequence_GetItem(sequence.as_ptr(), position as ffi::Py_ssize_t);
                 Bound::from_owned_ptr_or_err(py, item)
@@ -91,7 +92,7 @@ impl SequenceIterator {
                 return Ok(None);
             }
             let item = self.item(py, position as usize)?;
-            // If the position has changed, another thread has returned this item, so the loop reads the next item.
+            // If another thread has returned this item meanwhile, the loop reads the next item.
             if self.position.replace(position, position + 1) {
                 return Ok(Some(item));
             }

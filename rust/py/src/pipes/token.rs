@@ -13,7 +13,7 @@ use crate::pipes::clocking::Timed;
 
 pub struct BoardSlot {
     pub pipe: PipeRef,
-    /// `root` is true for the last pipe of a process. `main` is true for the last pipe of the loader.
+    /// `root` is true for the last pipe in a process's graph. `main` is true for the last pipe of the whole loader.
     pub root: bool,
     pub main: bool,
     _before: Option<Box<BoardSlot>>,
@@ -38,7 +38,7 @@ pub struct IterationToken {
     /// resumed.
     own: AtomicU64,
     place: AtomicPtr<BoardSlot>,
-    /// The record in the statistics to which the next call of `begin` switches.
+    /// The record in the statistics that the next call of `begin` activates.
     pending: GilCell<Option<Box<BoardSlot>>>,
     finished: AtomicBool,
     /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.

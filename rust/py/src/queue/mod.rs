@@ -29,7 +29,7 @@ use crate::seconds::duration;
 struct Entry {
     content: Py<PyAny>,
     index: Option<Index>,
-    /// The state of the source after the item, or an object that a worker has attached to the item.
+    /// The saved state of the source after the item, or None. A worker may store another object here.
     mark: Option<Py<PyAny>>,
     /// True if worker threads cannot change the item.
     is_plain: bool,
@@ -72,7 +72,7 @@ pub struct ReadAheadQueue {
     place: GilCell<Option<QueuePosition<Py<PyAny>>>>,
     /// Determines the number of items to read ahead, or None if this number does not grow for small items.
     window: GilCell<Option<Window>>,
-    /// `generation` and `process` identify the process in which the worker threads run.
+    /// `generation` and `process` identify the process of the worker threads.
     generation: u64,
     process: u32,
     name: String,
@@ -335,7 +335,8 @@ impl ReadAheadQueue {
         slf
     }
 
-    /// Returns the next result. A loop in C, such as `list(queue)`, stores the result before Python handles signals.
+    /// Returns the next result. Even a signal handler that raises an exception does not lose the result: a loop in C,
+    /// such as `list(queue)`, stores the result first.
     fn __next__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.pop(py)
     }
@@ -352,8 +353,7 @@ impl ReadAheadQueue {
         })
     }
 
-    /// Returns the number of consecutive small items, and the maximum number of items that may have been taken from the
-    /// source but not delivered.
+    /// Returns the number of successive small items, and an upper limit for the number of undelivered items.
     fn growth(&self, py: Python<'_>) -> Option<(u64, u64)> {
         let given = self.place.with(py, |place| place.as_ref().map_or(0, QueuePosition::given));
         let window = self.window.with(py, |window| *window)?;

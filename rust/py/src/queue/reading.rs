@@ -21,17 +21,17 @@ pub struct SourceReader {
     #[pyo3(get)]
     advance: Py<PyAny>,
     state_of: Py<PyAny>,
-    /// A function that returns a placeholder for the source's state, given the error that saving the state has raised.
+    /// A function that converts a NotImplementedError of `state_of` to a placeholder for the state.
     unsaved: Py<PyAny>,
     /// The number of items between two saved states, or 0 if no states are saved.
     frequency: u64,
-    /// An earlier run of the program has delivered the first `dropped` items and the items in `ahead`, so this run
-    /// drops these items.
+    /// An earlier run has already delivered the first `dropped` items and the items with the numbers in `ahead`, so
+    /// this run drops them.
     dropped: Index,
     ahead: HashSet<Index>,
     index: AtomicU64,
     ended: AtomicBool,
-    /// An exception of `state_of` after the previous item, to be raised in place of the next item.
+    /// An exception of `state_of` after the previous item, which is raised instead of the next item.
     state_error: GilCell<Option<Py<PyAny>>>,
 }
 

@@ -7,8 +7,8 @@ use pyo3::types::PyTuple;
 /// The number of consecutive small items after which the queue reads one more item ahead.
 const GROWTH: u64 = 8;
 
-/// The number of items to read ahead depends only on delivered items, so an abandoned epoch always leaves the source at
-/// the same position.
+/// The number of items to read ahead depends only on the delivered items. Therefore, an abandoned epoch always leaves
+/// the source at the same position.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     least: usize,
@@ -19,8 +19,8 @@ pub(super) struct Window {
 }
 
 impl Window {
-    /// Creates a window after `given` delivered items. At most `ahead` items have been taken from the source but not
-    /// delivered.
+    /// Creates a window after `given` delivered items, when at most `ahead` undelivered items have been taken from the
+    /// source.
     pub fn new(least: usize, most: usize, row: u64, given: u64, ahead: u64) -> Self {
         let mut window = Self { least, most: most.max(least), row, reach: 0 };
         window.reach = given.saturating_add(ahead.min(window.most as u64).max(window.size() as u64));
@@ -49,7 +49,7 @@ const MOST_MEMBERS: usize = 16;
 pub(super) fn is_small(object: &Bound<'_, PyAny>) -> bool {
     let is_member = |object: &Bound<'_, PyAny>| {
         let pointer = object.as_ptr();
-        // SAFETY: the code only inspects existing objects of exact types, for which the calls cannot fail.
+        // SAFETY: the code checks the exact types of existing objects, so the calls cannot fail.
         unsafe {
             object.is_none()
                 || ffi::PyFloat_CheckExact(pointer) != 0

@@ -23,8 +23,8 @@ pub struct Access {
     /// The id of the thread that uses the reader, or 0.
     holder: GilNumber,
     pub signs: Signs,
-    /// Whether a stream begins with the request for its first item, as in a worker process that reads dispatched items.
-    /// If the value is false, the stream begins with the epoch.
+    /// Whether an iteration begins when its first item is requested, as in a worker process that reads dispatched
+    /// items, or when the epoch begins.
     on_demand: bool,
     /// The process that created the reader. A forked child must not take items of its parent.
     pub owner: OwningProcess,
@@ -74,8 +74,8 @@ impl Access {
         }
     }
 
-    /// Returns the epoch and the pass number of a new iterator. The pass number is 0 if a new pass begins with the
-    /// iterator's first request.
+    /// Returns the epoch and the pass number of a new iterator. The pass number is 0 if the pass begins only when the
+    /// iterator requests its first item.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
@@ -171,8 +171,8 @@ impl Access {
         self.set_paused(py, true);
     }
 
-    /// Replaces all exited processes, including the processes in `dead`. If another thread is reading, returns false,
-    /// because that thread replaces the processes.
+    /// Replaces all exited processes, and the processes in `dead`. If another thread is reading, returns false, because
+    /// that thread replaces the processes.
     pub fn replace_dead(&self, py: Python<'_>, dead: Vec<usize>) -> PyResult<bool> {
         self.owner.check()?;
         self.refuse_here("a process has exited and cannot be replaced while this thread waits for an item")?;

@@ -35,7 +35,7 @@ impl PyCarrier {
 
 #[pymethods]
 impl PyCarrier {
-    /// `own` is the index of the carrier's doorbell. `peer` is the doorbell of the process that uses the links.
+    /// `own` and `peer` are the doorbell indices of the carrier and of the process that uses the links.
     #[new]
     fn new(
         inbound: &Bound<'_, PyLink>,
@@ -91,8 +91,8 @@ impl PyCarrier {
     }
 
     /// Waits up to `seconds`, and then returns unused memory of the arena to the operating system. The wait ends early
-    /// if a control word changes or `ring` is called. If `messages` is true, a message that arrives ends the wait. If
-    /// `lacks` is true, free space for the rest of a frame ends the wait.
+    /// if a control word changes or `ring` is called. If `messages` is true, an arriving message also ends the wait. If
+    /// `lacks` is true, free space for a partly sent frame also ends the wait.
     fn wait(&self, py: Python<'_>, seconds: f64, messages: bool, lacks: bool) -> PyResult<()> {
         let (began, limit) = (Instant::now(), duration(seconds));
         let ready = || {

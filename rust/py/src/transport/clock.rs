@@ -1,4 +1,4 @@
-//! Limits the time for which a reader waits for one item, and reports long waits.
+//! Limits how long a reader waits for one item, and reports long waits.
 
 use std::time::{Duration, Instant};
 
@@ -54,7 +54,7 @@ impl Clock {
         }
     }
 
-    /// `tries` keeps its value, because a replacement process may compute the same item.
+    /// Ends the measurement of a wait, but keeps `tries`, because a replacement process may compute the same item.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;

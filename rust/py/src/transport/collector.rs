@@ -38,7 +38,7 @@ pub struct Collector {
 
 #[pymethods]
 impl Collector {
-    /// The prefix of a message with the reason why a worker has no snapshot.
+    /// The prefix of a snapshot that contains only the reason why a worker could not take a snapshot.
     #[classattr]
     const REASON: &[u8] = REASON;
 
@@ -90,9 +90,9 @@ impl Collector {
 
     /// Watches processes, and replaces processes that exit.
     ///
-    /// `on_death(dead, received, ended, paused)` receives the exited processes, and the number of items received from
-    /// each shard. `ended` shows whether each shard's items are complete, and `paused` shows whether the senders are
-    /// paused. `on_death` returns the indices of the processes to replace.
+    /// `on_death(exited, received, ended, paused)` returns the indices of the processes to replace. For each shard,
+    /// `received` contains the number of received items, and `ended` contains whether all items were received. `paused`
+    /// is true if the senders are paused.
     ///
     /// `on_replace(dead, positions, ended)` then starts the replacements. `on_replace` returns (index, new link or
     /// None, id or descriptor of the new process) for each replacement.
@@ -114,8 +114,8 @@ impl Collector {
         self.access.replace_dead(py, dead)
     }
 
-    /// Calls `on_surplus(next peer, early peer, bytes)` when more than `most` bytes were received early, but only once
-    /// per epoch.
+    /// Calls `on_surplus(next peer, early peer, bytes)` once per epoch, when more than `most` bytes were received
+    /// before their turn.
     fn tell_surplus(&self, py: Python<'_>, most: u64, on_surplus: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py).map(|mut held| held.peers.tell_surplus_to(most, on_surplus))
     }
@@ -124,8 +124,8 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.on_note = Some(on_note))
     }
 
-    /// Counts and measures items on a page of the statistics board. The counters of link i have the index `first` + i,
-    /// and `peers` contains the page number of each sending process.
+    /// Counts and measures items on a page of the statistics board. Link i uses the counters with the index `first` +
+    /// i. `peers` contains the page number of each sending process.
     fn count_into(
         &self,
         py: Python<'_>,
@@ -172,8 +172,8 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.interrupt = Some(interrupt))
     }
 
-    /// Starts an epoch. This method must be called before the command that starts the epoch is sent. A thread that
-    /// still reads an earlier epoch stops.
+    /// Starts an epoch. Must be called before the main process sends the command that starts the epoch. A thread that
+    /// is reading an earlier epoch stops.
     ///
     /// To resume, `starts`, `turn` (next shard) and `passed` (number of iterations over the dispatched items) describe
     /// the position.
@@ -197,7 +197,7 @@ impl Collector {
     }
 
     /// Returns the position after `delivered` items, or the current position if `delivered` is None. Returns None if
-    /// the position is no longer known.
+    /// the log is too short to determine the position.
     ///
     /// A position consists of the received items and the snapshot of each shard, the shard of the next item, and the
     /// snapshot of the dispatching process.
@@ -266,9 +266,8 @@ impl Collector {
         self.access.stop(py);
     }
 
-    /// Receives items before their turn while the caller waits for child processes to execute a command. Without this
-    /// method, a child could wait forever for the dispatching process. During the wait, the caller calls this method
-    /// repeatedly. After the wait, the caller calls this method once more, with `done` = True.
+    /// Prevents a deadlock while the caller waits for child processes to execute a command, by receiving items before
+    /// their turn. The caller must call this method repeatedly during the wait, and finally with `done` = True.
     fn relieve(&self, py: Python<'_>, done: bool) -> PyResult<()> {
         let Some(mut held) = self.access.try_hold(py) else { return Ok(()) }; // the reading thread receives these items
         if done {
@@ -298,8 +297,8 @@ impl Collector {
         self.access.hold(py)?.receive(py, peer, seconds.map(duration))
     }
 
-    /// Returns the results of the calls after number `last`, their total time in seconds, and the next message or None.
-    /// If a result cannot be decoded, the error is returned in place of the message.
+    /// Returns the results of all function calls with numbers above `last`, their total time in seconds, and the next
+    /// message or None. If a result cannot be decoded, the error replaces the message.
     #[pyo3(signature = (peer, last, seconds = None))]
     fn receive_results<'py>(
         &self,

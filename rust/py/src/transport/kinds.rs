@@ -4,7 +4,8 @@ pub const ITEM: u16 = 0;
 pub const END: u16 = 1;
 pub const ERROR: u16 = 2;
 pub const MESSAGE: u16 = 3;
-/// A flag for a message whose payload is too long for the ring. The last buffer of the message contains the payload.
+/// A flag for a message with a payload that is too long for the ring. The last buffer of the message contains the
+/// payload.
 pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
 /// A snapshot of the sender's state, which is valid after all items that were sent before the snapshot.
 pub const STATE: u16 = 4;
@@ -16,7 +17,7 @@ pub const RESULT: u16 = 6;
 pub const NOTE: u16 = 7;
 pub const WHAT: u16 = 0xff;
 
-/// Returns the bytes that follow a result: the number of the call, and how many seconds this process has worked on the
+/// Returns the bytes that follow a result: the number of the call, and the seconds since this process began the current
 /// batch of calls.
 pub fn result_tail(number: u64, spent: f64) -> [u8; 16] {
     (u128::from(number) | u128::from(spent.to_bits()) << 64).to_le_bytes()

@@ -25,7 +25,7 @@ impl PyLink {
     #[new]
     #[pyo3(signature = (memory_budget, ring_capacity = 262_144))]
     fn new(memory_budget: u64, ring_capacity: u64) -> PyResult<Self> {
-        // A smaller ring has no room for the block table of an item with the maximum number of buffers.
+        // An item with the maximum number of buffers does not fit into a smaller ring.
         let ring_capacity = ring_capacity.max(64 << 10);
         let config = LinkConfig { ring_capacity, arena_capacity: memory_budget, ..LinkConfig::default() };
         Link::create(config).map(Self).map_err(errors::open)

@@ -1,6 +1,6 @@
 //! Holds the state of the thread that sends messages in a child process.
 //!
-//! If a command interrupts the sending of a message, the next call sends the rest of the message, so that no item is
+//! If a command interrupts the sending of a message, the next call continues with the same message, so that no item is
 //! lost.
 
 use std::sync::Arc;
@@ -29,7 +29,8 @@ pub(super) fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// While items of the epoch `held` are recomputed, only a stop or a later epoch interrupts this process.
+/// Returns whether a command is pending. If `held` contains an epoch (while its items are recomputed), only a stop or a
+/// later epoch is regarded as a command.
 pub(super) fn is_interrupted(control: &Option<Link>, held: Option<u32>) -> bool {
     let obeys = |link: &Link| held.is_none_or(|epoch| link.is_superseded(epoch).unwrap_or(true));
     control.as_ref().is_some_and(|link| link.pending() && obeys(link))
@@ -42,8 +43,8 @@ pub(super) struct Outlet {
     pub producers: Vec<Producer>,
     /// The arenas of the producers, so that `tidy` can free memory while a wait borrows the producers.
     arenas: Vec<Arc<Arena>>,
-    /// Selects the target of the next item, which is a shard in a worker process, or a worker in the dispatching
-    /// process.
+    /// In a worker process, selects the shard of the next item. In the dispatching process, selects the worker that
+    /// receives the next item.
     pub dealing: Dealing,
     pub has_shards: bool,
     /// Whether a shard may still have to recompute items.
@@ -60,13 +61,13 @@ pub(super) struct Outlet {
     /// Whether all items were computed, so that only the end markers must still be sent.
     pub ending: bool,
     pub deadline: Option<Instant>,
-    /// A callback without arguments, which may raise an exception to abandon the sending of a message.
+    /// A callback without arguments. If the callback raises an exception, the current message is abandoned.
     pub tick: Option<Py<PyAny>>,
     pub taker: Option<(Py<PyAny>, Cadence)>,
     pub noter: Option<Py<PyAny>>,
     /// The latest snapshot of the dispatching process, which a worker process sends to the main process.
     pub relay: Option<Arc<Relay>>,
-    /// For each target, the expected checksum after the recomputed items.
+    /// For each shard or worker, the checksum that its items must have after the last recomputed item.
     pub expected: Vec<Option<u64>>,
     pub next_link: usize,
     pub meters: Vec<WaitRef>,
@@ -166,16 +167,16 @@ impl Outlet {
         turned(&mut self.producers, self.has_shards, target)
     }
 
-    /// Returns a shard that must recompute items. A shard that recomputes runs first, because the main process waits
-    /// for items that follow the recomputed items.
+    /// Returns a shard that must recompute items. This shard must run before other shards, because the main process
+    /// waits for the items after the recomputed items.
     #[inline]
     pub fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
         if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }
 
-    /// Returns the current epoch if items are being recomputed. Function calls wait until all items are recomputed,
-    /// because the main process sent the calls after receiving these items.
+    /// Returns the current epoch while items are recomputed. Meanwhile, function calls must wait, because the main
+    /// process had already received these items when it sent the calls.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
@@ -208,7 +209,7 @@ impl Outlet {
             self.flush();
             let Self { producers, arenas, control, meters, .. } = self;
             let link = if self.has_shards { 0 } else { target };
-            // If the control word is damaged, the wait ends, and the next call of the producer reports the damage.
+            // If the control word is damaged, the wait ends, because the next call of the producer reports the damage.
             let ready = || producers[link].permit() != Ok(Permit::Wait) || is_interrupted(control, None);
             wait_until(py, &self.own, meters.get(link), ready, |py| tidy(py, arenas).map(drop))?;
         }
@@ -320,7 +321,7 @@ impl Outlet {
         if self.departing.is_none() { Ok(Sent::Done) } else { self.send_rest(py) }
     }
 
-    /// Sends the rest of the message, or abandons the message after an exception or the deadline.
+    /// Continues to send the message, or abandons the message after an exception or the deadline.
     fn send_rest(&mut self, py: Python<'_>) -> PyResult<Sent> {
         let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
         let sent = self.send(py, &mut departing)?;
@@ -403,7 +404,7 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Returns None if waiting cannot free memory.
+    /// Copies a buffer into the arena. Returns None if there is not enough memory, and waiting cannot free any.
     fn put_in_arena(&mut self, py: Python<'_>, target: usize, source: &Source) -> PyResult<Option<Placed>> {
         loop {
             let producer = self.producer(target);
@@ -415,7 +416,7 @@ impl Outlet {
             if !producer.blocks_in_flight().map_err(errors::corrupted)? {
                 return Ok(None);
             }
-            // An error ends the wait, and the next call of the producer reports the error.
+            // If the link is damaged, the wait ends, because the next call of the producer reports the damage.
             let sent = self.wait_for_room(py, target, |producer| producer.worth_allocating().unwrap_or(true))?;
             if let Some(sent) = sent {
                 return Ok(Some(Placed::Nowhere(sent)));
@@ -467,7 +468,6 @@ impl Outlet {
         if is_interrupted(control, held) {
             return Ok(Some(Sent::Interrupted));
         }
-        // If the reader wants no more items, the waiting message is dropped.
         let gone = unwanted(producer) && !room(producer);
         Ok(gone.then(|| {
             producer.give_up();
@@ -479,6 +479,6 @@ impl Outlet {
 
 enum Placed {
     At(Part),
-    /// The buffer was not stored, because a command is pending or because the reader does not want the message.
+    /// The buffer was not stored, because a command is pending or the reader does not want the message.
     Nowhere(Sent),
 }

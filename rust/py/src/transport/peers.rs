@@ -18,7 +18,7 @@ use crate::errors;
 #[derive(Default)]
 pub struct Taken {
     pub message: Message,
-    /// Whether the message was counted as received, so that the sender may compute another item.
+    /// Whether the sender already knows that the message was received.
     pub counted: bool,
 }
 
@@ -32,7 +32,7 @@ impl Taken {
     }
 }
 
-/// For a corrupted ring, the result is true, because the attempt to take a message then reports the corruption.
+/// Returns true for a damaged ring, because the caller then takes a message, which reports the damage.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
@@ -54,22 +54,24 @@ pub struct Surplus {
     bytes: u64,
     most: u64,
     said: bool,
-    /// A callback with the arguments (next peer, peer that sent early, bytes of messages received early).
+    /// A callback with the arguments (next peer, peer of the latest early message, bytes of all early messages). Early
+    /// messages were received before their turn.
     pub on_surplus: Option<Py<PyAny>>,
 }
 
 pub struct Peers {
     pub links: Vec<Consumer>,
-    /// For each peer, the messages that were received early, and messages that could not be decoded yet.
+    /// For each peer, messages that were received before their turn, and a message that must be decoded again after an
+    /// interruption.
     taken_in: Vec<VecDeque<Taken>>,
     window: u64,
     pub paused: bool,
-    /// The link whose items wake up this process, or None if the items of all links wake up this process.
+    /// If only the items of one link wake up this process, the index of this link.
     awaited: Option<usize>,
-    /// Whether a peer has waited for the dispatching process in this epoch. If the value is true, items of all links
-    /// wake up this process.
+    /// Whether a peer has waited for the dispatching process in this epoch. Then items of all links must wake up this
+    /// process.
     has_starved: bool,
-    /// The message that was taken last, whose memory is reused for the next message.
+    /// The latest message. Its memory is reused for the next message.
     pub current: Taken,
     pub surplus: Surplus,
 }
@@ -131,8 +133,8 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream. If `looked_into` is true, the stream has already begun with a window of 0, so that only a
-    /// snapshot was received.
+    /// Begins a stream, or permits the senders to send items if the stream was already begun to receive only a snapshot
+    /// (`looked_into`).
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -153,7 +155,7 @@ impl Peers {
         self.links.iter_mut().for_each(|link| link.set_window(window));
     }
 
-    /// Decides whether the reader delivers an item, receives a message early, or waits.
+    /// Decides whether the reader delivers an item, receives a message before its turn, or waits.
     pub fn next(&mut self, collecting: &mut Collecting) -> Next {
         loop {
             let all = RefCell::new(&mut *self);
@@ -298,10 +300,9 @@ impl Peers {
         (self.surplus.most, self.surplus.on_surplus) = (most, Some(on_surplus));
     }
 
-    /// If a peer waits for the dispatching process, receives items of other peers early, so that these peers continue.
+    /// If a peer waits for the dispatching process, receives items of all other peers before their turn, so that these
+    /// peers continue.
     pub fn help_starving(&mut self, py: Python<'_>, collecting: &Collecting) -> PyResult<()> {
-        // Items of the next peer are received early too, because the peer may reply to a command only after these
-        // items.
         let starving: Vec<bool> = (0..self.len()).map(|peer| self.consumer(peer).starves()).collect();
         while let Some(peer) = collecting.to_take_in(|peer| self.has_arrived(peer), |peer| starving[peer]) {
             self.take_in(py, peer, collecting.turn.next())?;
@@ -313,10 +314,9 @@ impl Peers {
         Ok(())
     }
 
-    /// Receives all messages in a link whose sending process has exited.
+    /// Receives all messages in a link after the sending process has exited.
     pub fn drain(&mut self, link: usize) -> PyResult<()> {
         loop {
-            // The sending process has exited, so the leases on its memory need not be returned.
             let mut message = Message::default();
             if !self.links[link].take(&mut message).map_err(errors::take)? {
                 return Ok(());

@@ -32,7 +32,8 @@ impl StreamProgress {
         drop(self.books.with(py, |books| books.begin(&starts)));
     }
 
-    /// Begins the epoch in `books` early, because a thread may request a position before the peers begin the stream.
+    /// Begins the epoch in `books` immediately, because another thread may request the position before the first item
+    /// is read.
     pub fn begin_early(&mut self, py: Python<'_>, starts: Vec<Account>) {
         drop(self.books.with(py, |books| books.begin(&starts)));
         self.starts = starts;

@@ -1,4 +1,4 @@
-//! Reads items from several links, and does other work while no item arrives.
+//! Reads items from several links. During waits, handles timeouts, exited processes and signals.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -55,10 +55,10 @@ pub struct Reader {
     pub clock: Clock,
     pub meters: Meters,
     pub watch: DeathWatch,
-    /// The control link of a worker process, whose commands end a wait of the reader.
+    /// In a worker process, the link for commands, because a command must end the waits of the reader.
     pub interrupt: Option<Interrupt>,
     pub stream: Stream,
-    /// A stream that was begun early, only to receive its first snapshot.
+    /// A stream that has begun only to receive its first snapshot, before any item is requested.
     looked_into: Option<Stream>,
     own: BellRef,
     /// A callback with the arguments (peer, description), which must raise the exception that a worker has reported.
@@ -145,7 +145,7 @@ impl Reader {
             }
             kind::ERROR => {
                 let description = decode(py, &self.peers.current.message, self.peers.may_lease(peer));
-                // The message is put back before the callback, so that the next call raises this error if a signal
+                // The message is put back, so that the next call of this method also finds the error, even if a signal
                 // handler interrupts the callback.
                 self.peers.put_back(peer);
                 self.on_error.call1(py, (peer, description?))?;

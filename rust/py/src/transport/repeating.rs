@@ -23,7 +23,7 @@ use crate::errors;
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {
-    /// A process that recomputes items takes no snapshot, because a snapshot would delay the first new item.
+    /// While items are recomputed, snapshots are not taken, because they would delay the first new item.
     #[inline]
     pub fn snapshot_if_due(&mut self, py: Python<'_>) -> PyResult<()> {
         if self.relay.as_ref().is_some_and(|relay| relay.waits()) {
@@ -119,7 +119,7 @@ impl Outlet {
             producer.made_again(item_kind(&encoder), &table, payload);
         } else {
             let mut long = Source::dense(payload.as_ptr(), payload.len(), None);
-            // SAFETY: the source is exactly the payload, which is valid for its length.
+            // SAFETY: `long` describes the bytes of `payload`, which are readable.
             table.push(unsafe { sampled_len(long.make_dense(py)?, payload.len()) });
             producer.made_again(item_kind(&encoder) | kind::PAYLOAD_IN_BUFFER, &table, &[]);
         }

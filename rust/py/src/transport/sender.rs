@@ -100,9 +100,9 @@ impl Sender {
 
     /// Starts an epoch, and drops any unsent rest of an earlier message.
     ///
-    /// `starts` contains for each shard or reader the position at which the epoch resumes. An entry consists of the
-    /// number and the checksum of the earlier items, the number of items to recompute, and the checksum after these
-    /// items. `turn` is the number of the first shard or reader.
+    /// To resume, `starts` contains an entry for each shard or reader: the number and the checksum of the earlier
+    /// items, the number of items to recompute, and the checksum after these items. `turn` is the number of the shard
+    /// or reader that begins.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -133,8 +133,8 @@ impl Sender {
     /// Makes `pump` call `taker(shard)` from time to time, between two items. The pause between two calls is `factor`
     /// times a call's duration, but at least `seconds`.
     ///
-    /// `taker` returns None or a snapshot, which consists of the number of the pass over the dispatched items, the
-    /// number and checksum of the items in this pass, and the content.
+    /// `taker` returns None or a snapshot: the number of the pass over the dispatched items, the number and checksum of
+    /// the items in this pass, and the content.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
         self.outlet().map(|mut outlet| outlet.taker = Some((taker, Cadence::new(duration(seconds), factor))))
     }
@@ -149,7 +149,7 @@ impl Sender {
         self.outlet().map(|mut outlet| outlet.relay = Some(Arc::clone(&collector.get().relay)))
     }
 
-    /// Sends a snapshot. If a command is pending, returns False, and a later call of `pump` sends the rest of the
+    /// Sends a snapshot. If a command is pending, returns False, and a later call of `pump` continues to send the
     /// snapshot.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
@@ -197,8 +197,8 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The lock of `outlet` is held while the item is computed. This blocks no other thread, because no other
-            // thread sends, and `allocate` needs no lock.
+            // The lock of `outlet` stays locked during the computation of the item. Other threads never wait for this
+            // lock, because only this thread sends, and `allocate` works without the lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {
@@ -246,7 +246,7 @@ impl Sender {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
         let asked = || {
-            // If a grant is damaged, the next iteration begins, so that sending its first item reports the damage.
+            // If a grant is damaged, the wait ends, because sending the first item then reports the damage.
             dealing.is_asked_again(|reader| producers[reader].reader().unwrap_or(Reader::Ahead))
         };
         wait_until(py, own, idle.as_ref(), || is_interrupted(control, None) || asked(), |_| Ok(()))?;
@@ -275,9 +275,9 @@ impl Sender {
         }
     }
 
-    /// Sends a message. Raises TimeoutError if the other process does not read the message within `seconds`.
+    /// Sends a message. Raises TimeoutError if the receiver does not read the message within `seconds`.
     ///
-    /// If `order` is given, the other process ends its current epoch. `tick` is called several times per second, and
+    /// If `order` is given, the receiver first ends its current epoch. `tick` is called several times per second, and
     /// may raise an exception to abandon the message.
     #[pyo3(signature = (message, seconds = None, order = None, tick = None))]
     fn send_message(
@@ -299,8 +299,8 @@ impl Sender {
         sent.map(drop)
     }
 
-    /// Sends the result of a function call. `spent` is the number of seconds since work on the batch of calls began. If
-    /// `more_comes` is true, the other process may be woken up later.
+    /// Sends the result of a function call. `spent` is the number of seconds since this process began the current batch
+    /// of calls. If `more_comes` is true, the receiving process may be woken up later, after the next result.
     fn send_result(
         &self,
         py: Python<'_>,

@@ -1,7 +1,7 @@
 //! Defines how a process sends snapshots of its state over a link, and how the reader stores these snapshots.
 //!
-//! A snapshot is dropped if the link has no room for it, because waiting would delay items. A snapshot consists of
-//! little-endian words and the content:
+//! A snapshot is dropped if the link is full, because waiting would delay items. A snapshot consists of little-endian
+//! words and the content:
 //!
 //! ```text
 //! pass | share: pass, items, checksum | links | by link: items, checksum | content
@@ -153,9 +153,8 @@ impl<'a> Opened<'a> {
 
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
-    // SAFETY: the lease keeps its memory valid for its length. If a faulty producer writes during the copy, only the
-    // copied bytes are wrong, because no Rust slice refers to the memory. The call returns a new object, or NULL with
-    // an exception set.
+    // SAFETY: the lease keeps the `len` bytes readable. If a faulty producer writes to the block at the same time, only
+    // the copied bytes are wrong. PyBytes_FromStringAndSize returns a new object, or NULL with an exception set.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())
@@ -168,8 +167,8 @@ pub fn is_snapshot(message_kind: u16) -> bool {
 }
 
 pub type Entry = (u64, u64);
-/// The number and checksum of the items before the snapshot, the number of the pass over the dispatched items, the
-/// number and checksum of the items read in this pass, and the content.
+/// A snapshot: the number and checksum of the earlier items, the position in the dispatched items (pass number, and the
+/// number and checksum of the items in this pass), and the content.
 pub type Kept = (Entry, u32, Entry, Content);
 /// The number of the pass over the dispatched items, (items, checksum) of each worker, and the snapshot's content.
 pub type KeptDealt = (u32, Vec<Entry>, Content);

@@ -39,7 +39,7 @@ impl PyStatsBoard {
         self.own_page(page)?.pipe_at(index).ok_or_else(|| PyIndexError::new_err("a page has no room for more pipes"))
     }
 
-    /// Returns the counters of this process's links. Link i uses the set of counters `first` + i.
+    /// Returns the counters of this process's links. Link i uses the counters with the index `first` + i.
     pub fn flows(&self, page: usize, first: usize, peers: &[u32], sends: bool) -> PyResult<Vec<FlowRef>> {
         let page = self.own_page(page)?;
         let flows = peers.iter().enumerate().map(|(index, &peer)| page.flow(first + index, peer, sends));
@@ -53,7 +53,8 @@ type Pipe<'py> = (Bound<'py, IterationToken>, String, String, Option<usize>, u32
 
 #[pymethods]
 impl PyStatsBoard {
-    /// Each of `pages` processes has counters for `flows` ends of links and for `pipes` pipes.
+    /// Creates a board for up to `pages` processes. Each process can count up to `flows` ends of links and `pipes`
+    /// pipes.
     #[new]
     fn new(pages: u32, flows: u32, pipes: u32, full: bool) -> PyResult<Self> {
         Board::create(BoardConfig { pages, flows, pipes }, full).map(Self).map_err(errors::open)
@@ -78,7 +79,7 @@ impl PyStatsBoard {
         self.0.close();
     }
 
-    /// Returns a board to which this process may write. In a forked child, this board uses a new mapping of the shared
+    /// Returns a board that this process may write. In a forked child, this board uses a new mapping of the shared
     /// memory.
     fn here(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
         let board = slf.get();
@@ -144,7 +145,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Adds items to the record of a pipe. One measured call took `nanoseconds`, and represents `weight` calls.
+    /// Adds items to the record of a pipe. A measured call took `nanoseconds`, as a sample of `weight` calls.
     fn add_work(&self, page: usize, pipe: usize, items: u64, nanoseconds: u64, weight: u64) -> PyResult<()> {
         if self.0.is_of_this_process() {
             add_work(&self.pipe(page, pipe)?, items, nanoseconds, weight);
@@ -152,7 +153,7 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts and measures the items of an iterator that is not a pipe, from the next epoch on.
+    /// Counts and measures the items of `iterator` in the record of a pipe, from the next epoch on.
     fn count_items(&self, iterator: &Bound<'_, SharedIterator>, page: usize, pipe: usize) -> PyResult<()> {
         iterator.get().meter.count_into(iterator.py(), self.pipe(page, pipe)?);
         Ok(())

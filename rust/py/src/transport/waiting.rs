@@ -79,8 +79,7 @@ pub fn wait_among(
     Ok(!has_exited)
 }
 
-/// Returns whether `ready` has returned true. The thread takes the GIL only after `ready` has returned true or the
-/// slice has ended.
+/// Sleeps without the GIL until `ready` returns true or the slice ends. Returns whether `ready` has returned true.
 fn sleep(
     bell: &BellRef,
     slice: Duration,

@@ -38,7 +38,7 @@ pub struct Replacing {
     pub on_replace: Py<PyAny>,
 }
 
-/// The processes that a reader watches. A worker process watches no processes, because a worker exits with the main
+/// The processes that a reader watches. In a worker process, this list is empty, because a worker exits with the main
 /// process.
 #[derive(Default)]
 pub struct DeathWatch {

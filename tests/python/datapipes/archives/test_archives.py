@@ -68,9 +68,9 @@ def test_every_regular_file_is_yielded_with_the_path_of_its_archive_and_is_resto
     expected = {**members(folder, kind, 0), **members(folder, kind, 1)}
     if kind == "zip":  # zip stores a link as a copy of its target.
         found = [(path, content) for path, content in found if "link" not in path]
-        # Old versions of zip do not mark names as UTF-8, so the reader decodes such names differently.
+        # Old versions of zip do not mark names as UTF-8, so the reader decodes non-ASCII names with another encoding.
         found = [(path.replace("\u251c\u2310", "\u00e9"), content) for path, content in found]
-    # tar stores the second name of a hard-linked file as a link to the first name.
+    # For a file with two names (hard links), tar stores the second name as a link to the first name.
     found = [(path.replace("zz-hard-link", "a.txt"), content) for path, content in found]
     assert len(found) == len(expected)
     assert dict(found) == expected
@@ -148,7 +148,7 @@ def test_a_truncated_archive_raises_an_error_that_names_path_and_pipe(folder, tm
         except error as failure:
             assert f"cut.{kind}" in str(failure)  # noqa: PT017
         else:
-            # The reader cannot detect that a tar archive without compression was truncated between two members.
+            # An uncompressed tar archive that was truncated between two members looks like a complete archive.
             assert kind == "tar"
             assert cut % 512 == 0
             assert len(items) < whole

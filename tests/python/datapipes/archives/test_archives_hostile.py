@@ -1,4 +1,4 @@
-"""Malicious, damaged or huge archives cause a clear error or need constant memory, and no file stays open."""
+"""Reading a malicious, damaged or huge archive needs little memory or fails with a clear error, and leaks no file."""
 
 import gc
 import gzip
@@ -316,7 +316,7 @@ print(total, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 
 
 def growth(path, load, chunk, small):
-    """Returns the number of bytes read, and the growth of peak memory in KiB."""
+    """Reads an archive in a new process. Returns the number of bytes read, and the growth of peak memory in KiB."""
     command = [sys.executable, "-c", GROWTH, str(path), load, str(chunk), str(small)]
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=250).stdout
     return tuple(map(int, output.split()))

@@ -1,4 +1,4 @@
-"""The children of a split pipe can be read in any order, because items are buffered for slower children."""
+"""The pipes that `fork`, `demux` and `random_split` return can be read in any order, because items are buffered."""
 
 import copy
 import io
@@ -152,7 +152,7 @@ READERS = {
 @pytest.mark.parametrize("split", READERS)
 def test_an_unread_child_joins_its_restored_sibling(split: str) -> None:
     def build() -> Any:
-        # The source is shuffled, so that a restored pipe that wrongly reread the source would yield another order.
+        # A shuffled source yields another order if a restored pipe rereads the source by mistake.
         source = IterableWrapper(range(12)).shuffle().set_seed(3)
         left, right = READERS[split](source if split != "random_split" else IterableWrapper(range(12)))
         return left.concat(right)

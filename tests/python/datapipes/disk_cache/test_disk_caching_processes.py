@@ -1,4 +1,4 @@
-"""If several processes use the same cache, one process creates each file, and the other processes wait for it."""
+"""If several processes use the same cache, each file is created by one process while other processes wait."""
 
 import contextlib
 import errno

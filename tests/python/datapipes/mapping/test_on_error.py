@@ -1,4 +1,4 @@
-"""`on_error("skip")` skips, counts and records the items for which a pipe raises exceptions."""
+"""If a pipe raises an exception for an item, `on_error("skip")` skips, counts and records this item."""
 
 import io
 import json

@@ -78,7 +78,7 @@ def tokens(item: Any) -> Any:
     return item["a"].tolist() if hasattr(item["a"], "tolist") else item["a"]
 
 
-#: For each pipe class: pipelines in which the pipe fails (usually at the items 3, 4 and 11), and the other items.
+#: For each pipe class: pipelines that fail at some items (usually 3, 4 and 11), and the items that remain.
 OWN: dict[str, list[tuple[Any, list[Any]]]] = {
     "Mapper": [(lambda: numbers().map(whole), GOOD)],
     "Filter": [(lambda: numbers().filter(lambda item: whole(item) % 2 == 0), [n for n in GOOD if n % 2 == 0])],
@@ -213,7 +213,7 @@ RAISE_NOTHING = {
     "Repeater", "SampleMultiplexer", "Sampler", "ShardingFilter", "ShardingRoundRobinDispatcher", "Shuffler",
     "UnZipper", "Zipper", "ZipperLongest",
 }  # fmt: skip
-#: Classes of pipes that inherit `__iter__` from a class that is tested here.
+#: For each class that inherits `__iter__` from a tested class: the name of the tested class.
 AS_OTHERS = {
     "AISFileLoader": "Mapper", "Bz2FileLoader": "Decompressor", "CSVDictParser": "LineReader",
     "CSVParser": "LineReader", "Collator": "Mapper", "Dropper": "Mapper", "Extractor": "Decompressor",

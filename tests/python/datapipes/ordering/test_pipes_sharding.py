@@ -21,7 +21,7 @@ COUNT = 23
 
 
 class Letters(list[str]):
-    """A user-defined list, which may override `__iter__`, so that pipes must not read it by index."""
+    """A user-defined list class, which could override `__iter__`, so that pipes must not read such lists by index."""
 
 
 SOURCES: dict[str, Callable[[], IterDataPipe]] = {

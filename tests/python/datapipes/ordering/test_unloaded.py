@@ -79,7 +79,7 @@ BY_INDEX: dict[str, Callable[[Any], Any]] = {
     "an iterable with a length": lambda s: IterableWrapper(s).shuffle().map(plus_one),
 }
 
-#: Pipelines in which a pipe before the sharding filter needs the items.
+#: Pipelines that must load items before they can divide them among the workers.
 BY_ITEM: dict[str, Callable[[Any], Any]] = {
     "filtered": lambda s: SequenceWrapper(s).shuffle().filter(lambda item: item % 20 == 0),
     "unfolded": lambda s: SequenceWrapper(s).shuffle().flatmap(lambda item: [item, item]),

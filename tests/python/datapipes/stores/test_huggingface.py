@@ -16,7 +16,7 @@ from torchdata.datapipes.state import save_state
 
 datasets = pytest.importorskip("datasets")
 
-#: The program runs in a separate process, because `datasets` reads the address of the Hub only during its import.
+#: This code runs in a separate process, because `datasets` reads the Hub's address only when it is imported.
 STREAMED = """
 import json, sys
 from torchdata.datapipes.iter import HuggingFaceHubReader

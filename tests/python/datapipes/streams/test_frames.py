@@ -241,7 +241,7 @@ def frames_of(pipe: Any, method: str) -> list[Any]:
         return list(loader)
 
 
-# The test does not fork, because Polars uses threads, which do not exist in a forked process.
+# Polars uses threads, which do not exist in a forked process, so workers are spawned for Polars.
 @pytest.mark.parametrize(("library", "method"), [("pandas", "fork"), ("polars", "spawn")])
 def test_frames_arrive_from_workers_as_they_were_sent(library: str, method: str, folder: str) -> None:
     made = IterableWrapper(ROWS * 4).sharding_filter().dataframe(3, columns=NAMES, library=library)

@@ -101,7 +101,7 @@ def test_workers_share_ranges_before_they_are_read_and_resume_exactly(dataset: A
 
     def loader() -> DataLoader2[Any]:
         pipe = ArrowParts(dataset, part_rows=4).shuffle().sharding_filter().read_arrow(["a"])
-        # Lance may crash in a forked process.
+        # The workers are not forked, because Lance may crash in a forked process.
         run = DataLoader2(pipe, reading_service=MultiProcessingReadingService(2, "forkserver"))
         run.seed(5)
         return run

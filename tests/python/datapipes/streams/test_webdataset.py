@@ -42,7 +42,7 @@ def test_any_paths_are_gathered_as_the_model_says(paths: list[str]) -> None:
 
 
 def outcome(paths: list[str], generation: int = 1 << 15) -> str:
-    """Returns "right", or an error's kind and the sample that the error names."""
+    """Returns "right" if the samples are correct, and otherwise the kind of the error and the sample in its message."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(webdataset, "_GENERATION", generation)
         try:

@@ -1,4 +1,4 @@
-"""Prefetcher pauses and ends its thread, raises an error in place of each failed item, and has exact states."""
+"""Tests how Prefetcher pauses and ends its thread, raises errors in the order of the items, and saves its state."""
 
 import copy
 import pickle

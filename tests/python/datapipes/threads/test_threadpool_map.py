@@ -1,4 +1,4 @@
-"""ThreadPoolMapper keeps the order, limits read-ahead, raises errors in place of failed items, and has exact states."""
+"""Tests how ThreadPoolMapper keeps the order, limits read-ahead, raises errors in order, and saves its state."""
 
 import io
 import pickle

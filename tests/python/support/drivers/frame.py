@@ -41,10 +41,9 @@ class Leaves(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Driver:
-    """`plan_of` returns the plan for a seed, or None to end the run.
+    """A driver runs plans that are drawn from seeds. `plan_of` returns the plan for a seed, or None to end the run.
 
-    `check` runs a plan, and returns how many `noun`s were checked. A plan that runs for more than `limit` seconds
-    counts as hung."""
+    `check` runs a plan, and returns how many `noun`s it has checked. A plan counts as hanging after `limit` seconds."""
 
     plan_of: Callable[[int, argparse.Namespace], Any]
     check: Callable[[Any], int]
@@ -83,7 +82,7 @@ def left_behind(descriptors_before: int) -> dict[str, Any]:
         gc.collect()
         left = {
             "child processes": children(),
-            # multiprocessing keeps some descriptors open for its resource tracker and its fork server.
+            # The resource tracker and the fork server of multiprocessing use up to six descriptors.
             "more descriptors": max(0, descriptors() - descriptors_before - 6),
             "shared mappings": shared_mappings(),
             "threads": [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()],

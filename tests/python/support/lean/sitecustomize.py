@@ -4,7 +4,7 @@ Objects that torch's import creates stay alive, so garbage collection during the
 waste time. Garbage collection is disabled during the import, and later collections skip the imported objects. A test
 that needs normal garbage collection sets `TESTS_LEAN=0`.
 
-Libraries in `TESTS_HIDDEN` appear as not installed, so that Ray does not import some slow libraries into each worker.
+Libraries named in `TESTS_HIDDEN` appear as not installed, because Ray would import some slow libraries in each worker.
 """
 
 import gc

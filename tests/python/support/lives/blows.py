@@ -1,4 +1,4 @@
-"""Ends the run of a loader by a fault: a process is killed, suspended or interrupted, and not replaced."""
+"""Causes a fault that ends the run of a loader: a process is killed, suspended or interrupted, but not replaced."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def _judge(run: Run, thread: Strike, error: BaseException | None, latency: float
     if error is None:
         if blow.what == "SIGINT":
             raise Differs("the interrupt was swallowed")
-        # A process may exit unnoticed after it has sent its last item.
+        # The loader may not notice the exit of a process that has already sent its last item.
         late = run.did[-1] == "read all" or thread.struck is None or run.epoch == len(run.expected) - 1
         if blow.what != "halt" and not late and blow.victim == "child":
             raise Differs(f"nobody missed the process {thread.pid}")

@@ -60,7 +60,7 @@ def check(life: GraphLife) -> int:
     try:
         return run.check(life)
     except Differs:
-        # Threads make some runs differ even without interruptions, which is not an error.
+        # The timing of threads may cause different items even without interruptions, which is not an error.
         if any(only_read(life) != runs[0] for _ in range(8)):
             raise Skipped("runs differ") from None
         raise

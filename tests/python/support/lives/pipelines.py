@@ -25,7 +25,7 @@ class Odd(Exception):
 
 
 EXIT_CODE = 3
-#: `sys.exit` raises SystemExit in a loader without workers, and another exception in a loader with workers.
+#: If a function calls `sys.exit`, a loader without workers raises SystemExit, and a loader with workers an Exception.
 ENDS = (Exception, SystemExit)
 
 

@@ -114,13 +114,13 @@ class Life:
         if self.block is not None:
             self.behind.insert(0, "block")
         if self.shard == "dispatch" and "cycle" in self.behind:
-            # If a `header` pipe ended an iteration early, the dispatched items would depend on timing.
+            # A `header` pipe after the dispatch would make the dispatched items depend on timing.
             self.behind = [step for step in self.behind if step != "header"]
         self._choose_failing(dice)
         self._choose_blow(dice, blow)
         steps = {*self.before, *self.behind}
         if LASTING & steps and (self.threads or self.shard == "dispatch"):
-            # If a `header` pipe ended an epoch early, the states of other pipes would depend on timing.
+            # A `header` pipe would make the states of other pipes depend on timing.
             self.before, self.behind = (
                 [step for step in part if step != "header"] for part in (self.before, self.behind)
             )
@@ -144,7 +144,7 @@ class Life:
         self.lasts = not LASTING.isdisjoint(steps)
         self.keeps = dice.choice([0, 0, 5, 40])
         self.presses = self.may_press and dice.random() < 0.6
-        #: "timer", "thread" or "handler" keeps the main process busy.
+        #: What keeps the main process busy: "timer", "thread", "handler", or nothing.
         self.busy = dice.choice(["", "", "timer", "thread", "handler"] if not self.restarts else ["", "", "timer"])
         #: "shutdown" ends the loader after an epoch, "midway" within an epoch, and "dropped" by garbage collection.
         self.ending = dice.choice(["shutdown", "shutdown", "midway", "dropped"])
@@ -244,7 +244,7 @@ class Life:
     def numbers(self) -> list[int | None]:
         if self.method == "remote":
             return [None]
-        # Without workers, resuming replays items in a fixed order.
+        # A loader without workers replays items in a fixed order when it resumes.
         has_no_workers = self.shard == "filter" and not (self.free and self.main)
         has_no_workers &= self.failure != "exit"  # without workers, the main process itself would exit
         return [None, 1, 2, 3, 4, *([0] if has_no_workers else [])]

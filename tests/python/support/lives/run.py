@@ -39,7 +39,7 @@ def busy(how: str) -> Iterator[None]:
             sum(range(LONG))
 
     def handle(*_: Any) -> None:
-        # A periodic timer might interrupt its own handler.
+        # The timer is not periodic, because a periodic timer might interrupt its own handler.
         gc.collect(0) if how == "timer" else sum(range(LONG))
         if not ended.is_set():
             signal.setitimer(signal.ITIMER_REAL, 0.005 if how == "timer" else 0.05)
@@ -71,7 +71,7 @@ class Run:
         self.aside: list[tuple[int, dict[str, Any], list[Any]]] = []
         self.epoch = 0
         self.given: list[Any] = []
-        #: Pairs of an item that the main process keeps, and a copy of its original contents.
+        #: Received items that the main process keeps, each with a copy of its original contents.
         self.kept: list[tuple[Any, Any]] = []
         self.workers: int | str | None = None
         self.is_left = self.has_left = False
@@ -206,7 +206,7 @@ class Run:
         if more and not self.loader._is_paused:
             self.read(more)
         seeded = between and self.epoch + 1 < len(life.epochs) and life.epochs[self.epoch + 1][0] is not None
-        # An epoch's seed must be set before `iter` is called.
+        # A seed must be set before the call of `iter`.
         way = dice.choice(["new", "new", "new", "new" if seeded else "after iter", "from state"])
         if life.moves:
             self.workers = dice.choice(["auto", *life.numbers()] if life.auto else life.numbers())
@@ -267,7 +267,7 @@ class Run:
             raise Differs("an iterator went on after iter() was called again")
 
     def _is_cut_off(self, function: Callable[[], None]) -> bool:
-        """Calls the function, and sometimes presses Ctrl-C meanwhile. Returns False if Ctrl-C interrupts the call."""
+        """Calls a function, and may press Ctrl-C during the call. Returns False if Ctrl-C interrupts the call."""
         if not self.life.presses or threading.current_thread() is not threading.main_thread():
             function()
             return True

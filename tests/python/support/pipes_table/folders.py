@@ -11,7 +11,7 @@ _VARIABLE = "TORCHDATA_TEST_FOLDERS"
 
 
 def folder(name: str) -> str:
-    """The folder exists until the process that first requested it has exited."""
+    """Returns a folder that exists until the process that first requested it has exited."""
     above = os.environ.get(_VARIABLE)
     if above is None or not os.path.isdir(above):
         above = os.environ[_VARIABLE] = tempfile.mkdtemp(prefix="torchdata-test-")

@@ -59,7 +59,7 @@ def nested_dict(item: int) -> dict[str, Any]:
 
 
 def mixed(parts: list[Any], buffer_size: int, seed: int = 1) -> list[Any]:
-    """Returns the members of all iterables in the order in which torchdata 0.9 mixes them."""
+    """Returns the members of all iterables, mixed in the same order as by torchdata 0.9."""
     rng, buffer, out = random.Random(seed), [], []
     place = rng.randint(0, buffer_size - 1)
     for members in parts:

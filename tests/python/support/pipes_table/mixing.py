@@ -204,7 +204,7 @@ ROWS: list[Row] = [
             "in_batch": (flag, True),
             "sort": (flag, True),
         },
-        # test_bucketing.py tests the arguments for which the length is known.
+        # With some arguments, the length is known. test_bucketing.py tests these arguments.
         length=NO_LENGTH,
         random=True,
     ),

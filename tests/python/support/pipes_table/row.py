@@ -21,7 +21,7 @@ class Row:
     model: Callable[..., list[Any]]
     #: For each parameter: a Hypothesis strategy, and a fixed value.
     params: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    #: The expected length. None means the number of items, and a text is a part of the expected TypeError's message.
+    #: The expected length: an int, None for the number of items, or a part of the expected TypeError's message.
     length: int | str | None = None
     reads_items: bool = True
     random: bool = False

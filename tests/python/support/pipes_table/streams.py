@@ -23,7 +23,7 @@ with warnings.catch_warnings():
 
 NO_LENGTH = "valid length|has no len"
 
-#: The members of this archive, created by rar itself, are not compressed, so no external program is needed.
+#: An archive that rar has created without compression, so that it can be read without an external program.
 RAR = (pathlib.Path(__file__).parents[2] / "data/rar/rar5-subdirs.rar").read_bytes()
 RAR_MEMBERS = {
     "sub/dir2/file2.txt": b"file2\n",

@@ -44,7 +44,8 @@ class Plain:
         return self.iterator  # type: ignore[no-any-return]
 
     def save(self) -> bytes:
-        # Every fourth graph is saved after its iterator was deleted, unless this would interrupt a disk cache.
+        # For every fourth graph, the iterator is deleted before the state is saved, unless this would cut off a disk
+        # cache.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
         with standing_still(walk(self.pipe)):  # Paused threads draw no random numbers.
@@ -53,12 +54,12 @@ class Plain:
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        # A plain graph that was seeded as a whole draws nothing from the global random generators.
+        # A plain graph with a seed for the whole graph does not use the global random generators.
         if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
             load_generators(generators)
 
     def close(self) -> None:
-        # A remaining iterator would keep file locks, and would continue in a later run.
+        # An iterator that is not deleted would keep file locks, and would continue in a later run.
         self.iterator = None
         for pipe in reversed(walk(self.pipe)):
             if hasattr(type(pipe), "shutdown"):
@@ -93,15 +94,14 @@ def check(
     reader: type[Plain],
     away: bool = False,
 ) -> None:
-    """Saves a graph at one position, and resumes from this state. For each number in `chain`, a graph resumes, yields
-    that number of items, and saves the next state. At position -1, the state is saved before the iteration begins."""
+    """Saves a graph at `position` (-1: before the iteration begins), and resumes from the state. For each number in
+    `chain`, the resumed graph yields that number of items, and is saved and resumed again."""
     start(graph.number)
     run = reader(graph)
     for earlier in range(epoch):
         run.begin(earlier)
         _same(list(run.items()), expected[earlier], "an epoch before the stop")
     run.begin(epoch)
-    # At position -1, the graph is still at the end of the previous epoch.
     ended = position < 0 < epoch
     done = _read(run, [] if ended else expected[epoch], 0, position)
     saved = run.save()

@@ -24,7 +24,7 @@ class Loader:
             "main_prefetch_cnt": dice.choice([0, 1, 3, 10]),
             "memory_budget": dice.choice([None, 0, 1 << 16, 1 << 20]),
         }
-        #: The minimum time between two snapshots: in seconds, and as a multiple of the last snapshot's duration.
+        #: The minimum time between two snapshots, in seconds and as a multiple of the time to take the last snapshot.
         self.cadence = dice.choice([(0.0, 0.0), (0.0, 0.0), (0.001, 1.0), (0.02, 100.0)])
 
     def pipe(self) -> Any:

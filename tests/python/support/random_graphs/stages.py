@@ -1,4 +1,4 @@
-"""Provides sources and pipes for random graphs, whose items are ints below 21."""
+"""Provides sources and pipes for random graphs. All items are ints below 21."""
 
 import os
 import random

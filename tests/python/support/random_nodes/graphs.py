@@ -137,7 +137,7 @@ class Graph:
             weights = {name: self.chance.choice([0.1, 1.0, 3.0]) for name in names}
             self.counts |= depth > 0
             node = nodes.MultiNodeWeightedSampler(parts, weights, criterion, rank=0, world_size=1, seed=self.seed)
-        # A sampler that chooses nodes at random may yield very many items, so their number is limited.
+        # The number of items is limited, because a sampler that chooses nodes at random may yield very many items.
         return sources.First(node, 60) if self.common else nodes.Header(node, 12)
 
     def step(self, node: BaseNode[Any], depth: int) -> BaseNode[Any]:

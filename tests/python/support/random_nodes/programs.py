@@ -17,11 +17,11 @@ class Program:
     bare: bool = False
     stop_epoch: int = 0
     breaks: dict[int, int] = field(default_factory=dict)
-    #: The positions at which states are saved, from 0 (the beginning of the epoch) to 1 (its end).
+    #: Positions where states are saved, as fractions of an epoch: 0 is its beginning, and 1 is its end.
     resumed: tuple[float, ...] = ()
-    #: The number of items that a loader yields before it loads a state, or -1 for a new loader.
+    #: The state is loaded by a loader that has yielded this number of items, or by a new loader (-1).
     used: int = -1
-    #: The number of items after which a resumed loader saves a second state, or -1.
+    #: The number of items after which a resumed loader saves a second state, or -1 for no second state.
     link: int = -1
 
     @property

@@ -44,7 +44,7 @@ class Counting(BaseNode[int]):
 
 
 class First(BaseNode[Any]):
-    """torchdata 0.11 has no `Header`, so this node limits the number of items."""
+    """Limits the number of items, like `Header`, which torchdata 0.11 does not have."""
 
     def __init__(self, source: BaseNode[Any], count: int) -> None:
         super().__init__()

@@ -131,7 +131,7 @@ class OwnNoiseKept(OwnNoise):
 
 
 class Shared(Slow):
-    """Each worker has a shard of a different size, so workers end at different times."""
+    """The workers' shards differ in size, so workers end at different times."""
 
     size: int
     broken: frozenset[int] = frozenset()

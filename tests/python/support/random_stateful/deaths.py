@@ -2,7 +2,7 @@
 
     python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
-Each program runs three times: without exits, with exits, and with exits before and after a resume."""
+Each program runs three times: without exits of workers, with exits, and with exits and a resume."""
 
 import contextlib
 import os
@@ -79,7 +79,7 @@ class Deaths:
 
 
 def unknowable(program: Any) -> str:
-    """Returns why a worker cannot be replaced exactly, or an empty text."""
+    """Returns the reason why the workers of a program cannot be replaced exactly, or "" if they can."""
     if not program.workers:
         return "the program has no workers"
     if program.seeds == "none":

@@ -178,7 +178,7 @@ SAMPLERS: dict[str, Callable[[int, int], dict[str, Any]]] = {
     "user's batches, stateful": lambda n, b: {"batch_sampler": Places(n, b)},
 }
 
-#: Samplers that use a global random generator if the loader has no random generator.
+#: Samplers that use a global random generator unless the loader has its own generator.
 FREE = {
     "shuffle",
     "RandomSampler",

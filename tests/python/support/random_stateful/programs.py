@@ -110,7 +110,7 @@ class Program:
         return goes_on and any(epoch >= first for epoch in self.breaks)
 
     def unknowable(self, over: bool) -> str:
-        """Returns why no loader can resume this program exactly, or an empty text."""
+        """Returns the reason why a loader cannot resume this program exactly, or "" if it can."""
         if self.dataset == "OwnNoise":
             return "the data set draws from a generator of its own and tells no state"
         if self.dataset == "PlainEpochs" and (self.workers == 0 or self.persistent):

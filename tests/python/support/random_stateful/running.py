@@ -85,8 +85,8 @@ def run(seed: int, phase: str, **options: Any) -> dict[str, Any]:
 
 
 class Run:
-    """The phases "whole" and "torch" run all epochs. "stop" saves a state, "relay" loads and saves a state, and
-    "resume" loads a state."""
+    """One phase of a program. "whole" and "torch" run all epochs, "stop" saves a state, "relay" loads and saves a
+    state, and "resume" loads a state."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Run:
         return stops and self.stop(loader, taken=len(batches), over=True)
 
     def stop(self, loader: Any, taken: int, over: bool) -> bool:
-        """Saves a state. Returns False for a program without seeds, because no other run can repeat its epochs."""
+        """Saves a state. Returns False for a program without seeds, because further runs would yield other items."""
         self.save(loader)
         self.known.update(taken=taken, over=over)
         if self.deaths is not None:

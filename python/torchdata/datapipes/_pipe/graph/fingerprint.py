@@ -29,14 +29,14 @@ _LONGEST = 200
 #: The class `Batcher` and its argument `batch_size`, which may change between two epochs.
 _BATCHER, _SIZE = "torchdata.datapipes.iter.Batcher", "batch_size"
 
-#: Arguments that may differ between a saved state and the pipeline that loads the state, because the loader sets them,
-#: or because they do not affect the items.
+#: Arguments that may change between saving and loading a state, because the loader sets them or because they do not
+#: affect the items.
 _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "patience"})
 
 
 def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
-    """Returns the fingerprint of the graph that ends in `datapipe`. If the graph may have been iterated (`begun`),
-    attributes that an iteration may change are left out. These are the declared state and, in user-defined pipes, all
+    """Returns the fingerprint of the graph that ends in `datapipe`. If the graph may have been iterated (`begun`), the
+    fingerprint leaves out attributes that an iteration may change: the declared state and, in user-defined pipes, all
     attributes except functions."""
     graph = graph_of(datapipe)
     return [
@@ -70,7 +70,7 @@ def difference(saved: Fingerprint, found: Fingerprint, here: str, *, between_epo
 
 def _may_change(entry: Mapping[str, Any], name: str) -> bool:
     """Returns whether an argument may change between epochs. A dot in `name` means that an adapter of `DataLoader2`
-    sets it."""
+    sets this argument."""
     return "." in name or (entry["class"] == _BATCHER and name == _SIZE)
 
 
@@ -101,7 +101,7 @@ def short_name(entry: Mapping[str, Any]) -> str:
     return name.rpartition(".")[2]
 
 
-#: For each class: the arguments of the constructor, each with two names of attributes that may contain the argument.
+#: For each class: the constructor's arguments, each with two possible names of the attribute that stores it.
 _arguments: WeakKeyDictionary[type, list[tuple[str, tuple[str, str]]]] = WeakKeyDictionary()
 
 
@@ -152,7 +152,6 @@ def _without_secrets(name: str, value: Any, depth: int = 0) -> str:
 
 
 def _whole(value: Any, words: str) -> str:
-    """Returns the text to hash: the `repr` of a str or bytes, or `words` for any other value."""
     return repr(value) if isinstance(value, (str, bytes)) else words
 
 

@@ -14,7 +14,7 @@ from torchdata.datapipes._pipe.graph.traversal import walk
 
 
 class Graph:
-    """The pipes of a graph. `pipes` has no duplicates, and contains sources before their readers."""
+    """The pipes of a graph. `pipes` contains each pipe once, and sources before their readers."""
 
     __slots__ = ("_places", "_sources", "end", "pipes")
 

@@ -1,9 +1,9 @@
 """Makes the pipe classes of PyTorch and of this package work together in one pipeline.
 
 Role: this package never imports torch, so its pipes cannot derive from PyTorch's base classes, as pipes did in
-torchdata 0.9. Once other code has imported torch, `isinstance` checks and functional forms of each package also work
-for the pipes of the other package. PyTorch's `Dataset`, which is not an ABC, becomes a real base class of this
-package's pipes when torch is imported.
+torchdata 0.9. Once other code has imported torch, the `isinstance` checks and functional forms of both packages work
+for all their pipes. PyTorch's `Dataset`, which is not an ABC, becomes a real base class of this package's pipes when
+torch is imported.
 
 This module changes PyTorch in the following four ways:
 
@@ -48,8 +48,8 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Adds the functional form `method` to PyTorch's pipes. An existing form of this name is replaced only if it is
-        `before`."""
+        """Adds the functional form `method` to PyTorch's pipes. An existing form of the same name is replaced only if
+        it is the form `before`."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):
@@ -67,8 +67,7 @@ class Counterpart:
         return found if bind is None else bind(found, datapipe, type(datapipe))
 
     def joiner(self, other: Any) -> Any:
-        """Returns PyTorch's class for the sum of two datasets. Returns None if `other` is a pipe, or is not a
-        dataset."""
+        """Returns the PyTorch class that joins two datasets by `+`; None if `other` is a pipe, or is not a dataset."""
         torchs = self._module
         if torchs is None or isinstance(other, (torchs.IterDataPipe, torchs.MapDataPipe)):
             return None
@@ -180,8 +179,8 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
 
 
 def has_begun(datapipe: Any) -> bool:
-    """Returns whether a PyTorch pipe was iterated before. Raises TypeError for a PyTorch pipe with a method `set_seed`,
-    because such a pipe does not keep its seed, so its state cannot be saved."""
+    """Returns whether a PyTorch pipe was iterated before. Raises TypeError for a PyTorch pipe with a method `set_seed`:
+    its state cannot be saved, because it does not keep its seed."""
     if hasattr(datapipe, "set_seed"):
         raise TypeError(
             f"the state of {datapipe!r} cannot be saved, because torch's pipe of that name does not keep its seed; "

@@ -17,7 +17,8 @@ from typing import Any, Literal
 #: skipped.
 LARGEST_STRUCTURE = 4096
 
-#: A nested container counts as this many members, because inspecting a container is slower than inspecting a member.
+#: A nested container uses up this number of the `LARGEST_STRUCTURE` members, because inspecting a container takes
+#: longer.
 OPENING = 8
 
 #: The classes `IterDataPipe` and `MapDataPipe`. The module `datapipe` sets this variable, because importing `datapipe`
@@ -26,8 +27,8 @@ _pipes: tuple[type, ...] = ()
 
 _has_virtual = False
 
-#: The last result of `abc.get_cache_token`. A new result means that a virtual subclass was registered, so the cached
-#: roles of types are dropped.
+#: The last result of `abc.get_cache_token`. A new result means that a virtual subclass was registered. The cached
+#: results of `_role` are then dropped.
 _registered: object = None
 
 Role = Literal["pipe", "container"]
@@ -76,7 +77,6 @@ def _is_pipe_class(kind: type) -> bool:
 
 @lru_cache(maxsize=1024)  # snapshots search graphs often, and the attributes of a pipe usually keep their types
 def _places(kinds: tuple[type, ...]) -> list[int]:
-    """Returns the indices of the pipe and container types in `kinds`."""
     return [place for place, kind in enumerate(kinds) if _role(kind)]
 
 
@@ -114,8 +114,8 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # The heap contains groups of containers. The width of a group is the number of its containers, plus the containers
-    # of all groups around it. The group with the smallest width is searched next.
+    # The heap contains groups of containers, sorted by width: the number of containers in the group and in all groups
+    # around it. The group with the smallest width is searched next.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)
@@ -138,7 +138,7 @@ def pipes_in(value: Any) -> list[Any]:
 
 
 def _is_small_data(container: Any, levels: int = 2) -> bool:
-    """Returns whether a container has few members, all of which are data or small containers of data. If the result
+    """Returns whether a container has few members, and each member is data or a small container of data. If the result
     is True, the container contains no pipes and need not be searched."""
     if levels == 0 or len(container) > OPENING:
         return False

@@ -11,8 +11,7 @@ from torchdata.datapipes._pipe.state.record import passed
 
 
 class AfterEnd(Iterator[Any]):
-    """If the first iterator yields no item, because the loaded state was saved at the end of an iteration, the pipe and
-    its sources begin a new iteration."""
+    """Begins a new iteration of the pipe and its sources if the first iterator yields no item."""
 
     __slots__ = ("_begin", "_datapipe", "_iterator", "_sources")
 

@@ -11,7 +11,8 @@ CHUNK_SIZE = 16_384
 
 
 class ChunkedList:
-    """A list in which `pop` moves only items of one chunk, whereas `list.pop` may move all later items."""
+    """A list that consists of chunks. `pop` moves only items of one chunk, whereas `list.pop` may move all later
+    items."""
 
     def __init__(self, items: list[Any]) -> None:
         self._chunks = [items[begin : begin + CHUNK_SIZE] for begin in range(0, len(items), CHUNK_SIZE)]

@@ -31,8 +31,9 @@ def state(
         items: whether the value contains items of the pipeline. A pipe in such a value is an item, and not a source of
             this pipe.
         copied: whether copies and pickles of the pipe include the attribute.
-        lasts: whether the value is kept from one iteration to the next. The pipe must not modify such a value in place,
-            unless the value is a dict, because a saved state may contain the same object.
+        lasts: whether the value is kept from one iteration to the next. A saved state may contain the same object, so
+            the pipe must assign a new value instead of modifying it. Dicts may be modified, because states contain a
+            copy.
         saved: whether saved states include the attribute.
 
     Raises:
@@ -176,7 +177,7 @@ def _state_dict(self: Any) -> dict[str, Any]:
 
 
 def _load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-    """Sets the declared attributes to the values in `state_dict`, which the pipe may modify later."""
+    """Sets the declared attributes to the values in `state_dict`. The pipe may modify these values later."""
     self._load_declared(state_dict)
 
 

@@ -55,7 +55,8 @@ def load_generators(state: dict[str, Any]) -> None:
     """Sets the global random generators to the states that `save_generators` returned.
 
     If the generator of a library was saved, the library is imported, or a warning is issued if the library is not
-    installed. The saved seed of a library that was not imported is set now, or right after the import of the library.
+    installed. The saved seed of a library that was not imported when the state was saved is set at once, or right after
+    the import.
 
     Example:
         >>> import random
@@ -111,8 +112,8 @@ _SEED: Mapping[str, Callable[[Any, int], object]] = {
     "numpy.random": lambda numpy_random, seed: numpy_random.seed(seed),
 }
 
-#: For each module that is not imported yet, by full module name: the seed for its generator. If several shards take
-#: turns in this process, the dict contains the seeds of the running shard.
+#: The seeds for the generators of modules that are not imported yet, by full module name. If several shards take turns
+#: in this process, these are the seeds of the running shard.
 awaited: dict[str, int] = {}
 
 
@@ -135,8 +136,8 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Sets `awaited` to `seeds`, the seeds of the shard that runs next. If another shard has imported a module, this
-    function seeds the module's generator at once."""
+    """Sets `awaited` to the seeds of the shard that runs next. If another shard has imported a module meanwhile, seeds
+    the module's generator at once."""
     global awaited
     awaited = seeds
     if seeds and not sys.modules.keys().isdisjoint(seeds):

@@ -1,10 +1,8 @@
-"""Pauses threads that read ahead in a replayed iteration, once they have read as many items as in the original
-iteration.
+"""Pauses the read-ahead threads of a replay when they reach their positions in the original iteration.
 
 Role: in a replay, user functions must draw the same numbers from the global random generators as in the original
-iteration. If a pipe reads ahead in a thread, the functions of earlier pipes have drawn numbers for the items in the
-thread's buffer. To draw the same numbers, each thread must read exactly as many items as it had read when the state was
-saved.
+iteration. If a pipe reads ahead in a thread, the functions of earlier pipes have already drawn numbers for the buffered
+items. Therefore, the thread must pause after the number of items that it had read when the state was saved.
 """
 
 from __future__ import annotations
@@ -63,13 +61,14 @@ class Halt:
     """Pauses a thread that reads ahead in a replay.
 
     Args:
-        number: the iteration in which the thread pauses, counted over all iterations of the pipe.
+        number: the number of the pipe's iteration that the thread pauses in.
         ahead: how far the thread must read before it pauses.
     """
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
-        # If the source had ended when the state was saved, the thread must make one more request to reach the end.
+        # If the source had ended when the state was saved, the thread must make one additional request, which reaches
+        # the end.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_continue = Latch(), Latch()
         self._queue: ReadAheadQueue | None = None
@@ -80,8 +79,7 @@ class Halt:
         return self._may_continue.is_set()
 
     def begin(self, queue: ReadAheadQueue) -> None:
-        """Enlarges the queue until `release` is called, to hold all items that the thread must read. The pipe may have
-        had a larger queue when the state was saved."""
+        """Enlarges the queue until `release` is called, because it must hold all items that the thread has to read."""
         self._queue, self._capacity = queue, queue.capacity
         queue.capacity = max(queue.capacity, len(queue) + self._items)
 

@@ -1,7 +1,6 @@
-"""The methods and attributes by which the code for graphs, states and loaders queries a pipe, with their defaults.
+"""The methods and attributes of a pipe that graphs, states and loaders use, with their defaults.
 
-Role: each pipe class overrides the attributes and methods whose defaults are wrong for it, so that callers need not
-know the class of a pipe.
+Role: each pipe class overrides the defaults that are wrong for it, so that callers need not check the class of a pipe.
 """
 
 from __future__ import annotations
@@ -16,19 +15,19 @@ if TYPE_CHECKING:
 
 
 class PipeHooks:
-    """The hooks of a pipe. The defaults fit a pipe whose `__iter__` reads its sources.
+    """The hooks of a pipe. The defaults fit a pipe that reads its sources in `__iter__`.
 
     Authors of pipes may override members without a leading underscore.
     """
 
-    #: Whether the pipe yields, for each item of its source in order, one item that depends only on the source's item. A
-    #: pipe with `one_to_one = True` needs no state of its own.
+    #: Whether the pipe yields one item for each source item, in order, and computes it only from this source item. Such
+    #: a pipe does not need a state.
     one_to_one: ClassVar[bool] = False
 
     _length_reads_items: ClassVar[bool] = False
 
     #: Whether an iteration of the pipe begins iterations of its sources. False for the children of a split such as
-    #: `fork`, whose main pipe reads the source.
+    #: `fork`, because the split's main pipe reads the source.
     _begins_sources: ClassVar[bool] = True
 
     def _outlives_epochs(self) -> bool:
@@ -36,7 +35,7 @@ class PipeHooks:
         return False
 
     def _compare(self, is_strict: bool) -> None:
-        """Sets whether a resumed iteration compares the items that it rereads with the original items."""
+        """Sets whether a resumed iteration checks that reread items are equal to the original items."""
 
     # -- reading relations -------------------------------------------------------------------------
 
@@ -47,17 +46,18 @@ class PipeHooks:
     def _reads_in_pass(self, source: Any) -> bool | None:
         """Returns whether the running iteration of this pipe reads the running iteration of `source`.
 
-        By default, returns None, and the caller compares which of the two iterations began first.
+        None (the default) means unknown. The caller then compares which of both iterations began first.
         """
         return None
 
     def _goes_on_alone(self) -> bool:
-        """Returns whether another pipe, such as a child of a `fork`, can join the running iteration of this pipe."""
+        """Returns whether another pipe, such as a child of a `fork`, may still begin to read the running iteration of
+        this pipe."""
         return False
 
     def _entries_of_sources(self) -> dict[int, PipeEntry]:
-        """If one process reads the sources for several shards, returns the `PipeEntry` of each direct and indirect
-        source, by the id of the source. By default, returns an empty dict."""
+        """Returns the `PipeEntry` of each direct and indirect source, by id, if one process reads the sources for
+        several shards. Otherwise, returns an empty dict."""
         return {}
 
     #: Whether `on_error` may call the pipe's `__iter__` again after a skipped exception, because the new iterator
@@ -65,7 +65,7 @@ class PipeHooks:
     _renews: ClassVar[bool] = True
 
     def _number_of_shares(self) -> int:
-        """Returns the number of workers if this pipe yields the items of worker processes; 1 by default."""
+        """Returns the number of worker processes that send items to this pipe; 1 by default."""
         return 1
 
     # -- threads -----------------------------------------------------------------------------------
@@ -86,13 +86,13 @@ class PipeHooks:
         return None
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the pipe's thread has read ahead in the latest iteration. Returns None if the pipe has no
-        read-ahead thread, or has begun at most `passes` iterations."""
+        """Returns how far the pipe's thread has read ahead in the latest iteration. Returns None if the pipe does not
+        use a thread, or has begun at most `passes` iterations."""
         return None
 
     def _halt_at(self, ahead: Lead) -> Halt:
-        """In a replay, pauses the pipe's read-ahead thread as soon as it has read as many items as `ahead` describes.
-        Only pipes with a read-ahead thread need this method."""
+        """In a replay, pauses the pipe's read-ahead thread as soon as it reaches the position `ahead`. Only pipes with
+        a read-ahead thread need this method."""
         raise NotImplementedError(f"{type(self).__name__} reads ahead in no thread")
 
 

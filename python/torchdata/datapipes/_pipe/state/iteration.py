@@ -3,8 +3,8 @@
 Role: this module updates the `PassRecord` of a pipe at the beginning of an iteration. For a replay (see `state`), the
 `PassRecord` contains the states of the pipe and its sources at the beginning of the iteration.
 
-A counter numbers the iterations of all pipes. A pipe's iteration reads only source iterations with higher numbers,
-because a pipe begins its iteration before its sources do.
+A counter numbers the iterations of all pipes. An iteration has a lower number than the iterations of the sources that
+it reads, because a pipe begins its iteration before its sources do.
 """
 
 from __future__ import annotations
@@ -55,9 +55,8 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
-    """Returns the `PipeEntry` of a pipe that is not being iterated, and the pipe's state, which the caller must convert
-    to plain data and add to the entry. The state is None if the entry already contains it, or if the pipe has no
-    state."""
+    """Returns the `PipeEntry` of a pipe that is not being iterated, and the pipe's state. The caller must convert the
+    state to plain data and add it to the entry. The state is None if there is nothing to add."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None:
         return with_pending(pipe, record, record.loaded), None
@@ -94,8 +93,8 @@ def counters_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the attributes of `counters_of` that have changed since the first use of the pipe. A replay in a new pipe
-    must begin with the returned values."""
+    """Returns the counters of a pipe (see `counters_of`) that have changed since its first use. A replay must set these
+    counters in the new pipe."""
     now = counters_of(pipe)
     if now is None:
         return {}
@@ -115,16 +114,15 @@ def _set_attributes(pipe: Any, state: dict[str, Any]) -> None:
 
 
 def entry_anew(pipe: Any) -> PipeEntry:
-    """Returns a `PipeEntry` with the seed of the pipe's next iteration, which starts from the beginning."""
+    """Returns the `PipeEntry` for a new iteration of the pipe, which includes the seed."""
     entry, lasting = entry_at_beginning(pipe)
     return entry if lasting is None else entry._replace(state=to_plain(lasting, name_of(pipe)))
 
 
 def _keeps_state_between(pipe: Any) -> bool:
-    """Returns whether the state of a user-defined pipe that is not being iterated can be loaded into a copy of the
-    pipe.
+    """Returns whether a copy of a user-defined pipe can load the state that the pipe has between two iterations.
 
-    If the pipe has no `reset`, the copy would resume an abandoned iteration instead of starting a new iteration.
+    Without a method `reset`, the copy would resume an abandoned iteration instead of starting a new iteration.
     """
     kind = type(pipe)
     if not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
@@ -212,8 +210,8 @@ def unnoticed(datapipe: Any) -> TypeError:
 
 
 def is_unnoticed(datapipe: Any) -> bool:
-    """Returns whether `iter` instead of `iterate` began the iteration of a PyTorch pipe at the end of a graph. If so,
-    the state of the graph at the beginning of the iteration was not recorded."""
+    """Returns whether the PyTorch pipe at the end of a graph is iterated by `iter` instead of `iterate`. Only `iterate`
+    records the state of the graph at the beginning of the iteration."""
     record = record_of(reader_of(datapipe))
     if record.loaded is not None or not has_begun(datapipe):
         return False
@@ -251,7 +249,7 @@ def with_seeds(entry: PipeEntry, record: PassRecord) -> PipeEntry:
 
 
 def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
-    """Returns the loaded `PipeEntry`, changed by settings that were made after loading, such as seeds."""
+    """Returns the loaded `PipeEntry`, with settings that were changed after loading, such as seeds."""
     if loaded.left is not None:
         loaded = loaded._replace(given=(record.given,))
     loaded = with_seeds(loaded, record)
@@ -307,7 +305,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
 
 
 def _take_end(datapipe: Any, record: PassRecord, state: dict[str, Any] | None) -> None:
-    """Loads the state that a pipe without `reset` had at the end of an iteration. Does nothing if `state` is None."""
+    """Loads the state that a pipe without `reset` had at the end of an iteration; None loads nothing."""
     record.follows_end = state is not None
     if state is not None:
         _take_base(datapipe, 0, state)
@@ -319,8 +317,7 @@ def _take_base(datapipe: Any, yielded: int, state: dict[str, Any]) -> None:
 
 
 def pending_seed(datapipe: Any) -> Any:
-    """Returns the seed that was set for a pipe's next iteration, or, for a user-defined pipe, the seed that was set
-    last."""
+    """Returns the seed for a pipe's next iteration; for a user-defined pipe, the last seed that was set."""
     if any(state.name == "_seed" for state in type(datapipe)._declared):
         return datapipe._seed
     return record_of(datapipe).seed
@@ -358,7 +355,8 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # None means that the result is unknown, because in a graph with a cycle, a source may come after this pipe.
+        # None means that the result is unknown, which happens if the graph has a cycle, so that a source follows its
+        # reader.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -394,7 +392,8 @@ def _covers(kind: type) -> bool:
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # A state that a mixin declares is treated as declared by the first class that has the mixin as a direct base.
+        # If a mixin declares the state, the first class that derives directly from the mixin counts as the declaring
+        # class.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
@@ -430,7 +429,7 @@ def forget_state(*datapipes: Any) -> None:
 def forget_below(datapipe: Any) -> None:
     """Drops the states that were loaded into the direct and indirect sources of a pipe.
 
-    The state of a source is kept if another child of a `fork` may still resume from it.
+    If the source of a `fork` has a loaded state that another child may still resume from, this state is kept.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
@@ -452,7 +451,7 @@ def _forget(pipe: Any) -> None:
             _forget(record.reader)
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # The entry in `loaded` would begin a replay, so the entry for a new iteration (`left`) replaces it.
+        # `loaded` would begin a replay, so it is replaced by `left`, the entry for a new iteration.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -485,8 +484,8 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # An iterable-style pipe without `reset` cannot discard a state, so its state is loaded only when the iteration
-        # resumes.
+        # Without `reset`, an iterable-style pipe cannot discard a loaded state, so the state is loaded later, when the
+        # iteration resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)
     elif hasattr(type(pipe), "iteration_state"):

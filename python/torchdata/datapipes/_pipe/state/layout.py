@@ -1,7 +1,7 @@
 """Defines the layout of graph states, and validates states.
 
-Role: because a state may be damaged or malicious, the numbers in it are checked before they are used. Each pipe checks
-the field `state` of its own `PipeEntry`.
+Role: because a state may be damaged or malicious, the numbers in it are checked before they are used. The field `state`
+of a `PipeEntry` is checked by the pipe that loads it.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ class PipeEntry(NamedTuple):
             iteration. In a replay, the pipe and its sources begin with the states that they had at the beginning of the
             saved iteration. The pipe drops items up to the saved position, or all items if `finished` is True.
         seconds: the seconds from the beginning of the saved iteration until the state was saved.
-        generators: the states that the global random generators have at the beginning of a replay (see `drop`). After
-            the replay, the generators are set back to the states that they had before the replay.
+        generators: the states of the global random generators for the beginning of a replay (see `drop`). After the
+            replay, the generators return to their earlier states.
         ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
-        left: the `PipeEntry` that replaces this one if the saved iteration is not resumed, but a new iteration begins.
-        given: a tuple with the seed that the pipe had when the state was loaded, which shows whether a seed was set
+        left: the `PipeEntry` to use if a new iteration begins, instead of resuming the saved iteration.
+        given: a tuple with the pipe's seed when the state was loaded. If the pipe has another seed now, a seed was set
             later.
     """
 
@@ -213,7 +213,7 @@ def explaining_damage(name: str) -> Iterator[None]:
 
 
 def check_generators(state: Any, allow_pickle: bool = True) -> None:
-    """Raises ValueError unless the value has the form of a result of `save_generators`.
+    """Raises ValueError unless the value may be a result of `save_generators`.
 
     The index in a random generator's state must be checked here, because the libraries access memory at the index
     without a check. The state of NumPy's generator contains a pickle only if the program has replaced NumPy's default

@@ -1,4 +1,4 @@
-"""Stores a token and a `PassRecord` in the `__dict__` of each pipe. By the token, an old iterator detects that a new
+"""Stores a token and a `PassRecord` in the `__dict__` of each pipe. The token lets an old iterator detect that a new
 iteration has begun. The `PassRecord` describes the current iteration.
 
 Role: `iteration` and `state` use tokens and records to resume iterations. In names, a *pass* is one iteration of one
@@ -22,26 +22,26 @@ _TOKEN, _RECORD = "_iteration_token", "_iteration_record"
 
 @dataclass(slots=True, eq=False)
 class Beginning:
-    """The state of a graph at the beginning of an iteration, from which a replay starts."""
+    """The state of a graph at the beginning of an iteration. A replay starts with this state."""
 
     moved: dict[str, Any]
-    #: The states of the global random generators with which a replay of this iteration begins. These are the states at
-    #: the beginning of the iteration (`moved`) or, if the iteration itself began with a replay, the states at the
-    #: beginning of that replay.
+    #: The states of the global random generators for a replay of this iteration: `moved` or, if this iteration itself
+    #: began with a replay, the states at the beginning of that replay.
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
-    #: The number of items that the loaded state counts as yielded, not including the dropped items.
+    #: The number of yielded items in the loaded state, without the dropped items.
     yielded: int = 0
     #: Whether this iteration began with a replay of the whole graph.
     whole: bool = False
     since: float = field(default_factory=time.monotonic)
     #: The `_valid_iterator_id` of each PyTorch pipe of the graph, by the pipe's id.
     torchs: dict[int, Any] = field(default_factory=dict)
-    #: The pipes of the graph, each with its `PipeEntry` and the state to add to this entry (see `entry_at_beginning`).
+    #: For each pipe of the graph: the pipe, its `PipeEntry`, and the state to add to the entry (see
+    #: `entry_at_beginning`).
     parts: list[tuple[Any, PipeEntry, Any]] = field(default_factory=list)
-    #: For each pipe with a read-ahead thread, by id: the number of iterations that the pipe had begun before this
-    #: iteration of the graph.
+    #: The number of iterations that a pipe with a read-ahead thread had begun before this iteration of the graph, by
+    #: the pipe's id.
     passes: dict[int, int] = field(default_factory=dict)
 
     def entries(self) -> list[tuple[Any, PipeEntry]]:
@@ -52,21 +52,21 @@ class Beginning:
 class PassRecord:
     """Describes the current iteration of a pipe. Copies and pickles of the pipe do not contain the record."""
 
-    #: If this PyTorch pipe ends a graph: the internal pipe that reads this pipe (see `reader_of`).
+    #: For a PyTorch pipe at the end of a graph: the internal pipe that reads it (see `reader_of`).
     reader: Any = None
     #: The number of the running iteration among the iterations of all pipes; 0 if no iteration is running.
     stamp: int = 0
     #: The `PipeEntry` of a loaded state; None once an iteration has resumed from it.
     loaded: PipeEntry | None = None
-    #: Whether the running iteration yields no items, because the loaded state was saved after the last item.
+    #: Whether the running iteration is empty, because the loaded state was saved after the last item.
     ended: bool = False
     #: For a pipe without `reset`: the loaded state, and how many items the pipe had yielded when the state was loaded.
-    #: Until the pipe yields an item, saved states contain the loaded state, because the pipe's `state_dict` may return
-    #: an earlier state.
+    #: Until the pipe yields an item, its `state_dict` may return an outdated state, so new states contain the loaded
+    #: state.
     base: tuple[int, dict[str, Any]] | None = None
-    #: For a pipe without `reset`: whether the previous iteration had ended when the running iteration began.
+    #: For a pipe without `reset`: whether the running iteration follows a complete iteration.
     follows_end: bool = False
-    #: Whether a state was loaded, and no iteration has started from the beginning since then.
+    #: Whether a state was loaded after the last iteration that started from the beginning.
     fed: bool = False
     seed: Any = None
     #: Whether a loader sets the pipe's seed in each epoch. Later iterations in the epoch derive their seeds from this
@@ -83,11 +83,12 @@ class PassRecord:
     fingerprint: Fingerprint | None = None
     #: For a user-defined pipe without a declared state: its counters before the first iteration.
     attributes: dict[str, Any] | None = None
-    #: Names of pipes that the graph has gained since its first iteration, so that its state cannot be saved.
+    #: Names of pipes that were added to the graph since its first iteration. If there are any, the graph's state cannot
+    #: be saved.
     grown: list[str] = field(default_factory=list)
     goes_on: bool = False
     claim: Any = None
-    #: If this pipe is an `on_error`: weak references to the pipes whose exceptions it skips.
+    #: For an `on_error` pipe: weak references to the pipes that it has *claimed* (see `skipping`).
     claimed: list[Any] = field(default_factory=list)
     #: A weak reference to the `Renewal`, which replaces the running iterator after a skipped exception.
     renewal: Any = None

@@ -112,9 +112,10 @@ def is_damage(error: Exception) -> bool:
 
 
 def explained(kind: type[Exception], what: str, error: Exception) -> Exception:
-    """Returns an error that names the archive; if the data is not damaged, returns `error` with a note.
+    """Returns an error that names the archive. If `error` does not report damaged data, returns `error` itself with a
+    note.
 
-    The error is returned, not raised, because raising a variable forms a reference cycle, which keeps files open until
+    The caller raises the result. Raising the error here would form a reference cycle, which keeps files open until
     garbage collection.
     """
     if isinstance(error, Refused):
@@ -179,8 +180,8 @@ class Archive:
         #: The offset of the archive's first byte in its stream; None if unknown.
         self.start = position_of(source) if start is None else start
 
-        #: The placeholder from which an unpickled archive reopens its stream, even if the stream was closed before
-        #: pickling. None for an in-memory file, which has no path to reopen.
+        #: The placeholder that an unpickled archive uses to reopen its stream, even if the stream was closed before
+        #: pickling. None for an in-memory file, which cannot be reopened.
         file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
         stand_in = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
         self._stand_in = stand_in if stand_in is not source else None
@@ -202,7 +203,7 @@ class Archive:
 
     @property
     def parent(self) -> StreamWrapper | None:
-        """The `StreamWrapper` that counts the open members of the archive."""
+        """The `StreamWrapper` around the archive's stream, which counts the open members."""
         return self.source if isinstance(self.source, StreamWrapper) else None
 
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 #: A function that returns the next bytes of a stream, or empty bytes at the end of the stream.
 Pieces = Callable[[], bytes]
 
-#: An archive reader can always seek back by this number of bytes, which suffices to reread the last header.
+#: The number of bytes that an archive reader can always seek back, which is enough to reread the last header.
 _BACK = 1 << 10
 
 
 class Forwards:
-    """A stream that consists of the results of `next_piece`. The function `rewind` moves the stream to its start and
-    returns a new `next_piece`. Without `rewind`, only the last piece can be read again."""
+    """A stream that consists of the results of `next_piece`. The function `rewind` returns a new `next_piece`, which
+    begins at the start of the stream. Without `rewind`, a reader can seek back only within the last piece."""
 
     def __init__(self, next_piece: Pieces, rewind: Callable[[], Pieces] | None = None, start: int = 0) -> None:
         self._next_piece, self._rewind = next_piece, rewind

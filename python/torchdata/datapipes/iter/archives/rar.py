@@ -2,8 +2,7 @@
 
 Role: uncompressed members are read from the archive's stream. A compressed member is decompressed by a program
 (`unrar`, `unar`, `7z` or `bsdtar`). The program starts when the member is first read, and is stopped when the member's
-stream is closed. The decompressing program reads a temporary file, to which `rarfile` copies the member, or the whole
-archive if it is solid.
+stream is closed. The program reads a temporary file with a copy of the member, or of the whole archive if it is solid.
 """
 
 from __future__ import annotations
@@ -90,8 +89,8 @@ class _RarArchive(IndexedArchive):
 def _mend_bsdtar(rarfile: Any) -> None:
     """Makes `rarfile` call `bsdtar` without `--` after `-f`, because `bsdtar` would read `--` as the archive's path.
 
-    Releases of `rarfile` up to at least 4.5 pass `--`. Leaving it out is safe, because the path is that of `rarfile`'s
-    temporary copy.
+    Releases of `rarfile` up to at least 4.5 pass `--`. Leaving out `--` is safe, because the path of `rarfile`'s
+    temporary file does not begin with `-`.
     """
     program = rarfile.tool_setup()
     if program.setup is rarfile.BSDTAR_CONFIG and "get_cmdline" not in vars(program):

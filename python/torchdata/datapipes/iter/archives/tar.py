@@ -42,8 +42,8 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["TarArchiveLoader", "open_tar"]
 
-#: Maximum size in bytes of an unread member of a compressed or streamed archive, which is copied to memory when the
-#: next member is requested.
+#: An unread member of a compressed or streamed archive is copied to memory when the next member is requested, if it has
+#: at most this number of bytes.
 LARGEST_KEPT_MEMBER = 64 << 20
 
 #: The number of bytes to request at a time from a forward-only stream or its decompressor.
@@ -100,8 +100,7 @@ class _HeaderBytes:
         self.failed = False
 
     def count(self) -> None:
-        """Counts a header of a member. Raises an error for too many headers, because `tarfile` recurses once per
-        header."""
+        """Counts a header, and raises an error for too many headers, because `tarfile` recurses once per header."""
         self._headers += 1
         if self._headers > MOST_HEADERS + 1:
             raise tarfile.ReadError(f"a member has more than {MOST_HEADERS} headers")
@@ -192,8 +191,8 @@ class OpenTar(tarfile.TarFile):
     _global_records = _global_bytes = 0
 
     def count_global(self, records: int, size: int) -> None:
-        """Counts a global header. All global headers of an archive share one limit, because each global header applies
-        to all members after it."""
+        """Counts a global header. The limit covers all global headers of an archive together, because each of them
+        applies to all later members."""
         self._global_records += records
         self._global_bytes += size
         if self._global_records > MOST_GLOBAL_RECORDS or self._global_bytes > LARGEST_HEADERS:
@@ -213,19 +212,19 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     Reading a compressed archive raises Refused once its decompressed size exceeds `max_ratio` times the bytes read.
 
     Args:
-        header: the offset of the member header at which reading an uncompressed archive resumes; None (the default) to
-            read an archive from its start. The caller must have moved the stream to `BEFORE` bytes before this header,
-            or to the start if `header` is 0.
+        header: the offset of a member's header, to resume reading an uncompressed archive there; None (the default) to
+            read from the start. The caller must have moved the stream to `BEFORE` bytes before the header, or to the
+            start if `header` is 0.
     """
     tar: Any
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # `tarfile` reads a header when it opens an archive. To avoid this, an empty archive is opened, and its stream
-        # is replaced by the stream of the real archive.
+        # Opening the real archive would make `tarfile` read a header. Therefore, an empty archive is opened, and its
+        # stream is replaced by the stream of the real archive.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
-            # Reading the byte before the header makes a buffered stream request both in one request.
+            # Reading one byte here makes a buffered stream request this byte and the header together.
             file_obj.read(BEFORE)
         source = Forwards(_pieces_of_plain(file_obj), start=max(header - BEFORE, 0)) if ahead else file_obj
         tar.fileobj, tar.plain = source, True
@@ -313,7 +312,7 @@ class _TarArchive(Archive):
 
     @property
     def place(self) -> int | None:
-        """The offset in the stream of the header that follows the last read member; None if the offset is unknown."""
+        """The offset of the next member's header in the stream; None if it is unknown."""
         offset = self.tar.offset
         return offset + self._base if offset and self._base is not None else None
 
@@ -401,8 +400,7 @@ class _TarMember(MemberFile):
 
     @property
     def seeks_cheaply(self) -> bool:
-        """Whether seeking back is fast. If this member is itself an archive, the reader of that archive needs this
-        information."""
+        """Whether seeking back is fast, for a pipe that reads this member as an archive."""
         return self._archive.seeks_cheaply
 
     def tell(self) -> int:
@@ -446,8 +444,8 @@ class _SparseMember(LibraryMember):
 
     def readall(self) -> bytes:
         try:
-            # Only `readall` must refuse a sparse file that is too large for memory, because the other methods read the
-            # file in pieces.
+            # `readall` must refuse a sparse file that is too large for memory, whereas all other methods read the file
+            # in pieces.
             refuse_bomb(self._size, self._stored, self._archive.max_ratio)
         except Exception as error:
             raise self._archive.explained(self._name, error)
@@ -464,8 +462,8 @@ class TarArchiveLoader(ArchiveLoader):
     Streams that cannot seek are read only forward. In a compressed archive or a forward-only stream, an unread member
     is copied to memory (up to 64 MiB) when the next member is requested.
 
-    A resumed run continues with the member after the last yielded one. Earlier members are not reread if the archive is
-    not compressed, and is a file, an object in a store, or a URL of a server that supports ranges.
+    A resumed run continues with the member after the last yielded member. Earlier members are not reread if the archive
+    is not compressed, and is a file, an object in a store, or a URL of a server that supports ranges.
 
     Args:
         datapipe: yields pairs of path and binary stream.
@@ -539,7 +537,7 @@ class TarArchiveLoader(ArchiveLoader):
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:
-    """Copies an unread member to memory if code refers to the member. After that, the member no longer needs its
+    """Copies an unread member to memory if code refers to the member, so that the member no longer needs its
     archive."""
     file_obj = None if stream is None or stream.closed else stream.file_obj
     if stream is not None and type(file_obj) is io.BufferedReader and not file_obj.closed:

@@ -71,13 +71,13 @@ def open_zip(file_obj: Any, path: str, kind: type[zipfile.ZipFile] = zipfile.Zip
 
 
 def _check_places(archive: zipfile.ZipFile) -> None:
-    """Refuses archives whose members share bytes, because such an archive could contain many large files in few
+    """Refuses archives with overlapping members, because such an archive could contain many large files in few
     bytes."""
     end: int = archive.start_dir
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset, reverse=True):
         if info.header_offset < 0:
             raise zipfile.BadZipFile("its directory points to before its start")
-        # The sum is the smallest offset at which the member can end; its header may be longer.
+        # The sum is a lower bound for the end of the member, because its header may be longer.
         if info.header_offset + _ZIP_HEADER + len(info.orig_filename) + info.compress_size > end:
             raise zipfile.BadZipFile(f"its member {shown(info.filename)} overlaps with the data after it")
         end = info.header_offset

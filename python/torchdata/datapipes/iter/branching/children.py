@@ -25,8 +25,8 @@ from torchdata.datapipes.datapipe import IterDataPipe, share_token
 
 
 class Queues(DeclaredState):
-    """Declares an attribute that contains a queue of items for each child. If an item is in several queues, it is one
-    object, even after a state was loaded."""
+    """Declares an attribute that contains a queue of items for each child. An item that is in several queues remains a
+    single object, even after a state was loaded."""
 
     def reset(self, datapipe: Main) -> None:
         setattr(datapipe, self.name, [deque[Any]() for _ in range(datapipe.num_instances)])
@@ -62,7 +62,8 @@ class Main(SharedMain):
     drawn_as: ClassVar[str] = "Forker"
     _iterator: Iterator[Any] | None = state(saved=False)
     _exhausted: bool = state(False)
-    #: Numbers of the children whose iterators have ended or were dropped in the current round.
+    #: Numbers of the children that do not need further items in the current round, because their iterators have ended
+    #: or were dropped.
     _done: set[int] = state(set)
     _joined: set[int] = state(set, lasts=True)
 
@@ -124,7 +125,7 @@ class Main(SharedMain):
         return lasting
 
     def _goes_on_alone(self) -> bool:
-        # A child that has not joined the current round can still join, and then reads the items that are buffered for
+        # A child that has not joined the current round may join later, and then reads the items that are buffered for
         # it.
         return 0 < len(self._joined) < self.num_instances
 
@@ -141,7 +142,7 @@ class DealMain(Main):
     _buffered: int = state(0)
 
     def abandon(self) -> None:
-        """Closes the streams in buffered items, each of which belongs to only one child."""
+        """Closes the streams in buffered items, because each buffered item belongs to only one child."""
         for buffer in self._buffers:
             for item in buffer:
                 close_dropped(item)
@@ -165,7 +166,7 @@ class DealMain(Main):
                     self._exhausted = True
                     return
         except BaseException:
-            # After an abandoned or failed iteration, the buffered items stay in the pipe's state, but their files are
+            # If the iteration fails or is abandoned, the buffered items are kept for a state, but their files are
             # closed.
             if self._buffers[instance] is own:
                 self._park()

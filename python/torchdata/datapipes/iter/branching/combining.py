@@ -51,7 +51,8 @@ class Concater(IterDataPipe[Any]):
         self.datapipes = check_sources("Concater", datapipes)
 
     def __iter__(self) -> Iterator[Any]:
-        # The first input must begin its iteration here, because a state may have been loaded into it.
+        # `iter` is called here, not when the first item is requested, because a state may have been loaded into the
+        # first input.
         return chain.from_iterable(self._inputs(iter(self.datapipes[self._current])))
 
     def _inputs(self, current: Iterator[Any]) -> Iterator[Iterator[Any]]:
@@ -216,9 +217,9 @@ class SampleMultiplexer(Seeded, IterDataPipe[Any]):
 
     Args:
         pipes_to_weights_dict: the pipes to read, each with its positive weight.
-        seed: the seed of all random choices; `set_seed` and DataLoader2 do not change this seed. With a seed, the first
-            iteration of every new pipe makes the same choices as in torchdata 0.9; later iterations continue with the
-            same random generator. With `seed=None` (the default), every iteration has its own seed, as for `shuffle`.
+        seed: the seed of all random choices; `set_seed` and DataLoader2 do not change this seed. The first iteration of
+            a new pipe makes the same choices as in torchdata 0.9; later iterations continue with the same random
+            generator. With `seed=None` (the default), every iteration has its own seed, as for `shuffle`.
 
     Raises:
         ValueError: no input is given, or a weight is not positive and finite.
@@ -298,7 +299,7 @@ def _sample_multiplex(
 
     Args:
         seed: as for `SampleMultiplexer`.
-        weight: the weight of the first pipe, used if the dict does not contain this pipe.
+        weight: the weight of `source_datapipe`, unless the dict already contains this pipe.
     """
     weights = pipes_to_weights_dict
     if isinstance(weights, dict) and weights and source_datapipe not in weights:

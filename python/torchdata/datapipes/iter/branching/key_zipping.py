@@ -22,7 +22,7 @@ _BUFFER_SIZE = "'buffer_size' is required to be either None or a positive intege
 
 @functional_datapipe("zip_with_iter")
 class IterKeyZipper(SameLength, IterDataPipe[Any]):
-    """Joins each item of a pipe with the item of a second pipe whose key is equal.
+    """Joins each item of a pipe with the item of a second pipe that has the same key.
 
     The results are in the order of `source_datapipe`. Items of `ref_datapipe` that do not match the current item are
     kept in a buffer for later items. Streams in items that are never joined are closed.
@@ -42,7 +42,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
             integer.
         ValueError: `buffer_size` is not positive; or, while iterating, two buffered items of `ref_datapipe` have the
             same key.
-        BufferError: while iterating, `ref_datapipe` has no item with the key, or this item was dropped from the full
+        BufferError: while iterating, `ref_datapipe` lacks an item with the key, or this item was dropped from the full
             buffer.
 
     Example:
@@ -83,7 +83,7 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
 
     def _joined(self, source: Iterator[Any], reference: Iterator[Any]) -> Iterator[Any]:
         key_of, merge, waiting = self.key_fn, self.merge_fn, self._waiting
-        # After an abandoned or failed iteration, the state still contains the buffered items, but no open files.
+        # If the iteration fails or is abandoned, the buffered items are kept for a state, but their files are closed.
         with on_failure(lambda: waiting.update({key: with_detached_streams(match) for key, match in waiting.items()})):
             for item in source:
                 key = key_of(item)
@@ -142,8 +142,8 @@ class MapKeyZipper(ItemByItem[Any]):
 
     Args:
         source_iterdatapipe: the pipe to read.
-        map_datapipe: the map pipe from which the item with the key is read.
-        key_fn: a function from an item to its key, by which `map_datapipe` is indexed.
+        map_datapipe: the map pipe that contains the values.
+        key_fn: a function from an item to its key in `map_datapipe`.
         merge_fn: a function from the two joined items to the result; by default, the result is a tuple of both items.
         keep_key: whether to yield `(key, result)` instead of the result; False by default.
 

@@ -34,7 +34,7 @@ class _SplitMain(SharedMain):
     """The main pipe of `random_split`, which chooses for each item the child that yields it.
 
     Children are chosen at random by their weights. The weight of a child is the number of items that the child will
-    still receive. A negative weight becomes 0, and the other weights are scaled to the number of remaining items.
+    still receive. A negative weight becomes 0, and all weights are then scaled to the number of remaining items.
     """
 
     drawn_as: ClassVar[str] = "RandomSplitter"
@@ -147,8 +147,8 @@ class RandomSplitter(IterDataPipe[Any]):
 
     Args:
         source_datapipe: the pipe to read.
-        weights: a dict from the name of each group to its size, which is a number of items or a fraction. If the sizes
-            are integers whose sum is the number of items, the children have a length.
+        weights: a dict from the name of each group to its size, which is a number of items or a fraction. The children
+            have a length if the sizes are integers that add up to the number of items.
         seed: the seed of the split; None for a random seed, which is drawn when the pipe is built.
         total_length: the number of items of the source; `len(source_datapipe)` by default.
         target: the name of the only group to return; None (the default) returns the list of all groups.

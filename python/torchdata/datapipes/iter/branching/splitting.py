@@ -138,8 +138,7 @@ class UnZipper(IterDataPipe[Any]):
         sequence_length: number of columns.
         buffer_size: maximum number of items that a child may be ahead of the slowest child, 1,000 by default; -1 for no
             limit.
-        columns_to_skip: numbers of the columns that have no child; None (the default) means that every column has a
-            child.
+        columns_to_skip: numbers of the columns to leave out; None (the default) returns a child for every column.
 
     Raises:
         RuntimeError: all columns are skipped.

@@ -1,9 +1,9 @@
 """Writes, reads and checks the list of files that were created for one item, if their paths differ from the item's
 path.
 
-Role: a list may be forged, because file names may come from archives and servers, and other users may write into the
-folder. Therefore, a list must be a regular file, and the paths in it may refer only to regular files in the cache's
-folder.
+Role: a list may be forged, because archives and servers may contain files with a list's name, and other users may write
+into the folder. Therefore, a list must be a regular file, and the paths in it may refer only to regular files in the
+cache's folder.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.

@@ -26,7 +26,7 @@ PAUSE = 1.0
 #: The mutex is reentrant, because garbage collection may release locks while this thread holds the mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
-#: For each `Section` (by id) whose consumer is processing a path: the time when the processing began, and a function
+#: For each `Section` (by id) that waits while its consumer uses a path: the time when the wait began, and a function
 #: that releases the locks.
 _idle: dict[int, tuple[float, Callable[[], None]]] = {}
 _watcher: threading.Thread | None = None
@@ -46,8 +46,7 @@ class Lock:
         self.excludes_processes = fd is not None
 
     def keep(self) -> bool:
-        """Keeps other threads from releasing this lock. Returns whether the lock is still held, because another thread
-        may have released it."""
+        """Prevents other threads from releasing this lock. Returns False if another thread has already released it."""
         with _mutex:
             self.thread = None
             return _held.get(self._file) is self
@@ -167,7 +166,8 @@ def _opened(file: str) -> int | None:
         with contextlib.suppress(FileExistsError):
             fd = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o666)
             with contextlib.suppress(OSError):
-                # All users who may write into the folder must be able to lock, whatever the umask of this process is.
+                # Every user who may write into the folder must be able to lock, so the umask of this process must not
+                # apply.
                 os.fchmod(fd, os.stat(os.path.dirname(file)).st_mode & 0o666)
             return fd
         try:

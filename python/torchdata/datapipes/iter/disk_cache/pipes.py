@@ -37,8 +37,8 @@ _MODES = {"wb": "wb", "b": "wb", "wt": "wt", "w": "wt", "t": "wt", "": "wt"}
 class OnDiskCacheHolder(IterDataPipe[Any]):
     """Begins a section of the pipeline that stores its results in files; `end_caching` ends the section.
 
-    If the files of an item exist, the item skips the section, and `end_caching` yields the paths. An item whose files
-    do not exist passes through the section, and `end_caching` writes the files. Any number of processes may share the
+    If the files of an item exist, the item skips the section, and `end_caching` yields the paths. If files are missing,
+    the item passes through the section, and `end_caching` writes the files. Any number of processes may share the
     cached files. Each file is computed by only one process, which locks the file. Another process that needs the file
     first computes the files of later items, and then waits for the locked file. No process sees an incomplete file. If
     a process is killed, another process computes the file that it was creating. The locks of items that were read ahead
@@ -56,10 +56,10 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         hash_type: the kind of checksums, `"sha256"` (the default) or `"md5"`.
         extra_check_fn: a function that is called with the path of every cached file, and returns False if the file must
             be computed again.
-        folder: the folder that must contain files whose paths `filepath_fn` does not return, such as members of an
-            archive. If `folder` is None (the default), the files must be in the folder of the path that `filepath_fn`
-            returns. Listed files outside `folder` are computed again in each epoch, because another user may have
-            changed the list.
+        folder: the folder that must contain all files with paths that `filepath_fn` does not return, such as members of
+            an archive. If `folder` is None (the default), the files must be in the folder of the path that
+            `filepath_fn` returns. Listed files outside `folder` are computed again in each epoch, because another user
+            may have changed the list.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
@@ -113,7 +113,7 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             raise RuntimeError("Please call `end_caching()` before iteration.")
         if self._section is not None:
             return self._section.items()
-        # Without `end_caching`, this pipe writes and locks no files, and leaves out items whose files exist.
+        # Without `end_caching`, this pipe only leaves out the items with existing files.
         return (item for item in self.source_datapipe if self.found(self.paths_of(item)) is None)
 
     def __add__(self, other: Any) -> Any:
@@ -134,7 +134,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
         return paths
 
     def found(self, paths: tuple[str, ...]) -> list[str] | None:
-        """Returns the paths to yield for an item, given the item's own `paths`. Returns None if a file is missing."""
+        """Returns the paths to yield for an item; None if a file is missing. `paths` is the result of `paths_of` for
+        the item."""
         if len(paths) == 1:
             members = read_list(paths[0] + LIST_SUFFIX)
             if members is not None:
@@ -200,8 +201,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
 
     Raises:
         RuntimeError: no `on_disk_cache` precedes this pipe, or another `end_caching` already ends its section; while
-            iterating, the checksum of a file is wrong or not in `hash_dict`, or it is unclear to which item a file
-            belongs.
+            iterating, the checksum of a file is wrong or not in `hash_dict`, or a file cannot be assigned to an item.
         ValueError: both `filepath_fn` and `same_filepath_fn` are given, or the mode or the timeout is invalid; or,
             while iterating, the name of a file is reserved for the cache's own files (`….torchdata_list`,
             `.torchdata-….part`, `.torchdata-….lock`), or a path is a URL with a part `..`.
@@ -337,7 +337,7 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the records of items that were read from the source, but whose paths were not all yielded."""
+        """Returns the records of all items that were read from the source, except items with no path left to yield."""
         if self._loaded is not None:
             return {"section": self._loaded}
         return {"section": None if self._section is None else self._section.dump()}

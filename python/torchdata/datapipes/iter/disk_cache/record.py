@@ -21,8 +21,8 @@ class Record:
 
     Attributes:
         paths: the paths of the item's files that `filepath_fn` returned.
-        targets: the absolute forms of `paths`; set only if a file is missing.
-        written: the members of `targets` whose files were written.
+        targets: `paths` as absolute paths; empty unless a file was missing.
+        written: the members of `targets` that were written.
         ready: paths of complete files, to be yielded after the paths of all earlier items.
         members: paths of written files that are not in `paths`, such as the members of an archive.
         locks: the held locks, by path.

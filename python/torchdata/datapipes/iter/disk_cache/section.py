@@ -1,5 +1,5 @@
 """Determines which items pass through the pipes between `on_disk_cache` and `end_caching`, which process computes them,
-and in which order.
+and their order.
 
 Role: each iteration of the pipe `end_caching` has one `Section`, which reads the source. For each item, the `Section`
 determines whether the item's files exist (*ready*), must be created by this process (*missing*), or are being created
@@ -118,7 +118,7 @@ class Section:
 
     def _settle(self, record: Record) -> str | None:
         """Tries to lock the files of a pending item. Returns the path of a file that another process is creating; None
-        if the item is no longer pending."""
+        if no other process is creating one."""
         with on_failure(record.release):
             for path in sorted(record.aim()):
                 lock = locks.acquire(path, self._thread)
@@ -132,14 +132,14 @@ class Section:
                 record.kind = "ready" if self._ended_early else "missing"  # ended pipes create no file
             if record.kind == "missing":
                 self._missing.append(record)
-            # If another thread has called `close`, the locks must be released here.
+            # If another thread has called `close` meanwhile, this record must not keep its locks.
             if record.kind != "missing" or self._closed or len(self._in_pipes) + len(self._missing) > _LOCKED:
                 record.release()
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Returns whether all files of the record's item exist, and in this case makes the record ready. A record with
-        more files than `filepath_fn` returned becomes ready only as the first record in the queue."""
+        """Makes the record ready if all files of its item exist, and returns whether they exist. If the item has more
+        files than paths from `filepath_fn`, the record becomes ready only at the front of the queue."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -190,8 +190,7 @@ class Section:
         return None
 
     def _wait(self, path: str, since: float | None) -> float:
-        """Waits a fraction of a second for the file `path`. Returns the time at which the first wait for the file
-        began."""
+        """Waits a fraction of a second for the file `path`. Returns the time when the waiting for this file began."""
         locks.release_all_of(self._thread)  # while this thread waits, its other sections write nothing
         now, limit = time.monotonic(), self._timeout()
         if since is None:
@@ -208,7 +207,7 @@ class Section:
         return since
 
     def owner_of(self, path: str) -> Record | None:
-        """Returns the record of the item to which the file `path` belongs; None if the file belongs to no item."""
+        """Returns the record of the item that the file `path` belongs to; None if there is none."""
         here, in_pipes = os.path.abspath(path), self._in_pipes
         record = next((record for record in in_pipes if here in record.targets), None)
         if record is not None:
@@ -253,8 +252,8 @@ class Section:
             self._queue.appendleft(record)
         else:
             while (earlier := self._in_pipes[0]) is not record:
-                # The file of a later item was already written, so a pipe of the section has probably dropped the item
-                # of `earlier`.
+                # A file of a later item was written first, so a pipe of the section has probably dropped the item of
+                # `earlier`.
                 self._drops_items |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)
@@ -274,7 +273,7 @@ class Section:
         record.release()
 
     def _list_members(self, record: Record) -> None:
-        """Writes a list of the record's files whose paths `filepath_fn` did not return, so that all processes find
+        """Writes a list of the record's files with paths that `filepath_fn` did not return, so that all processes find
         these files."""
         folder = self._folder_for(record.paths[0])
         lies_within = FolderSearch(folder)  # a missing file is detected later
@@ -294,7 +293,7 @@ class Section:
         record.unmark()
 
     def begin_round(self) -> None:
-        """Lets the section's pipes begin another iteration, to compute a file after their previous iteration has
+        """Prepares another iteration of the section's pipes, if a file must be computed after their iteration has
         ended."""
         self.chain_ended = self._input_has_paused = False
 
@@ -316,7 +315,7 @@ class Section:
             record.release()
 
     def close(self) -> None:
-        """Releases all locks. The section's state can be saved after `close`."""
+        """Releases all locks. After `close`, the section's state can still be saved."""
         locks.resume(id(self))
         self._closed = True
         for record in (*self._queue, *self._missing):

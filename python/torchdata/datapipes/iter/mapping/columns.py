@@ -59,7 +59,6 @@ def _warn_of_type(pipe: str, item: Any) -> None:
 def _selecting(pipe: str, columns: Sequence[Any], chosen: Callable[[Any], bool]) -> Callable[[Any], Any]:
     @lru_cache(maxsize=_LENGTHS)
     def selectors(kind: type, length: int) -> tuple[list[bool], bool]:
-        # The kept columns of a sequence depend only on its type and length, so the result is cached.
         return list(map(chosen, range(length))), _lacks(pipe, kind((None,) * length), columns)
 
     def selected(item: Any) -> Any:
@@ -118,9 +117,9 @@ class Slicer(ItemByItem[T_co]):
 
     Args:
         datapipe: the pipe to read, of tuples, lists or dicts.
-        index: the start of a slice of each item; for dicts, the key to keep; or a list of columns to keep, in the order
-            of the item. A missing column or key causes a warning. If `index` is a key that a dict lacks, the dict is
-            yielded unchanged.
+        index: the start of a slice of each item (for dicts, the key to keep), or a list of columns to keep, in the
+            order of the item. A missing column or key causes a warning. If `index` is a key that a dict lacks, the dict
+            is yielded unchanged.
         stop: the end of the slice; not used for dicts and lists of columns.
         step: the step of the slice; not used for dicts and lists of columns.
 

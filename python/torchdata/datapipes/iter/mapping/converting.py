@@ -25,7 +25,7 @@ class MapToIterConverter(ReadsByIndex[T_co]):
         indices: the indices to read, in order; by default all indices below the length.
 
     Raises:
-        TypeError: `datapipe` is not a MapDataPipe, or it has no length and `indices` is not given.
+        TypeError: `datapipe` is not a MapDataPipe, or it lacks a length and `indices` is not given.
 
     Example:
         >>> from torchdata.datapipes.map import SequenceWrapper
@@ -44,7 +44,7 @@ class MapToIterConverter(ReadsByIndex[T_co]):
             )
         self.datapipe = datapipe
         if indices is not None and not isinstance(indices, Sequence):
-            # Every epoch reads the indices, but an iterator could be read only once.
+            # The indices are stored in a list, because an iterator could be read in only one epoch.
             indices = list(in_fixed_order(indices))
         self.indices: Sequence[Any] = indices if indices else range(len(datapipe))
 

@@ -81,7 +81,7 @@ class EventLoop:
             left = [task for task in tasks if not task.done()]
             for task in left:
                 task.cancel()
-            # This waits for the canceled calls, which would otherwise continue when the loop runs for the next batch.
+            # Without this wait, canceled calls would continue to run during the next batch.
             await asyncio.gather(*left, return_exceptions=True)
 
     def _cancel(self) -> None:

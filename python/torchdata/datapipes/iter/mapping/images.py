@@ -1,7 +1,7 @@
 """The pipe that decodes images, or random parts of images: ImageDecoder.
 
-Role: for each image, the random generator is seeded from the seed of the epoch and the number of the image, so that a
-state need not contain the generator.
+Role: the random numbers for an image are computed from the seed of the epoch and the number of the image. Therefore, a
+state need not contain a random generator.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
             result has the size of the crop.
         crop: the part of the image that is cut out before resizing. `"random"` means
             `torchdata.images.random_resized_crop`, and `"center"` means `torchdata.images.center_crop`. A box is (left,
-            top, right, bottom). A function of a `random.Random`, the width and the height returns a box, such as
-            `functools.partial(random_resized_crop, scale=(0.35, 1))`. If `crop` is None (the default), the whole image
-            is used.
+            top, right, bottom). A function, such as `functools.partial(random_resized_crop, scale=(0.35, 1))`, receives
+            a `random.Random`, the width and the height, and returns a box. If `crop` is None (the default), the whole
+            image is used.
         flip: probability that an image is mirrored left to right, from 0 (the default) to 1.
         mode: "RGB" (the default), "L", "RGBA" or "I;16", as for `torchdata.images.decode`.
         layout: "HWC" (the default) or "CHW": channels last or first.
@@ -131,7 +131,7 @@ class ImageDecoder(Seeded, ItemByItem[Any]):
         return partial(_explained, call)
 
     def _decoded(self, image: Any) -> Any:
-        """Not called. The constructor checks `input_col` and `output_col` against this function's signature."""
+        """Never called: the constructor uses only its signature, to check `input_col` and `output_col`."""
 
 
 class _Decoder:

@@ -28,15 +28,14 @@ __all__ = ["Filter", "Header"]
 
 @functional_datapipe("filter")
 class Filter(IterDataPipe[T_co]):
-    """Yields the items for which a function returns True. The filter closes the streams in items that it does not
-    yield.
+    """Yields an item if a function returns True for it. The filter closes the streams in items that it does not yield.
 
     Args:
         datapipe: the pipe to read.
         filter_fn: a function from an item (or its columns) to a bool.
         input_col: the parts of an item that `filter_fn` receives. If `input_col` is None (the default), `filter_fn`
-            receives the item itself. For an index or key, it receives one part of the item. For a list or tuple of
-            indices or keys, it receives several parts as arguments.
+            receives the item itself. For an index or key, `filter_fn` receives one part of the item. For a list or
+            tuple of indices or keys, `filter_fn` receives several parts as arguments.
 
     Raises:
         TypeError: `filter_fn` is not a function.
@@ -94,7 +93,7 @@ class Header(IterDataPipe[T_co]):
     """Yields only the first items.
 
     Args:
-        source_datapipe: the pipe, of which only the first items are read.
+        source_datapipe: the pipe to read.
         limit: number of items, 10 by default; None for all.
 
     Raises:

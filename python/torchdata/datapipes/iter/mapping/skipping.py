@@ -1,4 +1,4 @@
-"""The pipe that skips items for which other pipes raise exceptions: OnError.
+"""The pipe that skips items that make other pipes raise exceptions: OnError.
 
 Role: `OnError` itself only yields the items of its source. Earlier pipes call the module `_pipe/skipping.py` to skip
 exceptions.
@@ -21,14 +21,14 @@ __all__ = ["OnError"]
 
 @functional_datapipe("on_error")
 class OnError(IterDataPipe[T_co]):
-    """Skips items for which an earlier pipe raises an exception.
+    """Skips items that make an earlier pipe raise an exception.
 
     If a pipeline contains several `on_error` pipes, each skips only exceptions of the pipes between the previous
     `on_error` and itself.
 
     An item that causes an exception is left out, and counted by exception type and pipe. `on_error` skips exceptions of
     functions that you pass to pipes such as `map` and `filter`. It also skips exceptions of pipes that read streams and
-    archives, and of pipes that do not support an item. If a stream is broken, its remaining part is left out.
+    archives, and of pipes that do not support an item. The remaining part of a broken stream is left out.
 
     Exceptions from your own generators and iterables are not skipped, because a generator ends when it raises an
     exception. A note on such an exception explains why it was not skipped. `on_error` never skips errors from listing a
@@ -45,12 +45,13 @@ class OnError(IterDataPipe[T_co]):
         limit: maximum number of items that are skipped in an epoch, in each process. A float is the maximum fraction of
             the items of each pipe, which is checked from the pipe's 100th item on, and at the end of the epoch. If
             `limit` is None (the default), any number of items may be skipped.
-        log: the path of a file to which each process appends a line of JSON for each skipped item; None (the default)
-            for no file. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the number of
-            the `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the number of
-            the `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The field `key` is the path
-            of the file, URL or archive member that a pipe was reading, or describes the first argument of the function
-            that raised the exception. Every epoch and run appends to the log, so several lines can have one key.
+        log: the path of a log file; each process appends a line of JSON for every item that it skips. None (the
+            default) for no log. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the
+            number of the `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the
+            number of the `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The field `key` is
+            the path of the file, URL or archive member that a pipe was reading, or describes the first argument of the
+            function that raised the exception. Every epoch and run appends to the log, so several lines can have one
+            key.
 
     Raises:
         ValueError: `how` has an unsupported value, or `limit` is negative or a fraction over 1.
@@ -68,7 +69,6 @@ class OnError(IterDataPipe[T_co]):
     iteration_state = ()
     #: A run that resumes from a state may use another `log`, because `log` does not affect the items.
     tuning = frozenset({"log"})
-    #: The function `skipper_of` recognizes an `on_error` pipe by this attribute.
     _skips = True
 
     def __init__(

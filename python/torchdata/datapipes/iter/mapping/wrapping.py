@@ -82,17 +82,17 @@ class IterableWrapper(IterDataPipe[T_co]):
 
     Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time. Datasets
     with `__len__` and `__getitem__` but without `__iter__` are read by index, so their position is restored in constant
-    time. If such a dataset is followed by a `sharding_filter`, each process loads only the items of its own share.
+    time. If such a dataset is followed by a `sharding_filter`, each process loads only the items in its share.
 
     If the iterable or its iterators have `state_dict` and `load_state_dict`, these methods restore the position (see
-    `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, a state that is saved between two
-    epochs also contains the state of the iterable.
+    `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state of the iterable is saved
+    between two epochs, too.
 
-    An iterable without `state_dict` and indices is reread up to the position, with the original states of the global
-    random generators. Some of the reread items are compared with the original items. If the items differ, for example
-    because of an unseeded random order, resuming raises `RuntimeError` unless the loader's state is loaded with
-    `strict=False`. If the iterable draws from the global generators for each item, different items cause only a
-    `RuntimeWarning`, because other code may draw numbers between two items.
+    Any other iterable is reread up to the saved position, with the original states of the global random generators.
+    Some of the reread items are compared with the original items. If the items differ, for example because of an
+    unseeded random order, resuming raises `RuntimeError` unless the loader's state is loaded with `strict=False`. If
+    the iterable draws from the global generators for each item, different items cause only a `RuntimeWarning`, because
+    other code may have drawn numbers, too.
 
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that
@@ -117,12 +117,12 @@ class IterableWrapper(IterDataPipe[T_co]):
     data_attributes = frozenset({"iterable"})
     #: The object that reads an iterable that can neither seek nor save its state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: The object that reads `iterable`, if `iterable` or its iterators have a `state_dict`. `_loaded` is the stream's
-    #: state, from which the next iteration resumes.
+    #: The object that reads `iterable`, if `iterable` or its iterators have a `state_dict`. `_loaded` is the state that
+    #: the next iteration resumes from.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
-    #: `_was_read`: whether the current epoch reads the user's one-shot iterator, not a copy. `_is_used_up`: whether an
-    #: earlier epoch has read the one-shot iterator.
+    #: For an iterator that cannot be copied: whether the current epoch (`_was_read`) and the previous epoch
+    #: (`_is_used_up`) read it.
     _was_read = _is_used_up = False
     _has_warned = False
     _is_strict = True
@@ -182,7 +182,7 @@ class IterableWrapper(IterDataPipe[T_co]):
     def _warn_if_empty(self) -> None:
         """Warns of an empty epoch, which usually means that the iterable was already read.
 
-        In worker processes, there is no warning, because a worker's share of the items may be empty.
+        Worker processes do not warn, because a worker's share of the items may be empty.
         """
         is_worker = random.is_replica or multiprocessing.parent_process() is not None
         if self._has_warned or is_worker or isinstance(self.iterable, Sized):
@@ -215,8 +215,8 @@ class IterableWrapper(IterDataPipe[T_co]):
         return source
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the epoch, if the iterable has `set_epoch`, and the state of the iterable or of its iterator. For an
-        iterable that has no state and cannot seek, the state contains a checksum of some items.
+        """Returns the state of the iterable or of its iterator, and the epoch if the iterable has `set_epoch`. If the
+        iterable can neither save its state nor seek, the result contains a checksum of some items.
 
         The saved position is the number of items that were yielded.
 

@@ -34,10 +34,10 @@ _MIN_LEN = "``min_len`` should be larger than 0 and equal to or smaller than ``m
 class BucketBatcher(IterDataPipe[DataChunk[Any]]):
     """Makes batches of similar items by sorting one bucket of items at a time, and yields the batches in random order.
 
-    Items are first shuffled in pools of `bucket_num` buckets, unless `sort_key` is given and `bucket_num` is 1. A
-    bucket has `batch_size * batch_num` items. If `sort_key` is given, each bucket is sorted and divided into batches,
-    and then the batches are shuffled. The length is known only if `sort_key` is None and `use_in_batch_shuffle` is
-    False.
+    A bucket has `batch_size * batch_num` items. Items are first shuffled in pools of `bucket_num` buckets. This step is
+    skipped if `sort_key` is given and `bucket_num` is 1. If `sort_key` is given, each bucket is sorted and divided into
+    batches, and then the batches are shuffled. The length is known only if `sort_key` is None and
+    `use_in_batch_shuffle` is False.
 
     Args:
         datapipe: the pipe to read.
@@ -47,9 +47,9 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         bucket_num: number of buckets in a pool of items that are shuffled together, 1 by default.
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
             `functools.partial(sorted, key=len)`. If `sort_key` is None, items are not sorted.
-        use_in_batch_shuffle: whether each pool of items is shuffled separately, and likewise each group of `bucket_num`
-            batches; True by default. If `use_in_batch_shuffle` is False, items are shuffled with a buffer of one pool,
-            and batches with a buffer of one bucket.
+        use_in_batch_shuffle: True (the default) shuffles each pool of items separately, and later each group of
+            `bucket_num` batches. False uses a shuffle buffer instead, as large as a pool for items, and as large as a
+            bucket for batches.
 
     Raises:
         AssertionError: `batch_size`, `batch_num` or `bucket_num` is not positive.
@@ -109,7 +109,7 @@ def _sorted_bucket(sort_key: Callable[[list[Any]], Any], bucket: list[Any]) -> l
 
 
 class _Measured(tuple[Any]):
-    """A tuple whose only member is the length of an item.
+    """A tuple with the length of an item as its only member.
 
     A heap of these tuples compares lengths without running Python code.
     """
@@ -144,8 +144,8 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
         min_len: minimum length; shorter items are dropped, and streams in them are closed. 0 by default.
         max_len: maximum length; longer items are dropped. `max_token_count` by default.
         buffer_size: maximum number of items in the buffer, 1,000 by default.
-        include_padding: whether each item counts as long as the batch's longest item, as after padding; False by
-            default.
+        include_padding: whether the total length of a batch includes padding, which makes all its items as long as the
+            longest item; False by default.
 
     Raises:
         TypeError: `len_fn` is not a function, a length is not a number, or `buffer_size` is not an integer.

@@ -166,7 +166,7 @@ class SequentialSampler:
 
 
 class Sampler(IterDataPipe[Any]):
-    """Yields the values of a sampler, which are usually indices of a source's items.
+    """Yields the values of a sampler; usually, these are indices of a source's items.
 
     Args:
         datapipe: the source, which must have a length.

@@ -57,12 +57,12 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     #: The buffered results, each with its remaining members. If shuffling is turned off, the list contains only the
     #: current result.
     _buffer: list[Any] = state(list, items=True, saved=False)
-    #: The index in `_buffer` of the result with the next member to yield; None if the buffer is not full.
+    #: The index in `_buffer` of the result that yields the next member; None while the buffer is being filled.
     _next: int | None = state()
     _asked: Parts | None = state(items=True, saved=False)
-    #: Contains the last item that was read, until the item's result is in the buffer.
+    #: A list with the last item that was read, until the item's result is in the buffer.
     _waiting: list[Any] = state(list, items=True)
-    #: The results in a loaded state, with which the next iteration fills its buffer.
+    #: The results in a loaded state, which the next iteration puts into its buffer.
     _restored: list[dict[str, Any]] | None = state(items=True, saved=False)
 
     def __init__(
@@ -130,7 +130,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
                     del buffer[index]
 
     def _drop_broken(self) -> None:
-        """Drops a result whose member has raised an exception."""
+        """Drops the result that has raised an exception."""
         if self._shuffling:
             self._buffer[:] = [parts for parts in self._buffer if parts is not self._asked]
         else:

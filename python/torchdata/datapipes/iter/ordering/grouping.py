@@ -17,8 +17,8 @@ from torchdata.datapipes.datapipe import DataChunk, IterDataPipe, R, T, T_co
 __all__ = ["Batcher", "Grouper", "UnBatcher"]
 
 
-#: The largest batch size for which `zip_longest` collects the items. `zip_longest` always allocates a tuple of the
-#: batch size, which wastes memory for large batches.
+#: Batches up to this size are collected by `zip_longest`. `zip_longest` always allocates a tuple of the batch size,
+#: which would waste memory for larger batches.
 _ZIPPED = 1024
 
 _NOTHING = object()
@@ -89,9 +89,8 @@ class Batcher(IterDataPipe[T_co]):
             yield wrap(batch)
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
-        # `zip_longest` keeps its result tuple for the next batch if nothing else refers to it, and the tuple would keep
-        # the items of the last batch alive. `chunk` refers to the tuple, so that `zip_longest` creates a new tuple for
-        # each batch.
+        # If nothing else refers to its result tuple, `zip_longest` reuses the tuple, which keeps the items of the last
+        # batch in memory. The reference in `chunk` prevents the reuse.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)

@@ -53,9 +53,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
     - `"first_fit"`: the first incomplete row that has room for the sequence, or a new row. If there are more than
       `buffer_size` incomplete rows, the row with the most tokens is yielded. `"first_fit"` changes the order of the
       sequences, but rows need little padding.
-    - `"in_order"`: the current row. If the sequence does not fit into this row, the row is yielded, and the sequence
-      begins a new row.
-    - `"cut"`: the current row. If the sequence does not fit into this row, it is cut at the end of the row, and its
+    - `"in_order"`: the current row, or a new row if the sequence does not fit into the current row.
+    - `"cut"`: the current row. A sequence that does not fit into this row is cut at the end of the row, and its
       remaining tokens begin a new row. With `"cut"`, all rows except the last are full.
 
     A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one row.
@@ -75,8 +74,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
             Without `first_value`, a model that shifts labels by one learns to predict the first token of a sequence
             from the end of the sequence before it.
         columns: the columns of mappings to pack; None for all columns.
-        add: which of the columns `"position_ids"` and `"cu_seqlens"` to add; both by default. If the items already
-            contain a column `"position_ids"` or `"cu_seqlens"`, their column is left out.
+        add: which of the columns `"position_ids"` and `"cu_seqlens"` to add; both by default. Columns of the items that
+            already have these names are left out.
         drop_last: whether `"cut"` leaves out an incomplete last row; False by default.
 
     Raises:

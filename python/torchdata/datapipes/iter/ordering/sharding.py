@@ -27,7 +27,7 @@ __all__ = ["SHARDING_PRIORITIES", "ShardingFilter", "ShardingRoundRobinDispatche
 
 
 class SHARDING_PRIORITIES(IntEnum):
-    """The levels at which items are divided: first among ranks, then among the workers of each rank.
+    """The levels of dividing items: first among ranks, then among the workers of each rank.
 
     The values are the same as in torch's enum, so members of both can be compared.
 
@@ -46,13 +46,13 @@ class SHARDING_PRIORITIES(IntEnum):
 class ShardingFilter(IterDataPipe[T_co]):
     """Yields this process's share of the items: after `apply_sharding(n, i)`, every n-th item, starting with item i.
 
-    Every process reads the whole source, in an order that must be the same in all processes. A loader compares the
-    orders of its workers and raises an error if they differ.
+    Every process reads the whole source, in an order that must be the same in all processes. A loader raises an error
+    if the orders of its workers differ.
 
-    Each item is loaded and mapped only in the process to which the item is assigned, if two conditions hold. First, the
-    source is a map pipe (by `to_iter_datapipe`, `shuffle` or `sample_by`) or an `IterableWrapper` of a dataset without
-    `__iter__`. Second, all pipes between the source and the filter are `shuffle`, `map` or `sharding_filter`. If the
-    source is an `IterableWrapper` of a range, list, tuple or array, the filter does not read items of other processes.
+    Each process loads and maps only the items of its share if two conditions hold. First, the source is a map pipe (by
+    `to_iter_datapipe`, `shuffle` or `sample_by`) or an `IterableWrapper` of a dataset without `__iter__`. Second, all
+    pipes between the source and the filter are `shuffle`, `map` or `sharding_filter`. If the source is an
+    `IterableWrapper` of a range, list, tuple or array, the filter does not read items of other processes.
 
     Some sources, such as Hugging Face's `IterableDataset`, divide their items among workers, according to
     `torch.utils.data.get_worker_info()`. A `sharding_filter` turns off the division in a source that divides its items
@@ -60,8 +60,8 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     Args:
         source_datapipe: the pipe to read.
-        sharding_group_filter: the only level at which this pipe divides items: a member of `SHARDING_PRIORITIES`, or an
-            integer of your own. If `sharding_group_filter` is None (the default), the pipe divides items at all levels.
+        sharding_group_filter: restricts this pipe to one level: a member of `SHARDING_PRIORITIES`, or an integer of
+            your own. If `sharding_group_filter` is None (the default), the pipe divides items at all levels.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -76,15 +76,15 @@ class ShardingFilter(IterDataPipe[T_co]):
         "ShardingPolicy.enable": "_sharding_enabled",
     }
 
-    #: Whether the source itself splits its items among workers, so that this filter must not split them a second time.
-    #: The loader raises an error if two workers read the same items.
+    #: Whether the source itself divides its items among workers, so that this filter must not divide them a second
+    #: time. The loader raises an error if two workers read the same items.
     source_splits_itself: bool = False
 
     _taken: int = state(0)  # items read from the source before the current iterator was created
     _yielded_before: int = state(0, saved=False)  # items yielded before the current iterator was created
-    #: The number of items that a resumed run must recompute, from the source's saved state to this filter's position.
-    #: The number is 0 unless one process reads the source for several shards (see `common_parts`). `_generators`
-    #: contains the states that the global random generators had when the states of the sources were saved.
+    #: If one process reads the source for several shards (see `common_parts`): the number of items that a resumed run
+    #: must recompute to move from the source's saved state to this filter's position. `_generators` contains the states
+    #: that the global random generators had when the states of the sources were saved.
     _behind: int = state(0)
     _generators: Any = state()
 
@@ -186,7 +186,6 @@ class ShardingFilter(IterDataPipe[T_co]):
         return can_wait(self.source_datapipe)
 
     def _gives_each_item_to_one_worker(self) -> bool:
-        """Returns whether each item is yielded by only one worker, for any number of workers."""
         if not self._sharding_enabled or self.source_splits_itself:
             return False
         return self.sharding_group_filter in (None, SHARDING_PRIORITIES.MULTIPROCESSING)
@@ -231,7 +230,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         return self._shard().own_before(length_of(self, self.source_datapipe))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the number of items of the source that were read, up to the last yielded item."""
+        """Returns the position in the source after the last yielded item."""
         taken, behind, generators = self._position(), self._behind, self._generators
         saved = None if self._share is None else self._share.saved()
         if saved is not None:

@@ -111,7 +111,7 @@ class _OfCluster:
 
 @functional_datapipe("list_files_by_ais")
 class AISFileLister(_OfCluster, GivenLength, ListsRoots):
-    """Yields the URLs of the objects in an AIStore cluster whose names begin with given prefixes.
+    """Lists objects in an AIStore cluster: yields the URLs that begin with given prefixes.
 
     The objects of a prefix are sorted by name. If the cluster serves objects of another provider, their URLs name this
     provider (`aws://bucket/`, `gcp://bucket/`).
@@ -165,7 +165,7 @@ class _AISRecipe(ObjectRecipe):
 class _AISObject(RemoteFile[_AISRecipe]):
     """An object as a file. Sequential reads use one HTTP response. The first read after a seek sends a new request."""
 
-    #: The offset, in the object, of the next byte that the current response will return.
+    #: The offset in the object where the current response continues.
     _answer_at = 0
 
     def _opened(self, recipe: _AISRecipe) -> _AISRecipe:

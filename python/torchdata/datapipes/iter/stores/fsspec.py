@@ -42,9 +42,9 @@ def _is_local(fs: Any) -> bool:
 class FSSpecFileLister(ListsFolders):
     """Yields the URLs of the files and directories in one or several directories of any file system of fsspec.
 
-    The URLs are in the order in which the file system lists them; local files are sorted by name. If a root is a file,
-    its URL is yielded. A yielded URL has the protocol of the root. If the root is a chain of URLs (joined by `::`), the
-    yielded URL also contains the further URLs of the chain. For example, the root `zip://images::archive.zip` yields
+    The URLs are in the order of the file system's listing; local files are sorted by name. If a root is a file, its URL
+    is yielded. A yielded URL has the protocol of the root. If the root is a chain of URLs (joined by `::`), the yielded
+    URL also contains the further URLs of the chain. For example, the root `zip://images::archive.zip` yields
     `zip://images/1.png::archive.zip`, which `open_files_by_fsspec` opens.
 
     Args:
@@ -80,7 +80,7 @@ class FSSpecFileLister(ListsFolders):
 def _naming(root: str, path: str) -> Callable[[str], str]:
     links = root.split("::")
     # In a chain such as `simplecache::s3://bucket`, fsspec lists the first link that has a path, here `s3://bucket`.
-    # The URLs of all entries must repeat the other links of the chain.
+    # The URL of each entry must repeat all further links of the chain.
     index = next((i for i, link in enumerate(links) if "://" in link), len(links) - 1)
     protocol, separator, _ = links[index].rpartition("://")
     start = "".join(f"{link}::" for link in links[:index])
@@ -127,8 +127,7 @@ class _FSSpecRecipe:
         if self.mode[0] == "r":
             with on_failure(file.close):
                 self._check_version(getattr(file, "details", None))
-        # The file refers to its file system, so that the file system of an archive stays open as long as the file is
-        # used.
+        # This reference keeps the file system of an archive open as long as the file is used.
         with suppress(AttributeError):
             file.opened_by = fs
         return file
@@ -243,7 +242,7 @@ class FSSpecSaver(SavesItems):
     def _save(self, path: str, data: Any) -> None:
         fs, inner = _file_system(type(self).__name__, path, self.kwargs_for_connection)
         if _is_local(fs) and "w" in self.mode:
-            # The temporary file must have the extension of `inner`, from which fsspec may infer the compression.
+            # The temporary file must have the extension of `inner`, because fsspec may infer the compression from it.
             with appearing(inner, replace=True, ending=os.path.splitext(inner)[1]) as temporary:
                 self._write(fs, temporary, data)
         else:

@@ -67,8 +67,8 @@ class _HasPathManager:
 class IoPathFileLister(_HasPathManager, ListsFolders):
     """Lists one or several directories with iopath: yields the paths of files and subdirectories.
 
-    The paths are in the order in which the handler lists them; local files are sorted by name. If a root is a file, its
-    path is yielded. Some handlers of iopath do not support listing.
+    The paths are in the order of the handler's listing; local files are sorted by name. If a root is a file, its path
+    is yielded. Some handlers of iopath do not support listing.
 
     Args:
         root: a directory or file, a sequence of them, or a pipe that yields them: local paths or URLs.
@@ -119,8 +119,8 @@ class _IoPathRecipe:
 class IoPathFileOpener(_HasPathManager, OpensFiles):
     """Opens files by iopath: yields pairs of path and stream.
 
-    A stream closes its file when the stream is deleted. A stream can be pickled with its path manager, by which the
-    unpickled stream reopens the file.
+    A stream closes its file when the stream is deleted. A stream is pickled together with its path manager, which the
+    unpickled stream uses to reopen the file.
 
     Args:
         source_datapipe: yields local paths or URLs.

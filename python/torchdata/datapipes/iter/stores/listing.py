@@ -36,12 +36,12 @@ class ListsRoots(IterDataPipe[str]):
     _last: Any = state()
 
     def _entries(self, root: str, after: Any) -> Iterator[tuple[Any, str]]:
-        """Yields pairs of position and name for the entries of a root after the position `after`."""
+        """Yields a pair of position and name for each entry of `root` after the position `after`."""
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` begins the source's epoch now, not when the first item is requested. Otherwise, a state that is saved
-        # before the first request would belong to the previous epoch.
+        # `iter` begins the source's epoch now, because a state that is saved before the first item is requested would
+        # otherwise belong to the previous epoch.
         return self._names_of_all(iter(sources_of(self)[0]))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:
@@ -115,7 +115,7 @@ class OpensFiles(ItemByItem[tuple[str, StreamWrapper]]):
         self.mode = check_mode(type(self).__name__, mode)
 
     def _recipe(self, name: str) -> Any:
-        """Returns the recipe by which an unpickled stream reopens the file."""
+        """Returns the recipe that an unpickled stream uses to reopen the file."""
         raise NotImplementedError
 
     def _result(self, name: Any) -> tuple[str, StreamWrapper]:

@@ -29,7 +29,8 @@ class ObjectRecipe:
     """Describes how to open an object of a store.
 
     Args:
-        version: the object's tag and size in bytes when it was first opened; None if it was not opened yet.
+        version: the tag and the size in bytes that the object had when it was first opened; None if it was not opened
+            yet.
     """
 
     url: str

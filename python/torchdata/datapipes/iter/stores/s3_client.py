@@ -34,7 +34,8 @@ _STORES = {
     "az": ("AzureStore", "endpoint", "Azure"),
 }
 _ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "base_url")
-#: Environment variables with credentials, any of which replaces the credentials of an AWS profile.
+#: Environment variables with credentials. If one of these variables is set, the credentials of the AWS profile are
+#: ignored.
 _OTHER_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SKIP_SIGNATURE",
@@ -67,7 +68,7 @@ class S3TimeoutError(TimeoutError, S3Error):
 
 @dataclass(frozen=True)
 class S3Settings:
-    """The settings of a store, which can be pickled, whereas obstore's stores cannot.
+    """The settings of a store. They can be pickled, whereas obstore's stores cannot.
 
     Args:
         request_timeout_ms: milliseconds without a response after which a request fails; -1 for `DEFAULT_TIMEOUT_MS`.
@@ -203,7 +204,7 @@ os.register_at_fork(after_in_child=_begin_in_child)
 
 def _own_copy() -> Any:
     """Loads a second copy of obstore's extension module for this forked child. The dynamic linker loads the same file
-    or path only once, so the module is copied to an anonymous file whose path contains the process id."""
+    or path only once, so the module is copied to an anonymous file with the process id in its path."""
     from importlib.machinery import ExtensionFileLoader
     from importlib.util import module_from_spec, spec_from_file_location
 

@@ -17,11 +17,11 @@ from torchdata.datapipes.iter.stores.s3_client import (
 )
 
 DEFAULT_BUFFER_SIZE = 16 << 20
-#: Size in bytes of each request if several parallel requests fetch one piece of an object. The first request for an
-#: object does not exceed this size, either.
+#: Size in bytes of each request if several parallel requests fetch one piece of an object. This is also the maximum
+#: size of the first request for an object.
 PART_SIZE = 4 << 20
-#: The number of bytes that are requested first after a seek. Each further request for consecutive bytes requests twice
-#: as many bytes as the previous request.
+#: The number of bytes that are requested first after a seek. Each further request for consecutive bytes is twice the
+#: size of the previous request.
 AFTER_SEEK = 256 << 10
 MOST_PARALLEL = 8
 
@@ -54,7 +54,7 @@ class S3Recipe(ObjectRecipe):
             try:
                 return obstore.get(store, key, options=options)
             except Exception as error:
-                # A range request for an empty object fails with status 416.
+                # If the object is empty, the range request fails with status 416, which is not an error.
                 if start or " 416 " not in str(error) or obstore.head(store, key)["size"]:
                     raise
                 return None

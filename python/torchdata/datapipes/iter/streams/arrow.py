@@ -1,4 +1,4 @@
-"""The pipes that read a table part by part: ArrowReader, and LanceReader, whose parts are single rows.
+"""The pipes that read a table in parts: ArrowReader, and LanceReader for single rows.
 
 Role: the source of these pipes yields the numbers of the parts to read, usually
 from the map pipe `ArrowParts`. One part is in memory at a time, such as a row
@@ -40,8 +40,8 @@ class ArrowReader(IterDataPipe[Any]):
             `shuffle`, and then by pipes such as `sharding_filter`. The source may be a table that `ArrowParts` accepts;
             its parts are then read in order.
         columns: the columns to read, in this order; None (the default) for all.
-        parts: the `ArrowParts` pipe that lists the parts, whose numbers the source yields. If `parts` is None (the
-            default), the source must contain only one `ArrowParts`, which is used.
+        parts: the `ArrowParts` pipe that assigns the part numbers. If `parts` is None (the default), the source must
+            contain only one `ArrowParts`, which is used.
         rows: whether each item is a row: a dict from column names to Python values. If `rows` is False, items are
             frames.
         frame_size: the number of rows per frame (the last frame of a part may have fewer); None for one frame per part.
@@ -57,7 +57,7 @@ class ArrowReader(IterDataPipe[Any]):
         ValueError: the table lacks a column, or the library is unknown; or, while iterating, a file lacks a column or
             has another type for it, or a column of integers has nulls (see `load_parquet_as_df`).
         OSError: while iterating, a file cannot be opened or is damaged.
-        ModuleNotFoundError: pyarrow or the library is not installed; the message says how to install it.
+        ModuleNotFoundError: pyarrow or the library is not installed; the message contains the command to install it.
 
     Example:
         >>> import pyarrow
@@ -76,7 +76,7 @@ class ArrowReader(IterDataPipe[Any]):
     #: is the number of rows of the part that were yielded.
     _part: int | list[int] | None = state()
     _row: int = state(0)
-    #: The name of the part. Loading a state raises an error if the part with the number `_part` has another name.
+    #: The name of the part. If a part has another name when its state is loaded, an error is raised.
     _name: str | None = state()
 
     def __init__(

@@ -23,7 +23,7 @@ _CHUNK = 1 << 20
 
 @contextlib.contextmanager
 def appearing(path: str, *, replace: bool, ending: str = ".part") -> Iterator[str]:
-    """Yields a temporary path to which the caller writes a local file, and then renames the file to `path`. After an
+    """Yields a temporary path, where the caller writes a local file, and then renames the file to `path`. After an
     error, the temporary file is removed.
 
     A file that is not regular, such as a named pipe, is written directly.
@@ -113,7 +113,8 @@ def write_file(
 
     Args:
         data: bytes or text, an open stream (read in pieces and closed), or an iterable of pieces.
-        alone: whether the caller holds the lock of the path; if not, the temporary file has a unique name.
+        alone: whether the caller has locked the path. Without a lock, the temporary file has a unique name, because
+            other processes may write the same file.
         expected: the checksum that the contents must have.
     """
     os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)

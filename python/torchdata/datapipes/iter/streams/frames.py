@@ -27,9 +27,9 @@ class DataFrameMaker(IterDataPipe[Any]):
     """Creates data frames from consecutive rows.
 
     Rows are tuples or lists with one value per column, mappings from column to value, or single values, which make
-    frames of one column. The column names are taken from the first of these that has names: `columns`, the dtype, the
-    rows (mappings and named tuples). Without column names, the library numbers the columns: 0, 1, … in pandas, and
-    column_0, column_1, … in polars and pyarrow.
+    frames of one column. The column names are taken from `columns`, otherwise from the dtype, otherwise from the rows
+    (mappings and named tuples). Without column names, the library numbers the columns: 0, 1, … in pandas, and column_0,
+    column_1, … in polars and pyarrow.
 
     Args:
         source_dp: the pipe of rows.
@@ -46,11 +46,11 @@ class DataFrameMaker(IterDataPipe[Any]):
 
     Raises:
         AssertionError: `dataframe_size` is not positive.
-        TypeError: an argument has the wrong type, or `dtype` is a dtype of torcharrow, which is no longer maintained;
-            or, while iterating, a frame has rows of different types.
+        TypeError: an argument has the wrong type, or `dtype` is a dtype of torcharrow, which is not supported; or,
+            while iterating, a frame has rows of different types.
         ValueError: the library is unknown or does not support the dtype, or the device is unknown; or, while iterating,
             rows have too many or too few values, or a value does not fit its dtype.
-        ModuleNotFoundError: the library is not installed; the message says how to install it.
+        ModuleNotFoundError: the library is not installed; the message contains the command to install it.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper
@@ -130,7 +130,7 @@ class ParquetDataFrameLoader(HoldsStream[Any]):
             not positive; or, while iterating, a file is not a Parquet file or is truncated (pyarrow.ArrowInvalid),
             lacks a column, or has nulls that the type of an array cannot represent.
         OSError: while iterating, a file cannot be opened or is damaged.
-        ModuleNotFoundError: pyarrow or the library is not installed; the message says how to install it.
+        ModuleNotFoundError: pyarrow or the library is not installed; the message contains the command to install it.
 
     Example:
         >>> import pyarrow, pyarrow.parquet

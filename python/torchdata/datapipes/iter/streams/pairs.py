@@ -52,21 +52,21 @@ def can_seek(stream: Any) -> bool:
 
 
 class HoldsStream(IterDataPipe[T_co]):
-    """Reads streams. Subclasses define `_source` and `_read`. A subclass whose position in a stream is more than an
-    offset also defines `_bookmark`."""
+    """Reads streams. Subclasses define `_source` and `_read`. A subclass also defines `_bookmark` if an offset alone
+    does not describe its position in a stream."""
 
     _held: Any = state(saved=False)
-    #: The position at which `_read` begins to read the current stream.
+    #: The position where `_read` begins to read the current stream.
     _place: Any = state(saved=False)
-    #: Whether an iterator is reading the current pair; `_place` is then outdated.
+    #: Whether an iterator is reading the current pair. If so, `_place` is outdated.
     _reading: bool = state(False, saved=False)
 
     def _source(self) -> Any:
         return sources_of(self)[0]
 
     def _read(self, path: str, stream: Any, place: Any) -> Iterator[Any]:
-        """Returns an iterator over the items of a stream from a position on. With `place=None`, the iterator begins at
-        the start of the stream.
+        """Returns an iterator over the items of a stream from the position `place` on; None means the start of the
+        stream.
 
         If possible, subclasses return an iterator that is written in C, which is faster than a generator.
         """
@@ -85,9 +85,9 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # `iter` begins the source's epoch now, not when the first item is requested. Otherwise, a state that is saved
-        # before the first request would belong to the previous epoch. Each pair is read by a separate generator, so
-        # that an exception in one pair does not end the iteration.
+        # `iter` begins the source's epoch now, because a state that is saved before the first item is requested would
+        # otherwise belong to the previous epoch. Each pair is read by a separate generator, so that an exception in one
+        # pair does not end the iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)
@@ -96,7 +96,7 @@ class HoldsStream(IterDataPipe[T_co]):
     def _items_of(self, pair: Any, place: Any = None) -> Iterator[Any]:
         path, stream = path_and_stream(pair, self)
         del pair
-        # By comparing `_held`, an abandoned iterator detects that a newer iterator reads another pair.
+        # If `_held` is another pair later, a newer iterator has replaced this iterator.
         held = self._held = (path, stream)
         self._reading = True
         try:

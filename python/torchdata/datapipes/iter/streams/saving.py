@@ -35,8 +35,8 @@ class Saver(ItemByItem[str]):
 
     A file is written under a temporary name in the same folder and then renamed, so no process sees an incomplete file.
     If the process crashes, its temporary file `.….part` remains. Missing folders are created. An existing file is
-    replaced, and keeps its permissions; if the path is a link, its target is replaced. A file that is not regular (a
-    device, a named pipe) is written directly.
+    replaced, and its permissions are kept. If the path is a link, the target of the link is replaced. A file that is
+    not regular (a device, a named pipe) is written directly.
 
     Args:
         source_datapipe: yields pairs of metadata (a path, if `filepath_fn` is None) and data: str or bytes.
@@ -117,7 +117,7 @@ class HashChecker(ItemByItem[tuple[str, Any]]):
     Raises:
         ValueError: `hash_type` is unknown.
         TypeError: `hash_dict` is not a mapping; or, while iterating, a stream contains text instead of bytes.
-        RuntimeError: while iterating, the hash differs, or `hash_dict` has no hash for the path.
+        RuntimeError: while iterating, the hash differs, or `hash_dict` does not contain the path.
         io.UnsupportedOperation: while iterating, a stream cannot be rewound.
 
     Example:

@@ -22,9 +22,9 @@ _RANGE = r"\{([0-9]+)\.\.([0-9]+)\}"
 class ShardExpander(Unfolding, IterDataPipe[str]):
     """Expands names such as `imagenet-{000..123}.tar` to the names of all shards.
 
-    `{first..last}` is replaced by each number from the first to the last. If `first` begins with 0 and has as many
-    digits as `last`, all numbers are padded with zeros. If a name contains several ranges, the last range changes
-    fastest. Names without a range are yielded unchanged.
+    `{first..last}` is replaced by each number from the first to the last. If `first` begins with 0 and is as long as
+    `last`, all numbers are padded with zeros. If a name contains several ranges, the last range changes fastest. Names
+    without a range are yielded unchanged.
 
     Args:
         source_datapipe: the pipe to read, which yields the names to expand.
@@ -54,7 +54,8 @@ def _expanded(name: Any) -> Iterator[str]:
 
 
 def _names(rest: str, name: str) -> Iterator[str]:
-    """Yields the expansions of `rest`, the end of `name`, one by one, because a range may be long."""
+    """Expands the ranges in `rest`, the end of `name`. The results are yielded one by one, because a range may be
+    long."""
     found = re.search(_RANGE, rest)
     if found is None:
         yield rest

@@ -30,7 +30,7 @@ _DROPPED = "torchdata.dropped"
 
 _BOM = "\ufeff"
 
-#: Number of bytes per read in encodings such as UTF-16, whose lines can be separated only after decoding.
+#: Number of bytes per read if lines can be separated only after decoding, as in UTF-16.
 _PIECE = 1 << 16
 
 _told = False
@@ -55,7 +55,7 @@ codecs.register_error(_DROPPED, _drop)
 
 
 def _cuts_lines(encoding: str) -> bool:
-    """Returns whether bytes in an encoding can be split into lines before decoding, unlike bytes in UTF-16."""
+    """Returns whether encoded text can be split into lines before it is decoded: False for UTF-16, for example."""
     try:
         return "\n\n".encode(encoding)[-2:] == b"\n\n"
     except (LookupError, ValueError, TypeError):  # not a text encoding, so decoding will raise the error
@@ -84,7 +84,7 @@ class _Text(HoldsStream[Any]):
     #: The position of the stream when the pipe received it.
     _start: int | None = state(saved=False)
     _lines_before: int = state(0, saved=False)  # the number of lines to skip from `_start`
-    #: The decoder of a binary stream whose encoding, such as UTF-16, can be split into lines only after decoding.
+    #: The decoder of a binary stream if lines can be separated only after decoding, as in UTF-16.
     _decoder: io.TextIOWrapper | None = state(saved=False)
     #: Whether bytes after the current line were read, so that the stream's `tell` returns a later position.
     _is_ahead: bool = state(False, saved=False)
@@ -155,7 +155,7 @@ class _Text(HoldsStream[Any]):
         return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name in ("utf-8", "utf-8-sig") else b""
 
     def _lines_read(self) -> int:
-        """Returns the number of lines that were read, not including the `_lines_before` skipped lines."""
+        """Returns the number of lines that were read after the `_lines_before` skipped lines."""
         raise NotImplementedError
 
     def _explained(self, error: Exception, path: str) -> Exception:
@@ -321,7 +321,7 @@ class CSVParser(_CSV):
 
 @functional_datapipe("parse_csv_as_dict")
 class CSVDictParser(_CSV):
-    """Yields the rows of CSV files, as dicts whose keys are the fields of each file's first row.
+    """Yields the rows of CSV files as dicts, with the fields of each file's first row as keys.
 
     Args:
         source_datapipe: yields pairs of path and stream. Each stream is closed after it was read.
@@ -352,8 +352,7 @@ class CSVDictParser(_CSV):
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         stand_in, place = super()._bookmark(path, stream)
         reader = self._reader
-        # The property `reader.fieldnames` reads the first row if no row was read yet, so it is used only after the
-        # first row.
+        # If no row was read yet, `reader.fieldnames` would read the first row.
         given = self.fmtparams if self._place is None else self._place
         known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
         return stand_in, {**place, "fieldnames": known}

@@ -51,13 +51,13 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
     Args:
         datapipe: yields pairs of path and binary stream. Each stream is closed after it was read. Compressed streams
             must be decompressed by an earlier pipe.
-        spec: a dict from the name of each feature to read to a pair of shape and dtype. The shape is a tuple, in which
-            one length may be -1 (inferred), or None to keep the shape of the values in the record. The dtype is a dtype
-            of NumPy or torch, or None for the type in the record; a feature of bytes requires None, and becomes a
-            nested list. If a dtype is given, the steps of a feature list are stacked into one array. If the value for a
-            name is None instead of a pair, the feature stays unchanged. If a SequenceExample contains a name both in
-            its context and among its feature lists, the name refers to the context. Without a spec, all features are
-            read unchanged.
+        spec: a dict from the name of each feature to read to a pair of shape and dtype. The shape is a tuple (one
+            length may be -1, which is then inferred), or None to keep the shape in the record. The dtype is a dtype of
+            NumPy or torch, or None for the type in the record; a feature of bytes requires None, and becomes a nested
+            list. If a dtype is given, the steps of a feature list are stacked into one array. If the value for a name
+            is None instead of a pair, the feature stays unchanged. If a SequenceExample contains a name both in its
+            context and among its feature lists, the name refers to the context. Without a spec, all features are read
+            unchanged.
         length: the number of records that `len` returns; with -1 (the default), `len` raises TypeError.
         verify_checksums: whether records with wrong checksums (CRC-32C) cause an error; True by default.
         max_length: maximum size of a record in bytes, 128 MiB by default; None for 2 GiB, the limit of protocol
@@ -126,7 +126,8 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             return detached(stream), self._place
         reader = self._open[1]
         stand_in = detached(stream, reader.offset if self._tells else None)
-        # If the stream cannot be reopened, the state must contain the bytes after the last yielded record.
+        # If the stream cannot be reopened, the state must contain the bytes that were read after the last yielded
+        # record.
         unread = reader.unread if stand_in is stream else b""
         return stand_in, {"offset": reader.offset, "record": reader.record, "unread": unread}
 

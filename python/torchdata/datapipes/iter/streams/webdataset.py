@@ -1,8 +1,8 @@
 """The pipe that groups the files of an archive into samples: WebDataset.
 
-Role: consecutive files whose paths differ only in the extension form one sample. A saved state contains the incomplete
-sample, including its streams. When an iteration is abandoned, the streams of the incomplete sample are replaced by
-placeholders that can reopen them.
+Role: consecutive files form one sample if their paths differ only in the extension. A saved state contains the
+incomplete sample, including its streams. When an iteration is abandoned, the streams of the incomplete sample are
+replaced by placeholders that can reopen them.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     Args:
         source_datapipe: yields pairs of path and data, such as the streams of `load_from_tar` or decoded data.
         strict: whether to raise an error (the default) if a sample contains a field twice, or if its files are not
-            adjacent. Gaps of more than tens of thousands of samples are not detected. A complete copy of an earlier
-            sample is accepted. With `strict=False`, as in torchdata 0.9, a second file of a field replaces the first
-            file. Files of a sample that are not adjacent become separate samples.
+            adjacent. Separated files are not detected if tens of thousands of samples are between them. A complete copy
+            of an earlier sample is accepted. With `strict=False`, as in torchdata 0.9, a second file of a field
+            replaces the first file. Files of a sample that are not adjacent become separate samples.
 
     Returns:
         Dicts of the data by field, with the key under `"__key__"`.
@@ -58,7 +58,7 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
 
     tuning = frozenset({"strict"})  # for well-packed archives, `strict` does not affect the items
 
-    #: A list that contains the incomplete sample. Each iteration has its own list, by which `_park` detects that a
+    #: A list that contains the incomplete sample. Each iteration has its own list, so that `_park` can detect that a
     #: newer iteration has begun.
     _gathering: list[dict[str, Any]] = state(list, items=True)
 
@@ -73,7 +73,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         return self._samples(iter(self.source_datapipe), self._gathering)
 
     def _samples(self, source: Iterator[Any], gathering: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        # No variable here may refer to a yielded sample, so that the consumer can free its memory.
+        # No variable of this generator may refer to a yielded sample, because the sample's memory could then not be
+        # freed.
         with on_failure(lambda: self._park(gathering)):
             for item in source:
                 path, data = path_and_stream(item, self)
@@ -100,8 +101,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
             gathering[:] = [{field: _detached(data) for field, data in sample.items()} for sample in gathering]
 
     def _whole(self, sample: dict[str, Any]) -> dict[str, Any]:
-        """Returns a complete sample. Closes the streams and raises ValueError if an earlier sample with this key
-        contains different files."""
+        """Returns `sample`. If an earlier sample with the same key contains different files, closes the streams and
+        raises ValueError."""
         try:
             self._refuse_scattered(sample)
         except ValueError:

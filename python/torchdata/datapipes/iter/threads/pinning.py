@@ -28,8 +28,8 @@ class PinMemory(_PrefetchBase[T_co]):
 
     Args:
         source_datapipe: the pipe to read.
-        device: the CUDA device for which memory is pinned; None (the default) for the current device at the first
-            iteration.
+        device: the CUDA device to pin memory for; None (the default) for the device that is current when the first
+            iteration begins.
         pin_memory_fn: a function that receives each item and the device, and returns the pinned item.
 
     Raises:
@@ -83,7 +83,7 @@ class PinMemory(_PrefetchBase[T_co]):
 
 
 def _require_cuda(device: Any) -> int:
-    """Returns the index of the device for which to pin: the current device if `device` lacks an index."""
+    """Returns the index of `device`; if `device` lacks an index, the index of the current CUDA device."""
     remedy = "take pin_memory out of the pipeline here, or give it a pin_memory_fn of your own"
     if importlib.util.find_spec("torch") is None:
         raise RuntimeError(f"PinMemory needs PyTorch with CUDA, but PyTorch is not installed; {remedy}")

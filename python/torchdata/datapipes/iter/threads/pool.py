@@ -1,7 +1,7 @@
 """The thread pool that calls the function of a `threadpool_map` pipe, and returns results in order.
 
-Role: a pool serves one iteration, and its queue owns the submitted items and the pending results. The threads do not
-refer to the pool object, so that dropping the iterator frees and closes the pool.
+Role: each iteration has its own pool. The pool's queue contains the submitted items and the pending results. The
+threads do not refer to the pool object, so that dropping the iterator frees and closes the pool.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Pool:
     def close(self) -> None:
         """Makes each thread end after its current call.
 
-        Items for which the function was not called yet are kept, so that a state can contain them. This method may be
-        called repeatedly, from any thread, and by the garbage collector.
+        Items that still wait for a call are kept, so that a state can contain them. This method may be called
+        repeatedly, from any thread, and by the garbage collector.
         """
         self._work.close()
         if self.is_inherited():
@@ -164,8 +164,8 @@ class Pool:
 def _entry(kind: str, content: Any, kept: tuple[Any] | None) -> tuple[str, Any]:
     """Returns the kind and the content that a state stores for one submitted item.
 
-    For a failed call, the content is the item instead of the error if the item is immutable (`kept`), because the error
-    may not be picklable.
+    If the call has failed and the item is immutable (`kept`), the content is the item, because the error may not be
+    picklable.
     """
     if kind == "error" and kept is not None:
         return "item", kept[0]

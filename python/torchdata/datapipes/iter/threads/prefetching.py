@@ -4,7 +4,7 @@ Role: the thread that iterates the pipe begins the iteration of the source, and 
 puts the source's items into a bounded native queue, until the source ends or fails, or the pipe's iterator is closed.
 The daemon thread does not refer to the pipe's iterator, so the thread ends when the iterator is dropped.
 
-A forked child has no daemon thread, and does not use the inherited queue.
+A forked child lacks the daemon thread, and does not use the inherited queue.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _PrefetchData(ReadAhead):
         self.source: Iterator[Any] | None = source
         #: The object that keeps the read-ahead thread paused between `pause()` and `resume()`.
         self.pause: ReadAheadHold | None = None
-        #: Whether the pipe was shut down, so that no further iteration may follow.
+        #: Whether the pipe was shut down; no further iteration may follow.
         self.abandoned = False
         self._left = False
         self.is_over = False
@@ -46,7 +46,7 @@ class _PrefetchData(ReadAhead):
         self.taken = 0
         #: The object that pauses the thread if the iteration is a replay; otherwise None.
         self.halt: Halt | None = None
-        #: Set when the thread, which may be waiting for an item of the source, no longer uses the source's iterator.
+        #: Set when the thread no longer uses the source's iterator. Until then, the source may be computing an item.
         self.released = Latch()
 
     def begin(self, worker: Callable[[_PrefetchData], None]) -> None:
@@ -160,8 +160,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         self.buffer_size = check_int(name, "buffer_size", buffer_size, least=1, words=POSITIVE.format("buffer_size"))
 
     def _worker(self) -> Callable[[_PrefetchData], None]:
-        """Returns the function that the read-ahead thread runs. The function must not refer to the pipe, which would
-        otherwise live as long as the thread."""
+        """Returns the function that the read-ahead thread runs. The function must not refer to the pipe, because the
+        thread would then keep the pipe in memory."""
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
@@ -194,8 +194,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the paused thread has read ahead in the latest iteration; None if the pipe has begun only
-        `passes` iterations."""
+        """Returns how far the paused thread has read ahead; None if no iteration has begun after the first `passes`
+        iterations."""
         data = self._data
         if data is None or data.is_inherited or self._passes == passes:
             return None
@@ -272,7 +272,7 @@ class _PrefetchBase(IterDataPipe[T_co]):
                 pause.release()
 
     def _held(self, data: _PrefetchData) -> ReadAheadHold:
-        """Pauses the thread. The thread stays paused until the caller releases the returned object."""
+        """Pauses the read-ahead thread until the caller releases the returned object."""
         hold = data.queue.hold()
         with on_failure(hold.release):
             if not hold.wait(self.patience) or not data.await_release(self.patience):
@@ -323,7 +323,7 @@ def end_threads(datapipe: Any) -> None:
 def stop_reading(datapipe: Any) -> None:
     """Stops the read-ahead threads of an abandoned iteration, before the seeds of the next iteration are set.
 
-    If a thread continued to read, a `cycle` in the graph could use seeds of the next iteration too early.
+    A thread that continued to read could make a `cycle` use the new seeds in the old iteration.
     """
     for pipe in pipes_with_threads(datapipe) if are_there_any() else ():
         pipe._stop_reading()

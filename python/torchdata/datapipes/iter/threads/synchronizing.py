@@ -5,8 +5,8 @@ ranks then *vote* on whether every rank has an item.
 
 Each vote is one all-reduce: every rank contributes a number, and all ranks receive the minimum of the numbers. With n
 ranks, rank r contributes `-(r + 1)` if it ends its run, and `-(n + r + 1)` if it has raised an exception. As soon as
-one rank has no item in a vote, the votes end, so all ranks yield equally many items. When a loader resumes, no vote
-takes place for items that a rank rereads, because the number of these items may differ between ranks.
+one rank lacks an item in a vote, the votes end, so all ranks yield equally many items. When a loader resumes, the ranks
+do not vote on reread items, because the number of these items may differ between ranks.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from torchdata.datapipes.iter.threads.prefetching import _END, _PrefetchBase, _P
 __all__ = ["FullSync", "PrefetchTimeoutError"]
 
 
-#: The numbers by which a rank votes: it has an item, has no more items, or has left its loop for the next epoch.
+#: The votes of a rank: it has an item, has reached the end of its items, or has left its loop for the next epoch.
 _HAS, _ENDED, _LEFT = 2, 1, 0
 
 #: If another rank has ended, a rank counts its remaining items for at most this number of seconds.
@@ -59,15 +59,15 @@ class _StepData(_PrefetchData):
 
     Args:
         again: if positive, the number of items that this rank rereads without a vote, because the ranks have already
-            voted on them. If negative, `-again` is the number of votes on items that this rank has already yielded. The
-            rank takes part in these votes before it reads an item.
+            voted on them. If negative, this rank first takes part in `-again` votes without reading an item, because it
+            has already yielded these items.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: This lock is held while an item is moved from `voted_on` to the queue, and while a state is saved, so that
-        #: the state contains the item exactly once.
+        #: Moving an item from `voted_on` to the queue and saving a state both require this lock, so that a state
+        #: contains the item exactly once.
         self.lock = threading.Lock()
         self.slot: int | None = None
         #: The item that this rank has read. When a vote shows that every rank has an item, this item is moved to the
@@ -125,7 +125,8 @@ class _StepData(_PrefetchData):
 
 
 def _fill_in_step(data: _StepData, group: RankGroup) -> None:
-    """Reads an item and votes with the other ranks, as long as every rank has an item. Runs in the pipe's thread."""
+    """Repeatedly reads an item and votes on it with all ranks, until a rank lacks an item. Runs in the pipe's
+    thread."""
     queue = data.queue
     source: Iterator[Any] | None = data.source
     data.source = None
@@ -141,8 +142,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be computing an item
             data.released.set()
         failure = data.failure
-        # If the pipe was shut down, the source may have ended only because its workers have stopped. This rank
-        # therefore reports to the other ranks that its run ends, not that its source has ended.
+        # If the pipe was shut down, the source may have ended only because its workers have stopped, so this rank votes
+        # that its run ends, not that its source has ended.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if goes:
@@ -176,7 +177,7 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
 
 
 class _Hold:
-    """Ends an iteration when neither the pipe nor the iteration's reader refers to this object."""
+    """Ends an iteration when the pipe and the iterator, which share this object, have both dropped it."""
 
     def __init__(self, data: _StepData) -> None:
         self._data = data
@@ -186,8 +187,8 @@ class _Hold:
 
 
 class _StepReader(Iterator[Any]):
-    """The iterator that the consumer reads. Dropping the iterator does not notify the other ranks. Only the next use of
-    the pipe shows whether the user's loop was interrupted, or was left to begin the next epoch."""
+    """The iterator that the consumer reads. Dropping the iterator does not notify any other rank, because the user's
+    loop may have been interrupted, or left to begin the next epoch."""
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
 
@@ -215,7 +216,7 @@ class _StepReader(Iterator[Any]):
 
 
 def _meaning_of_vote(number: int, group: RankGroup) -> str:
-    """Returns the error message for `-(number + 1)`, the vote of a rank that ended its run or raised an exception."""
+    """Returns the error message for the negative vote `-(number + 1)`."""
     if number >= group.world_size:
         what = f"rank {number - group.world_size} raised an exception while it read its items"
     else:
@@ -240,18 +241,18 @@ def _failing(error: BaseException) -> Iterator[Any]:
 
 @functional_datapipe("fullsync")
 class FullSync(_PrefetchBase[T_co]):
-    """Ends the iteration on all ranks as soon as one rank has no more items, so that all ranks yield equally many
+    """Ends the iteration on all ranks as soon as one rank runs out of items, so that all ranks yield equally many
     items.
 
     If one rank raises an exception, exits, or shuts its loader down within an epoch, all remaining ranks raise an error
-    within the timeout. The error names the rank that caused it. If a rank breaks out of its loop and begins its next
-    epoch, the current epoch ends on all ranks. `DistributedReadingService` appends this pipe automatically. The pipe
-    always runs in the main process, even if worker processes run the pipes before it, and reads one item ahead. Put
-    pipes with a read-ahead thread (`prefetch`, `pin_memory`) before `fullsync`, because pausing a thread after
-    `fullsync` would have to wait for other ranks.
+    within the timeout. The message names the rank that has caused the error. If a rank breaks out of its loop and
+    begins its next epoch, the current epoch ends on all ranks. `DistributedReadingService` appends this pipe
+    automatically. The pipe always runs in the main process, even if worker processes run the pipes before it, and reads
+    one item ahead. Put pipes with a read-ahead thread (`prefetch`, `pin_memory`) before `fullsync`, because pausing a
+    thread after `fullsync` would have to wait for other ranks.
 
     Args:
-        datapipe: the pipe to read. Every rank has its own pipe.
+        datapipe: the pipe to read.
         timeout: the number of seconds that a rank waits for all ranks at each item, 1,800 by default.
         process_group: the ranks that end together: a `ProcessGroup` of torch, a `DeviceMesh` of one dimension, or an
             object with `rank`, `world_size` and `all_reduce_min(value)`, which is called in a thread. If
@@ -331,7 +332,8 @@ class FullSync(_PrefetchBase[T_co]):
         return _StepReader(data, hold, self._warn_of_rest)
 
     def _warn_of_rest(self, left: int, is_all: bool) -> None:
-        """Warns once if this rank has more remaining items than an even split among the ranks can leave."""
+        """Warns once if the number of this rank's remaining items shows that the data was divided unevenly among the
+        ranks."""
         graph = Graph(self.source_datapipe)
         shares = max(hooks_of(pipe)._number_of_shares() for pipe in graph)
         if left <= shares:
@@ -352,8 +354,8 @@ class FullSync(_PrefetchBase[T_co]):
         all ranks begin to vote at the same position.
 
         Args:
-            count: if positive, the number of items to reread without voting. If negative, `-count` is the number of
-                votes in which this rank takes part before it reads an item.
+            count: if positive, the number of items to reread without voting. If negative, this rank first takes part in
+                `-count` votes without reading an item.
         """
         self._again = count
 
@@ -361,8 +363,8 @@ class FullSync(_PrefetchBase[T_co]):
         """Returns the items that this rank has read but not yielded, and the exception that this rank's source has
         raised.
 
-        The state does not contain errors that other ranks have caused. If another rank has ended or failed, the last
-        item that this rank has read was not yielded, so the state contains this item.
+        The state does not contain errors that other ranks have caused. If another rank has ended or failed, the state
+        contains the last item that this rank has read, because it was not yielded.
         """
         items, error = self._restored
         data = self._data
@@ -381,7 +383,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends the iteration of this rank. The next vote reports the end to the other ranks."""
+        """Ends the iteration of this rank. The next vote reports the end to all ranks."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:
@@ -421,7 +423,7 @@ class FullSync(_PrefetchBase[T_co]):
     def leave(self, for_good: bool) -> None:
         """Ends the iteration on all ranks. The other ranks detect the end of the iteration when they request an item.
 
-        `leave` does not wait for the other ranks, and does nothing if the iteration is already over.
+        `leave` does not wait for any other rank, and does nothing if the iteration is already over.
 
         Args:
             for_good: whether this rank takes part in no further epoch. If `for_good` is True, all other ranks raise an

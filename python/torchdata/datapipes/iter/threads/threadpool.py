@@ -73,15 +73,16 @@ class _Results(Iterator[Any]):
         pool.wait()
         if before and before != self._generators():
             warn_outside(_DRAWS, RuntimeWarning)
-        # The next item is submitted only after `pool.wait()`, so that pressing Ctrl-C while waiting loses no item.
+        # The next item is submitted only after the wait, so that Ctrl-C during the wait loses no item.
         self._read_ahead(self._ahead + 1)
         take = pool.take
         del self, pool  # a stored error refers to this frame, which would keep these objects alive
         return take()
 
     def _generators(self) -> Sequence[bytes]:
-        """Returns the memory of the global random generators, whose contents change if the pool's threads draw numbers.
-        Returns an empty sequence if no warning is needed, or if threads outside the pool may draw numbers, too."""
+        """Returns a copy of the memory of the global random generators, which changes if the pool's threads draw
+        numbers. Returns an empty sequence if no warning is needed, or if threads outside the pool may draw numbers,
+        too."""
         exchanging = loaded(_EXCHANGING) if self._is_watched else None
         return () if exchanging is None or current_thread() is not main_thread() else exchanging.exchanged_generators()
 
@@ -110,12 +111,12 @@ class _Results(Iterator[Any]):
             del error
 
     def close(self) -> None:
-        """Closes the pool, whose threads end after their current calls."""
+        """Closes the pool. Its threads end after their current calls."""
         self._pool.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # At interpreter exit, the queue is already closed. `is_finalizing` is a parameter, because global variables may
-        # be None at interpreter exit.
+        # At interpreter exit, the pool is already closed. `_is_finalizing` is a default argument, because global
+        # variables may be None at interpreter exit.
         if not _is_finalizing():
             self._pool.close()
 

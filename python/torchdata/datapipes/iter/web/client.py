@@ -19,8 +19,8 @@ from torchdata.datapipes._pipe.checks import check_int, on_failure
 #: The default time limits in seconds: for connecting, and for a server that sends nothing.
 DEFAULT_TIMEOUT = (30.0, 120.0)
 DEFAULT_RETRIES = 3
-#: The delay in seconds before the second retry of a request. There is no delay before the first retry, and each later
-#: retry is delayed twice as long as the retry before it.
+#: The delay in seconds before the second retry of a request. The first retry is not delayed, and from the third retry
+#: on, each delay is twice the previous delay.
 BACKOFF = 1.0
 #: Maximum delay in seconds that a server may request by `Retry-After`.
 LONGEST_WAIT = 60.0
@@ -109,7 +109,7 @@ class Connections:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Closes idle connections. A connection whose response is still being read is closed when the response ends."""
+        """Closes idle connections. A connection that still receives a response is closed when the response ends."""
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
                 for key in manager.pools.keys():  # noqa: SIM118  # the container is not iterable
@@ -142,12 +142,12 @@ class Client:
         return url
 
     def answer(self, connections: Connections, url: Any, headers: Mapping[str, str]) -> Any:
-        """Sends a request. Returns a response whose body has not been read."""
+        """Sends a request, and returns the response before its body is read."""
         return self.get(connections.session(), url, url, headers)
 
     def get(self, session: Any, url: Any, named: Any, headers: Mapping[str, str]) -> Any:
-        """Requests `url`, which error messages call `named`. Returns a successful response whose body has not been
-        read."""
+        """Requests `url`, and returns a successful response before its body is read. Error messages contain `named`
+        instead of `url`."""
         import requests
         from urllib3.exceptions import MaxRetryError, ReadTimeoutError
 

@@ -15,8 +15,7 @@ from torchdata.datapipes.utils.names import file_name
 
 HOSTS = frozenset({"drive.google.com", "docs.google.com"})
 
-#: The maximum number of bytes to read of the web page that may precede a download. Such a web page is usually 40 times
-#: smaller than this maximum.
+#: The maximum number of bytes to read of the web page that may precede a download.
 _LARGEST_PAGE = 1 << 17
 
 _FILE_PATH = re.compile(r"(?:/a/[^/]+)?/file/(?:u/\d+/)?d/([^/]+)")
@@ -103,8 +102,8 @@ class DriveClient(Client):
 
 
 def _trusted(target: str, asked: str) -> bool:
-    """Returns whether the user's settings, including credentials, may be sent to `target`, the URL to which the form on
-    a web page leads."""
+    """Returns whether the user's settings, including credentials, may be sent to `target`, the URL in the form on a web
+    page."""
     there, here = urlsplit(target), urlsplit(asked)
     host = there.hostname or ""
     return there.scheme == here.scheme and (

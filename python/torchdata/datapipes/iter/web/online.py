@@ -48,8 +48,8 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
         return self._http
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        # `iter` begins the source's epoch now, not when the first item is requested. Otherwise, a state that is saved
-        # before the first request would belong to the previous epoch.
+        # `iter` begins the source's epoch now, because a state that is saved before the first item is requested would
+        # otherwise belong to the previous epoch.
         return self._opened(iter(self.source_datapipe))
 
     def _opened(self, urls: Iterator[Any]) -> Iterator[tuple[str, StreamWrapper]]:
@@ -82,8 +82,8 @@ class HttpReader(_UrlReader):
         max_retries: number of times that a request is repeated after a temporary fault: no connection, a broken
             connection, a server that sends nothing, or one of the status codes 408, 429, 500, 502, 503 and 504. The
             delays between the requests grow up to a minute, unless the server sets the delay by `Retry-After`. After a
-            broken connection, only the remaining bytes are requested if the server supports range requests. Received
-            data resets the number of retries. `DataLoader2.stats()` counts the retries.
+            broken connection, only the remaining bytes are requested if the server supports range requests. When data
+            was received, the full number of retries is available again. `DataLoader2.stats()` counts the retries.
         **kwargs: options of `requests.get`, such as `headers`, `auth`, `params`, `proxies`, `verify` or
             `allow_redirects`.
 
@@ -109,9 +109,9 @@ class HttpReader(_UrlReader):
 class GDriveReader(_UrlReader):
     """Opens files of Google Drive by their links: yields pairs of file name and binary stream.
 
-    The file name is the last part of the name that the server sends, and never a path, so it is safe to join it to a
-    folder. Links of the forms `…/uc?id=ID`, `…/file/d/ID/view` and `…/open?id=ID` are supported, and the confirmation
-    page of large files is accepted automatically. Streams behave as with `HttpReader`.
+    The file name is the last part of the name that the server sends, and never a path, so a program can safely join it
+    to a folder. Links of the forms `…/uc?id=ID`, `…/file/d/ID/view` and `…/open?id=ID` are supported, and the
+    confirmation page of large files is accepted automatically. Streams behave as with `HttpReader`.
 
     Args:
         source_datapipe: yields links.

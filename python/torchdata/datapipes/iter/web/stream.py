@@ -19,7 +19,8 @@ from torchdata.datapipes.utils._streams import StreamWrapper
 
 #: The size of a stream's buffer in bytes. Most lines are read from the buffer, without a network call.
 _BUFFER = 1 << 16
-#: The number of bytes per read from the connection if a stream is read to its end, or its first bytes are dropped.
+#: The number of bytes per read from the connection when a stream is read to its end, or when its first bytes are
+#: dropped.
 _PIECE = 1 << 20
 
 
@@ -61,8 +62,7 @@ class _Version(NamedTuple):
         return self.modified if self.etag is None else self.etag if self.etag.startswith('"') else None
 
     def differs(self, other: _Version) -> str | None:
-        """Describes a header that two versions of a file both have, but with different values; None if there is no such
-        header."""
+        """Describes a header with different values in two versions of a file; None if the headers do not differ."""
         if self.etag and other.etag:
             same = self.etag.removeprefix("W/") == other.etag.removeprefix("W/")
             return None if same else f"its ETag was {self.etag} and is {other.etag}"
@@ -83,8 +83,8 @@ class HttpRecipe:
         return HttpStream(self)
 
     def ask(self, offset: int) -> tuple[Any, int]:
-        """Requests the bytes of the file from `offset` to the end. Returns a response, and how many of its first bytes
-        must be dropped.
+        """Requests the bytes of the file from `offset` to the end. Returns a response, and the number of bytes to drop
+        at the beginning of the response.
 
         Returns None instead of a response if the file ends at `offset`.
 
@@ -131,9 +131,10 @@ class HttpRecipe:
         except HTTPError as error:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
-            # Status 416 means that the file has no bytes at the offset: the file was read to its end, or has become
+            # Status 416 means that the file ends at or before the offset: the file was read to its end, or has become
             # shorter. If the request contained `If-Range`, status 416 proves that the file has not changed. Without
-            # `If-Range`, the whole file is requested, because its headers show whether it has changed.
+            # `If-Range`, the whole file is requested, because the headers of the response show whether the file has
+            # changed.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
@@ -148,7 +149,7 @@ class _Body(io.RawIOBase):
     def __init__(self, recipe: HttpRecipe, response: Any = None) -> None:
         self.recipe, self.response = recipe, response
         self.position = 0
-        #: The number of unread bytes of the response that precede `position` and must be dropped.
+        #: The number of bytes to drop from the response, because they precede `position`.
         self._early = 0
         self._failure: Exception | None = None
         #: The remaining retries of the current request; None if no retry was needed since bytes were last received.
@@ -200,7 +201,7 @@ class _Body(io.RawIOBase):
         return data
 
     def _may_retry(self, error: Exception) -> bool:
-        """Returns whether to retry the request, and in this case first waits for the delay."""
+        """Returns whether to retry the request. Before a retry, waits for the delay."""
         from urllib3.exceptions import MaxRetryError
 
         retry = self.recipe.client.retrying.policy() if self._retry is None else self._retry
@@ -272,9 +273,9 @@ class HttpStream(io.BufferedReader):
     """A binary stream of a file at a URL, as yielded by the pipes over HTTP.
 
     The stream reads forward only. `seekable()` returns False, so that archive readers do not seek back. `seek` can move
-    forward. A `seek` before the first read sets the offset at which the server begins to send. If the connection
-    breaks, the remaining bytes are requested. The pipe's `max_retries` limits the number of consecutive requests
-    without data. When no retries are left, every further read raises the error of the last request.
+    forward. A `seek` before the first read sets the offset where the server begins to send. If the connection breaks,
+    the remaining bytes are requested. The pipe's `max_retries` limits the number of consecutive requests without data.
+    When no retries are left, every further read raises the error of the last request.
 
     Args:
         recipe: the recipe for requests.

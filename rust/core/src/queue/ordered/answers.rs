@@ -1,6 +1,6 @@
 //! Defines the argument and result types of the queue's methods.
 
-/// The number of a slot. Slots are numbered in the order in which they are reserved.
+/// The number of a slot. Slots are numbered in the order of their reservation.
 pub type Slot = u64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,9 +16,9 @@ pub enum Reserve {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome<T> {
     Item(T),
-    /// An error in place of an item. The consumer may still receive the results of later slots.
+    /// An error instead of an item. Later slots may still contain items.
     Error(T),
-    /// An error after which workers compute no items until the consumer has received the error.
+    /// An error that stops the workers until the consumer has received the error.
     Break(T),
     /// The end of the results, with the exception (if any) that ended the source.
     End(Option<T>),

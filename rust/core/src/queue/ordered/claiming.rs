@@ -15,8 +15,8 @@ impl<T> OrderedQueue<T> {
         self.wait(timeout, &self.work, |state| &mut state.claiming, ready)
     }
 
-    /// Submits `item` for other workers, and releases the source. Returns the next slot if the queue has a free slot.
-    /// Only the worker that uses the source may call this method.
+    /// Submits `item` for other workers, and returns the next slot if the queue has a free slot. Only the worker that
+    /// reads the source may call this method.
     pub fn hand_over(&self, slot: Slot, item: T) -> Option<Slot> {
         let mut state = self.lock();
         let Some(at) = state.find(slot) else { unreachable!("a slot exists until its outcome is put") };
@@ -31,10 +31,10 @@ impl<T> OrderedQueue<T> {
     /// Claims submitted items in order. Returns empty lists if no item is available now, or None after the last item.
     ///
     /// A call claims the number of waiting items divided by `sharers`, but at least `least` and at most `most` items.
-    /// An item for which `joins` returns false is claimed alone.
+    /// If `joins` returns false for an item, this item is claimed alone.
     ///
-    /// `take` copies or removes the part of an item that the worker needs, and returns whether the worker may change
-    /// the item. `joins` and `take` run under the lock, and must not call the queue.
+    /// `take` copies or removes the part of an item that the worker needs. The returned bool is true if the worker may
+    /// change the item. `joins` and `take` must not call the queue, because its lock is held.
     pub fn claim_some<X>(
         &self,
         (least, most): (usize, usize),
@@ -76,10 +76,10 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores an outcome for each claimed item. `complete` combines the part of the item that the queue has kept with
-    /// the part that the worker returns.
+    /// Stores an outcome for each claimed item. `complete` combines the two parts of an item, which the queue and the
+    /// worker have kept.
     ///
-    /// Returns the parts whose slots no longer exist, so that the caller drops these parts.
+    /// Returns parts that the queue no longer needs, so that the caller drops them without the lock.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -98,10 +98,9 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Puts claimed items back at the front of the queue. `restore` puts the part that the worker has taken back into
-    /// the item.
+    /// Puts claimed items back at the front of the queue. `restore` puts the worker's part back into an item.
     ///
-    /// Returns the parts whose slots no longer exist, so that the caller drops these parts.
+    /// Returns parts that the queue no longer needs, so that the caller drops them without the lock.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();
@@ -119,8 +118,7 @@ impl<T> OrderedQueue<T> {
         unwanted
     }
 
-    /// Submits an item after all other items in the queue, even if the queue is full. Only the consumer may call this
-    /// method.
+    /// Adds an item to the end of the queue, even if the queue is full. Only the consumer may call this method.
     pub fn submit(&self, item: T) {
         let mut state = self.lock();
         let slot = state.add(Phase::Waiting(item), false);

@@ -1,4 +1,4 @@
-//! The bounded queue between worker threads that read ahead and the thread that consumes their results.
+//! A bounded queue that worker threads fill with results ahead of a consumer thread.
 //!
 //! A worker reserves a slot *before* it computes an item, so that the queue always has space for the result. The worker
 //! either takes an item from the source ([`OrderedQueue::try_reserve`]), or claims an item that the consumer has
@@ -7,7 +7,8 @@
 //! Crossbeam's channels cannot reserve a slot before its item exists, change their capacity, or list the buffered items
 //! for snapshots and garbage collection.
 //!
-//! Wake-ups are system calls, so the queue wakes up only one worker, which wakes up the next worker.
+//! Each wake-up is a system call, so the queue wakes up only one worker. This worker wakes up the next worker if there
+//! is more work.
 
 mod answers;
 mod claiming;
@@ -34,8 +35,8 @@ pub struct OrderedQueue<T> {
 }
 
 impl<T> OrderedQueue<T> {
-    /// If `in_order` is false, the consumer receives results as they become ready. The end, or an error of the source,
-    /// is always delivered last.
+    /// If `in_order` is false, the consumer receives results as they become ready. The end marker, or an error of the
+    /// source, is always the last result.
     pub fn new(capacity: usize, in_order: bool) -> Self {
         let [room, work, still, filled] = std::array::from_fn(|_| Condvar::new());
         Self { in_order, state: Mutex::new(State::new(capacity)), room, work, still, filled }
@@ -149,8 +150,8 @@ impl<T> OrderedQueue<T> {
 
     /// Stores the outcome of a slot, even if the queue is closed, so that no item of the source is lost.
     ///
-    /// Returns the submitted item that the queue has kept while a worker was computing its result. The caller must drop
-    /// the item.
+    /// Returns the submitted item, if any, that the queue has kept during the computation. The caller must drop this
+    /// item.
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -200,7 +201,7 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Releases a slot without an outcome, because the item was already delivered before the loader resumed.
+    /// Releases a slot without an outcome, because an earlier run has already delivered the item.
     pub fn skip(&self, slot: Slot) {
         let mut state = self.lock();
         if let Some(at) = state.find(slot) {
@@ -299,7 +300,7 @@ impl<T> OrderedQueue<T> {
     }
 
     /// Replaces the content of a slot, unless a worker is processing the slot. Returns the replaced content, or
-    /// `content` if no replacement was possible. The caller must drop the result.
+    /// `content` if the slot cannot be changed. The caller must drop the returned value.
     pub fn exchange(&self, slot: Slot, mut content: T) -> T {
         let mut state = self.lock();
         let pending = state.find(slot).and_then(|at| match &mut state.pending[at].phase {

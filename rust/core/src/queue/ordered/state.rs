@@ -18,7 +18,7 @@ pub(super) enum Phase<T> {
 pub(super) struct Pending<T> {
     pub number: Slot,
     pub phase: Phase<T>,
-    /// Whether a thread that inspects the queue must wait for the worker of this slot.
+    /// Whether the worker of this slot uses the source or may change the item, so that inspecting the queue must wait.
     pub busy: bool,
 }
 
@@ -45,12 +45,12 @@ pub(super) struct State<T> {
     pub waiting: VecDeque<Slot>,
     pub next: Slot,
     pub holds: usize,
-    /// The number of workers that use the source or may change items.
+    /// The number of slots that are `busy`.
     pub busy: usize,
     pub source_taken: bool,
     pub closed: bool,
     pub finished: bool,
-    /// Whether workers wait until the consumer has received an error.
+    /// Whether the queue contains an error that the consumer must receive before workers continue.
     pub broken: bool,
     pub ended: bool,
     pub reserving: Idle,
