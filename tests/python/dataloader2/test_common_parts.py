@@ -110,7 +110,7 @@ def test_epochs_do_not_depend_on_the_number_of_workers(form: str) -> None:
     assert filters_with_common_part(Graph(FORMS[form]()))
     whole = epochs_of(loader(form, 0))
     assert whole[0] != whole[1]
-    for workers in NUMBERS[1:]:
+    for workers in NUMBERS[1::2]:
         assert epochs_of(loader(form, workers)) == whole, workers
 
 
@@ -120,7 +120,7 @@ def test_a_state_of_any_position_resumes_with_another_number_of_workers(form: st
     for old, new in (0, 0), PAIRS[list(FORMS).index(form) % len(PAIRS)]:
         items, states = with_states(loader(form, old))
         assert items == whole[0]
-        for place in range(0, len(states), 1 if old == new else 4):
+        for place in range(0, len(states), 3 if old == new else 10):
             rest = [whole[0][place + 1 :], whole[1]]
             assert epochs_of(loader(form, new, states[place])) == rest, (old, new, place)
 
@@ -148,7 +148,7 @@ def test_a_state_of_a_later_epoch_resumes(form: str) -> None:
         list(made)
         items, states = with_states(made)
     assert items == whole[1]
-    for place in range(0, len(states), 6):
+    for place in range(0, len(states), 15):
         assert epochs_of(loader(form, place % 4, states[place])) == [whole[1][place + 1 :], whole[2]], place
 
 
@@ -296,7 +296,7 @@ def test_a_shard_that_falls_behind_runs_its_own_replica(form: str, most: int, mo
     monkeypatch.setattr(common_parts, "MOST_WAITING", most)
     items, states = with_states(loader(form, 0))
     assert items == whole[0]
-    for place in range(0, len(items), 3):
+    for place in range(0, len(items), 7):
         assert epochs_of(loader(form, 0, states[place])) == [items[place + 1 :], whole[1]], place
 
 
@@ -428,7 +428,7 @@ def test_all_shards_count_the_epochs_after_a_resumed_epoch(form: str) -> None:
     with counting(form, 0) as made:
         list(made)
         states.append(saved(made))
-    for number, state in enumerate(states):
+    for number, state in enumerate(states[::2]):
         resumed = epochs_of(counting(form, 0, state), 3)
         for items in resumed[1:]:
             assert sorted(item for batch in items for item, _ in batch) == [*range(24)]
@@ -439,8 +439,8 @@ LEFT = COUNTING | {"with a state": lambda: SavedCounter(numbers(24)).sharding_fi
 
 
 @pytest.mark.parametrize("form", LEFT)
-@pytest.mark.parametrize("count", [1, 3, 4, 6])
-@pytest.mark.parametrize("workers", [0, 2, 3])
+@pytest.mark.parametrize("count", [1, 4])
+@pytest.mark.parametrize("workers", [0, 3])
 def test_all_shards_count_an_epoch_that_was_left(form: str, count: int, workers: int) -> None:
     with begun(DataLoader2(LEFT[form](), num_workers=workers, splits=4)) as made:
         for _ in range(2):
@@ -502,7 +502,7 @@ def test_a_state_after_ctrl_c_in_the_common_part_is_exact(form: str, monkeypatch
     with loader(form, 0) as made, interrupted_at(-1) as executed:
         list(made)
     dice, presses = random.Random(form), 0
-    for moment in dice.sample(range(executed[0]), 24):
+    for moment in dice.sample(range(executed[0]), 12):
         with loader(form, 0) as made:
             got: list[Any] = []
             reading = iter(made)
@@ -518,7 +518,7 @@ def test_a_state_after_ctrl_c_in_the_common_part_is_exact(form: str, monkeypatch
             state, rest = saved(made), [*reading]
             if rest:  # Ctrl-C may lose the item that it interrupts, but no other item.
                 assert epochs_of(loader(form, 0, state)) == [rest, whole[1]], moment
-    assert presses > 9
+    assert presses > 4
 
 
 def read_twice(source: DataPipe) -> DataPipe:
