@@ -70,8 +70,8 @@ type Word = CachePadded<AtomicU64>;
 
 /// Accidental writes to the header are either detected or harmless.
 ///
-/// Control words contain check bits, and messages contain checksums. Damage to fields without check bits only falsifies
-/// statistics, or delays a wake-up by at most 100 ms.
+/// Control words contain check bits, and messages contain checksums. A damaged header field without check bits only
+/// falsifies statistics, or delays a wake-up by at most 100 ms.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {

@@ -24,8 +24,8 @@ pub struct Region {
 }
 
 impl Region {
-    /// Creates a region of `len` zero bytes. Only the first `reserved` bytes are usable immediately. All other bytes
-    /// need a call of `reserve` first.
+    /// Creates a region of `len` zero bytes. Only the first `reserved` bytes are usable immediately, and all other
+    /// bytes are usable after a call of `reserve`.
     pub fn create(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;
@@ -86,15 +86,15 @@ impl Region {
         self.fd.load(Ordering::Relaxed)
     }
 
-    /// Closes the descriptor, except in the portable fallback, which needs the descriptor to reserve space. After this
-    /// call, the caller must not use a result of `fd`.
+    /// Closes the descriptor, except in the portable fallback, which needs the descriptor to reserve space. After a
+    /// call of `close`, no code may use a descriptor that `fd` has returned.
     pub fn close(&self) {
         if !system().keeps_files() {
             drop(self.take_descriptor());
         }
     }
 
-    /// Takes the descriptor. After this call, the caller must not use a result of `fd`, and must not call `reserve`.
+    /// Takes the descriptor. After this call, no code may use a descriptor that `fd` has returned, or call `reserve`.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
         // SAFETY: the region owned the descriptor, and after the `swap`, no other call can take the same descriptor.

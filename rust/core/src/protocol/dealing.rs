@@ -39,7 +39,7 @@ impl Dealing {
         }
     }
 
-    /// Returns the next step of a worker process. All of its shards send their items to the same reader.
+    /// Returns the next step of a worker process. All shards of a worker process send their items to the same reader.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)

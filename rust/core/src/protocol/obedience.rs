@@ -53,8 +53,8 @@ impl Obedience {
             _ if self.runs => Step::Leave,
             Command::Stop => Step::End,
             Command::Epoch(_) => Step::Run { first: true, last: false },
-            // The dispatching process acknowledges `Repeat` immediately, because the main process waits for this before
-            // sending `Repeat` to the workers.
+            // The dispatching process acknowledges `Repeat` immediately, because the main process waits for this
+            // acknowledgment before it sends `Repeat` to the workers.
             Command::Repeat(_) => Step::Run { first: self.dispatches, last: true },
         };
         self.runs |= matches!(step, Step::Run { .. });

@@ -1,7 +1,8 @@
 //! Tracks the position of a consumer in a source that threads read ahead.
 //!
 //! The position consists of a saved state of the source (the mark), and the numbers of the items that the consumer has
-//! received after this state. To resume, the source is restored from the saved state, and drops these items.
+//! received after this state. To resume, the source is restored from the saved state, and the items with the recorded
+//! numbers are dropped.
 //!
 //! [`QueuePosition::spent`] keeps states that are out of use, because dropping a state under a lock could run Python
 //! code.

@@ -8,7 +8,8 @@ use super::{Answer, Fault, Verdict, WATCH};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
     Empty,
-    /// The member is connected. `heard` is the time of the member's latest message, or None until its first heartbeat.
+    /// The member is connected. `heard` is the time of the member's latest message, or None before the member's first
+    /// heartbeat.
     Taken {
         heard: Option<Instant>,
     },
@@ -49,7 +50,7 @@ impl Hub {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// Records that a member has connected, and submits the value 0 for operation 0 in its name.
+    /// Records that a member has connected, and submits the value 0 for operation 0 on behalf of this member.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);

@@ -136,7 +136,7 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// Records a slow call. The call after a slow call is measured, because this call may also be slow.
+/// Records a slow call. The call after a slow call is measured, because the next call may also be slow.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);

@@ -449,8 +449,8 @@ fn decode<'py>(py: Python<'py>, message: &Message, may_lease: bool) -> PyResult<
     with_payload(py, message, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
 }
 
-/// Calls `look` with the payload and buffers of a message. A long payload is copied before the call, so that the sender
-/// cannot change the payload.
+/// Calls `look` with the payload and buffers of a message. A payload in shared memory is copied before the call of
+/// `look`, so that the sender cannot change the payload.
 #[inline]
 fn with_payload<R>(
     py: Python<'_>,
