@@ -209,7 +209,8 @@ impl NumPy {
     }
 
     /// # Safety
-    /// `scalar` is a NumPy scalar of a built-in dtype. `to` has room for one element and is aligned for it.
+    /// `scalar` is a NumPy scalar of a built-in dtype. `to` has room for one element of this dtype, and is aligned for
+    /// the element.
     pub unsafe fn value_of(self, scalar: &Bound<'_, PyAny>, to: *mut c_void) {
         // SAFETY: entry 62 is PyArray_ScalarAsCtype. The caller guarantees that `scalar` is a NumPy scalar and that its
         // value fits into the memory at `to`.

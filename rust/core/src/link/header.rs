@@ -189,7 +189,8 @@ impl Layout {
 
     pub fn header(&self) -> &Header {
         // SAFETY: `create` and `attach` ensure that the region is at least as long as a header. The region is
-        // page-aligned, and `self` keeps it mapped. Every bit pattern is a valid header, and all access is atomic.
+        // page-aligned, and `self` keeps the region mapped. Every bit pattern is a valid header, and all access to
+        // headers is atomic.
         unsafe { &*self.region.as_mut_ptr().cast::<Header>() }
     }
 

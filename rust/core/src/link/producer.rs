@@ -440,7 +440,7 @@ impl Producer {
         let before;
         let place = self.layout.ring_ptr(start);
         // SAFETY: the cursor has checked that `needed` bytes after the tail are free, and the `total` bytes at `place`
-        // are contiguous. Only the producer writes to free bytes. Messages start at multiples of 8 bytes.
+        // are contiguous. Only the producer writes to free bytes of the ring. Messages start at multiples of 8 bytes.
         unsafe {
             let mut entry = place.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {

@@ -37,7 +37,8 @@ impl Region {
         Ok(region)
     }
 
-    /// Ensures that the bytes `offset..offset + len` are usable. The range must not contain data yet.
+    /// Ensures that the bytes `offset..offset + len` are usable. The range must not contain data yet, because this
+    /// method may overwrite the range with zeros.
     pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
         let system = system();
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }

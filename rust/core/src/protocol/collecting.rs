@@ -64,7 +64,8 @@ impl Collecting {
         live().find(|&peer| peer != starving && arrived(peer))
     }
 
-    /// Records that a process has exited. Items that arrived before the exit are delivered if the order allows it.
+    /// Records that a process has exited. Items that arrived before the exit are delivered, unless an earlier item is
+    /// missing.
     pub fn note_death(&mut self) {
         self.has_died = true;
     }

@@ -162,7 +162,7 @@ impl Hub {
     }
 
     /// Decides which ranks are at fault, once all connected missing ranks have sent a message, or after the duration
-    /// `WATCH`. Must be called at least once per heartbeat interval.
+    /// `WATCH`. The caller must call this method at least once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

@@ -205,7 +205,7 @@ impl Shared {
     }
 }
 
-/// Only the process that created the object may use the object.
+/// Only the process that created a `Meeting` may use the `Meeting`.
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
@@ -325,7 +325,8 @@ impl Meeting {
     }
 
     fn wake(&self) {
-        // The result is ignored, because a full socket already contains bytes that wake up the thread.
+        // The result of the write is ignored, because a full socket already contains bytes that wake up the background
+        // thread.
         let _ = (&self.shared.wake).write(&[1]);
     }
 }

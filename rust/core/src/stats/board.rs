@@ -153,7 +153,8 @@ impl Board {
 
     pub(super) fn header(&self) -> &BoardHeader {
         // SAFETY: `create` and `checked` ensure that the region has at least one memory page. The region is
-        // page-aligned, and `self` keeps it mapped. All bit patterns are valid, and all access is atomic.
+        // page-aligned, and `self` keeps the region mapped. All bit patterns are valid headers, and all access to
+        // headers is atomic.
         unsafe { &*self.region.as_mut_ptr().cast::<BoardHeader>() }
     }
 

@@ -15,7 +15,8 @@ pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
-/// The minimum duration of a slow call in nanoseconds. A slow call is recorded even if it is not in the sample.
+/// The minimum duration of a slow call in nanoseconds. A slow call is recorded even if it is not in the sample of
+/// measured calls.
 pub const NOTICED: u64 = 12_000_000;
 
 pub const LOOK_AGAIN: u32 = 128;

@@ -26,8 +26,8 @@ pub struct SequenceIterator {
     kind: SequenceKind,
     /// The number of items, or an unused number for a list, because a list can change its length.
     length: usize,
-    /// The index of the next item, or `u64::MAX` after the end. After the end, items that are appended to a list are
-    /// ignored.
+    /// The index of the next item, or `u64::MAX` after the end. Items that are appended to a list after the end of the
+    /// iteration are ignored.
     position: GilNumber,
 }
 

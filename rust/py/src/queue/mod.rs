@@ -62,8 +62,8 @@ fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyRes
 /// numbers of the items delivered out of order.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
-/// The number, the kind, the content and the saved source state of a slot. The kind is "waiting", "running", "result"
-/// or "error".
+/// The number, the kind, the content and the saved source state of a slot. The kind of a slot is "waiting", "running",
+/// "result" or "error".
 type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 
 #[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]

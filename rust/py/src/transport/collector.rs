@@ -198,7 +198,7 @@ impl Collector {
     }
 
     /// Returns the position after `delivered` items, or the current position if `delivered` is None. Returns None if
-    /// the log is too short to determine the position.
+    /// the log of deliveries is too short to determine the position.
     ///
     /// A position consists of the received items and the snapshot of each shard, the shard of the next item, and the
     /// snapshot of the dispatching process.
@@ -299,7 +299,7 @@ impl Collector {
     }
 
     /// Returns the results of all function calls with numbers above `last`, their total time in seconds, and the next
-    /// message or None. If a result cannot be decoded, the error replaces the message.
+    /// message or None. If a result cannot be decoded, the error of decoding is returned instead of a message.
     #[pyo3(signature = (peer, last, seconds = None))]
     fn receive_results<'py>(
         &self,

@@ -35,7 +35,7 @@ fn deadline(seconds: Option<f64>) -> Option<Instant> {
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
 
-/// Sends messages over links. Only one thread sends, but any thread of the process may allocate arena memory.
+/// Sends messages over links. Only one thread of the process sends messages, but any thread may allocate arena memory.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Sender {
     outlet: Mutex<Outlet>,

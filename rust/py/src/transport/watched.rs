@@ -44,7 +44,7 @@ pub struct Replacing {
 pub struct DeathWatch {
     pub processes: Vec<(usize, WatchedProcess)>,
     dead: Option<usize>,
-    /// A callback with the index of an exited process. The callback must raise an exception.
+    /// A callback that gets the index of an exited process, and must raise an exception.
     on_exit: Option<Py<PyAny>>,
     pub replacing: Option<Replacing>,
 }

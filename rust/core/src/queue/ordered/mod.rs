@@ -280,8 +280,8 @@ impl<T> OrderedQueue<T> {
         ready.into_iter().filter_map(|(_, outcome)| outcome.into_content()).chain(rest).collect()
     }
 
-    /// Passes all buffered outcomes and items to `look` in order, until `look` returns an error. `look` runs under the
-    /// lock, so it must not call the queue or run arbitrary code.
+    /// Passes all buffered outcomes and items to `look` in order, until `look` returns an error. `look` must not call
+    /// the queue or run arbitrary code, because the queue's lock is held while `look` runs.
     pub fn try_for_each<X>(&self, mut look: impl FnMut(Slot, View<'_, T>) -> Result<(), X>) -> Result<(), X> {
         let state = self.lock();
         for (slot, outcome) in &state.ready {
