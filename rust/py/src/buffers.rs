@@ -74,8 +74,8 @@ pub fn bytes_in_place<'py>(memory: &Bound<'py, PyAny>, room: usize) -> PyResult<
     let len = buffer.len_bytes().checked_sub(room).and_then(|rest| rest.checked_sub(1)).ok_or_else(refusal)?;
     // The header of a `bytes` object differs between releases of Python, so the header is copied from `model`, a
     // temporary object of the same length. The contents of `model` are never written, so they use no physical memory.
-    // SAFETY: if the argument is NULL, the call leaves the contents uninitialized. `len` fits into a Py_ssize_t,
-    // because a buffer has at most isize::MAX bytes.
+    // SAFETY: PyBytes_FromStringAndSize leaves the contents of the new object uninitialized if its first argument is
+    // NULL. `len` fits into a Py_ssize_t, because a buffer has at most isize::MAX bytes.
     let model = unsafe {
         let model = ffi::PyBytes_FromStringAndSize(ptr::null(), len as ffi::Py_ssize_t);
         Bound::from_owned_ptr_or_err(memory.py(), model)?

@@ -18,7 +18,7 @@ const UNCONTENDED: Duration = Duration::from_micros(30);
 /// lock free.
 const FREE_CALLS: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
-/// The maximum delay of a fork. Threads that need the GIL are blocked during the delay.
+/// The maximum delay of a fork. Threads that need the GIL are blocked while a fork is delayed.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {

@@ -1,7 +1,8 @@
 //! Defines the format of a message in the ring of a link.
 //!
-//! A message is an item, the end of a stream, an error, a snapshot, or a fragment of a large buffer. A message is
-//! contiguous in the ring. If a message does not fit before the end of the ring, padding fills the remaining bytes.
+//! A message is an item, the end of a stream, an error, a snapshot, or a fragment of a large buffer. The bytes of a
+//! message are contiguous in the ring. If a message does not fit before the end of the ring, padding fills the bytes up
+//! to this end.
 
 use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};

@@ -1,7 +1,7 @@
 //! Decides when a producer wakes up a sleeping consumer.
 //!
-//! A wake-up per item would limit the throughput of small items, so a wake-up follows a batch of items, or a short
-//! delay.
+//! A wake-up per item would limit the throughput of small items, so the producer wakes up the consumer only after
+//! several items or a short delay.
 
 use std::time::{Duration, Instant};
 

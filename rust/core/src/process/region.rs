@@ -1,5 +1,5 @@
-//! Manages anonymous memory that several processes map. On Linux, this memory is a memfd, and in the portable fallback,
-//! it is an unlinked temporary file.
+//! Manages anonymous memory that several processes map. On Linux, the shared memory is a memfd, and in the portable
+//! fallback, the shared memory is an unlinked temporary file.
 //!
 //! The system frees the memory when the last process closes and unmaps it, even if that process is killed.
 

@@ -5,7 +5,7 @@
 //!
 //! If yields to unrelated threads take more than one eighth of the time, threads stop yielding for a while.
 //!
-//! All threads share these statistics without synchronization, because inexact values do no harm.
+//! All threads share the statistics of yields without synchronization, because inexact values do no harm.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 

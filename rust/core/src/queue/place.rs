@@ -47,7 +47,7 @@ impl<M> QueuePosition<M> {
         std::iter::once(&self.mark).chain(self.marks.values()).chain(&self.spent)
     }
 
-    /// Records that item `index` was delivered. `mark` is the state of the source after this item, if a state was
+    /// Records that item `index` was delivered. `mark` is the state of the source after item `index`, if a state was
     /// saved.
     pub fn note(&mut self, index: Index, mark: Option<M>) {
         if index != self.next {

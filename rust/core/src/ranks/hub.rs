@@ -8,8 +8,7 @@ use super::{Answer, Fault, Verdict, WATCH};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
     Empty,
-    /// The member is connected. `heard` is the time of the member's latest message, or None before the member's first
-    /// heartbeat.
+    /// The member is connected. `heard` is the time of the member's latest message, or None before the first heartbeat.
     Taken {
         heard: Option<Instant>,
     },

@@ -67,8 +67,8 @@ pub(super) struct BoardHeader {
     pub wants_large: AtomicU32,
 }
 
-/// A sequence number (seqlock) that guards data. The number is odd while the writer changes the data. Only one thread
-/// may write.
+/// A sequence number (seqlock) that guards data. The sequence number is odd while a writer changes the data. Only one
+/// thread may write.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Sequence(AtomicU32);

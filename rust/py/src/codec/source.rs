@@ -1,4 +1,4 @@
-//! Describes the large buffers of an item, such as array elements, and copies them.
+//! Describes and copies the large buffers of an item, such as array elements.
 
 use std::sync::Arc;
 

@@ -35,11 +35,11 @@ const CLEARED: u64 = u64::MAX;
 struct Guard {
     ob_base: ffi::PyObject,
     // Fields that are used for each item come first, to share one cache line.
-    /// The guard is valid while the token contains this iterator number.
+    /// The number of the iterator. The guard is valid while the token contains the same number.
     id: u64,
     token: *const IterationToken,
-    /// The function that returns the next item from `argument`. After the end of the data, `no_more` replaces the
-    /// function.
+    /// The function that returns the next item from `argument`. After the end of the data, `next` is the function
+    /// `no_more`.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
     /// The item counter of the pipe in shared memory, or null. The counter is valid as long as the token exists.
@@ -531,7 +531,8 @@ unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
 }
 
 unsafe extern "C" fn deallocate(object: *mut ffi::PyObject) {
-    // SAFETY: no references to the guard remain. The interpreter requires these calls in this order for heap types.
+    // SAFETY: no references to the guard remain. For an object of a heap type, the interpreter requires the following
+    // calls in exactly this order.
     unsafe {
         ffi::PyObject_GC_UnTrack(object.cast());
         clear(object);

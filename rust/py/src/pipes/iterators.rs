@@ -17,7 +17,7 @@ unsafe extern "C" {
 }
 
 /// A flag that allows the called function to overwrite the array entry before the first argument. A bound method stores
-/// `self` in this entry instead of copying the arguments.
+/// `self` in the entry before the first argument, instead of copying the arguments.
 const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 
 pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {

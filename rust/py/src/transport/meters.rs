@@ -1,4 +1,4 @@
-//! Measures how long a reader waits.
+//! Measures how long a reader waits for items.
 
 use torchdata_core::stats::{FlowRef, PageRef, WaitRef};
 

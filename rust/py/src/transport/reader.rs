@@ -273,7 +273,8 @@ impl Reader {
         let next = match awoken {
             Ok(Some(next)) => next,
             Ok(None) => {
-                // Complete items of the exited process are delivered first, as far as the order allows.
+                // Complete items of the exited process are delivered before the exit is handled, unless an earlier item
+                // is missing.
                 self.watch.note_death();
                 self.collecting.note_death();
                 return Ok(());

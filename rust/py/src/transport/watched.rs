@@ -38,8 +38,8 @@ pub struct Replacing {
     pub on_replace: Py<PyAny>,
 }
 
-/// The processes that a reader watches. In a worker process, this list is empty, because a worker exits with the main
-/// process.
+/// The processes that a reader watches. In a worker process, the list of watched processes is empty, because a worker
+/// exits with the main process.
 #[derive(Default)]
 pub struct DeathWatch {
     pub processes: Vec<(usize, WatchedProcess)>,
