@@ -4,7 +4,7 @@
 pub enum Command {
     /// Abandon any running epoch, and run the epoch with this number.
     Epoch(u32),
-    /// Recompute the last items of this epoch without sending them, to restore a child's state.
+    /// Recompute the last items of the epoch with this number without sending them, to restore a child's state.
     Repeat(u32),
     /// Call a function with the graph as its argument, between two items of the running epoch.
     Call,

@@ -64,7 +64,7 @@ impl DeathWatch {
         self.replacing = Some(replacing);
     }
 
-    /// If all processes have descriptors, the check is one system call.
+    /// If all processes have descriptors, this method makes only one system call.
     pub fn any_died(&self) -> bool {
         let watches = || self.processes.iter().map(|(_, process)| process.as_ref());
         watches().any(|watch| watch.is_none()) || Watch::any_exited(watches().flatten())
