@@ -7,8 +7,8 @@ use crate::sampled_clock::SampledClock;
 /// Schedules snapshots. The pause after a snapshot is `factor` times the cost of the snapshot, but at least the
 /// duration `most_often`.
 ///
-/// The cost is the shortest duration of the last three snapshots. Longer durations may include the run time of other
-/// processes.
+/// The cost is the shortest of the last three snapshots' durations, because a longer duration may include the run time
+/// of other processes.
 #[derive(Debug)]
 pub struct Cadence {
     most_often: Duration,

@@ -29,7 +29,7 @@ impl OpenError {
     }
 }
 
-/// The process at the other end of a link wrote invalid data.
+/// The process at the opposite end of a link wrote invalid data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the shared memory of a link is corrupted: {0}")]
 pub struct Corrupted(pub &'static str);

@@ -141,8 +141,8 @@ fn lay_out(rows: &[u8], channels: usize, target: Target, out: &mut [u8]) {
     let axes = if target.planar { [plane, row, pixel] } else { [row, pixel, plane] };
     if let Some(strided) = Strided::new(1, axes) {
         debug_assert_eq!(strided.len(), out.len());
-        // SAFETY: the axes of `strided` cover each byte of `rows` exactly once. `out` is as long as `rows`, and a
-        // mutable borrow cannot overlap `rows`.
+        // SAFETY: the axes of `strided` cover each byte of `rows` exactly once. `out` is as long as `rows`, and cannot
+        // overlap `rows`, because `out` is borrowed mutably.
         unsafe { strided.copy(rows[first..].as_ptr(), out.as_mut_ptr()) };
     }
 }

@@ -3,12 +3,12 @@
 //! For a large buffer, only samples of the bytes are checked, because a full checksum would cost as much as copying the
 //! buffer.
 
-/// This odd factor ensures that a change within one byte of a value also changes the check bits.
+/// Because this factor is odd, a change within one byte of a value also changes the value's check bits.
 const WORD: u64 = 0x9e37_79b9_7f4a_7c15;
-/// This constant ensures that erased memory (zeros) is detected as damaged.
+/// This constant makes the check bits of the value 0 nonzero, so that erased memory (zeros) is detected as damaged.
 const NOT_ZERO: u64 = 0x5bd1;
-/// Words are combined with these keys, because the product of two zero words would be zero. `STEPS` changes the keys
-/// after each pair of words, so that the checksum depends on the order of words.
+/// The checksum combines each word with a key before it multiplies words, because the product of two zero words would
+/// be zero. `STEPS` changes the keys after each pair of words, so that the checksum depends on the order of words.
 const KEYS: [u64; 2] = [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344];
 const STEPS: [u64; 2] = [0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 
@@ -17,8 +17,8 @@ const SEALED: u64 = (1 << SEALED_BITS) - 1;
 
 /// Returns a word with the lower 48 bits of `value`, and 16 check bits in the upper bits.
 ///
-/// [`open`] detects every change that is limited to one byte of a sealed word. Of all other changes, 1 in 65536 is not
-/// detected.
+/// [`open`] detects every change within a single byte of a sealed word, and all but 1 in 65536 of the changes to
+/// several bytes.
 #[inline]
 pub const fn seal(value: u64) -> u64 {
     let value = value & SEALED;
@@ -58,7 +58,8 @@ pub(crate) struct Checksum {
 }
 
 impl Checksum {
-    /// The checksum includes the message's position, so that an older message in the same bytes of the ring is invalid.
+    /// Begins a checksum with the position of the message, so that remains of an older message in the ring are not
+    /// mistaken for the new message.
     #[inline]
     pub fn at(position: u64) -> Self {
         Self { sum: 0, keys: KEYS }.words(position, 0)
@@ -85,8 +86,8 @@ impl Checksum {
     #[inline]
     pub unsafe fn copy<const PADDED: bool>(mut self, from: *const u8, to: *mut u8, len: usize) -> Self {
         let mut at = 0;
-        // SAFETY: each access except for the last word is within the first `len` bytes. For the last word, the caller
-        // guarantees room up to a multiple of 8 bytes.
+        // SAFETY: each access except for the last word is within the first `len` bytes. The last word may exceed these
+        // bytes, and the caller guarantees memory for the whole word.
         unsafe {
             while len - at >= 16 {
                 let [a, b] = pass_on::<[u64; 2]>(from, to, at);
@@ -211,7 +212,7 @@ mod tests {
             let mut copy = vec![0; padded];
             let mut sum = |position, word, bytes: &[u8]| {
                 let start = Checksum::at(position).words(word, 3);
-                // SAFETY: `bytes` and `copy` both have the padded length.
+                // SAFETY: `bytes` and `copy` are as long as `len` rounded up to a multiple of 8.
                 unsafe { start.copy::<true>(bytes.as_ptr(), copy.as_mut_ptr(), len).finish() }
             };
             let right = sum(4096, 0, &bytes);

@@ -1,7 +1,7 @@
 //! Computes the same result as Python's `random.Random.sample` for a sample of the whole population, but faster.
 //!
-//! Like CPython, the module uses the generator MT19937 (M. Matsumoto and T. Nishimura, "Mersenne Twister", ACM TOMACS
-//! 8, 1998).
+//! Like CPython, the module uses the random number generator MT19937 (Matsumoto and Nishimura, "Mersenne Twister", ACM
+//! TOMACS 8, 1998).
 
 pub const WORDS: usize = 624;
 const MIDDLE: usize = 397;

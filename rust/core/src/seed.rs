@@ -59,7 +59,7 @@ impl SeedGenerator {
     /// parent.
     pub fn spawn(&self, id: u64) -> Self {
         let mut mixer = self.worker.clone();
-        // Each child has its own ChaCha stream, which its parent never uses for its own seeds.
+        // Each child has its own ChaCha stream, which the parent never uses for the parent's seeds.
         let position = mixer.get_word_pos() as u64;
         mixer.set_stream(id.wrapping_add(1));
         let words = std::array::from_fn(|_| mixer.next_u64());

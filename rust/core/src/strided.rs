@@ -29,7 +29,7 @@ pub fn memory_order(shape: &[usize], strides: &[isize]) -> Vec<usize> {
     if shape.iter().zip(strides).any(|(&count, &stride)| count > 1 && stride == 0) {
         return axes;
     }
-    // The stride of an axis with one element is arbitrary, so such an axis stays next to the preceding axis.
+    // An axis with one element stays next to the preceding axis, because the stride of such an axis is arbitrary.
     let mut before = usize::MAX;
     let reach = shape.iter().zip(strides).map(|(&count, &stride)| {
         before = if count > 1 { stride.unsigned_abs() } else { before };
@@ -90,12 +90,12 @@ impl Strided {
     }
 
     /// # Safety
-    /// The axes `around` and the inner axes must describe `len` bytes of elements. The conditions of `copy` must hold
-    /// for these elements.
+    /// The axes `around` and the inner axes must describe `len` bytes of elements. The safety conditions of `copy` must
+    /// hold for the elements that these axes describe.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
-            // SAFETY: without outer axes, all elements form one line, and the caller guarantees the conditions for this
-            // line.
+            // SAFETY: without outer axes, all elements form one line, and the caller guarantees the safety conditions
+            // for this line.
             return unsafe { self.copy_line(from, to) };
         };
         let part = len / outer.count;
@@ -110,13 +110,13 @@ impl Strided {
     unsafe fn copy_line(&self, from: *const u8, to: *mut u8) {
         let Self { line, group, run, .. } = *self;
         let bytes = group.count * run;
-        // The outer loop is over the elements of a group, because groups are often small and short inner loops are
-        // slow.
+        // The inner loop (`copy_runs`) copies one element of many groups, because a loop over the elements of a small
+        // group would be short and slow.
         for start in (0..line.count).step_by(BLOCK) {
             let count = BLOCK.min(line.count - start);
             for element in 0..group.count {
                 // SAFETY: `from` points to an element of the line, and `to` points to the copy of this element. The
-                // caller guarantees that both are valid.
+                // caller guarantees that both pointers are valid.
                 unsafe {
                     let from = place(place(from, line, start), group, element);
                     let to = to.add(start * bytes + element * run);

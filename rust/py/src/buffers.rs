@@ -63,8 +63,8 @@ impl ArenaBuffer {
     }
 }
 
-/// Creates a `bytes` object inside the buffer `memory` without copying the contents. Neither the object nor the buffer
-/// is ever freed.
+/// Creates a `bytes` object inside the buffer `memory` without copying the contents. The `bytes` object and the buffer
+/// are never freed.
 ///
 /// The writable buffer consists of `room` bytes for the object's header, the contents, and a zero byte.
 #[pyfunction]
@@ -74,8 +74,8 @@ pub fn bytes_in_place<'py>(memory: &Bound<'py, PyAny>, room: usize) -> PyResult<
     let len = buffer.len_bytes().checked_sub(room).and_then(|rest| rest.checked_sub(1)).ok_or_else(refusal)?;
     // The header of a `bytes` object differs between releases of Python, so the header is copied from `model`, a
     // temporary object of the same length. The contents of `model` are never written, so they use no physical memory.
-    // SAFETY: if the argument is NULL, the call leaves the contents uninitialized. `len` fits into a Py_ssize_t,
-    // because a buffer has at most isize::MAX bytes.
+    // SAFETY: PyBytes_FromStringAndSize leaves the contents of the new object uninitialized if its first argument is
+    // NULL. `len` fits into a Py_ssize_t, because a buffer has at most isize::MAX bytes.
     let model = unsafe {
         let model = ffi::PyBytes_FromStringAndSize(ptr::null(), len as ffi::Py_ssize_t);
         Bound::from_owned_ptr_or_err(memory.py(), model)?
@@ -90,8 +90,8 @@ pub fn bytes_in_place<'py>(memory: &Bound<'py, PyAny>, room: usize) -> PyResult<
         return Err(refusal());
     }
     mem::forget(buffer); // the buffer is never released, so its memory stays mapped
-    // SAFETY: the check above ensures that the `header` bytes before the contents are inside the writable buffer. After
-    // the copy, these bytes are a `bytes` object with one reference, like `model`.
+    // SAFETY: the check above ensures that the `header` bytes before the contents are inside the writable buffer. The
+    // copied header turns the memory into a `bytes` object with one reference, like `model`.
     let object = unsafe {
         ptr::copy_nonoverlapping(model.as_ptr().cast::<u8>(), object.cast::<u8>(), header);
         Bound::from_owned_ptr(memory.py(), object)

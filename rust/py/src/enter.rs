@@ -1,8 +1,8 @@
 //! Waits for events without the GIL, in a series of short sleeps (slices). Python's signal handlers run between two
 //! slices.
 //!
-//! If a signal handler raises an exception, the wait ends with this exception. If the event occurs meanwhile, the next
-//! wait ends immediately.
+//! If a signal handler raises an exception, the wait ends with this exception. If the awaited event occurs while a
+//! signal handler raises an exception, the next wait ends immediately.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -19,10 +19,10 @@ pub struct Slices {
 }
 
 impl Slices {
-    /// For a wait for an event that always wakes up the sleeping thread.
+    /// The slices of a wait for an event that always wakes up the sleeping thread.
     pub const LONG: Self = Self { first: LONGEST_SLICE, longest: LONGEST_SLICE };
-    /// For a wait for an event that may fail to wake up the sleeping thread. The first slice is short, because a
-    /// producer wakes up its consumer only after several items.
+    /// The slices of a wait for an event that may fail to wake up the sleeping thread. The first slice is short,
+    /// because a producer wakes up its consumer only after several items.
     pub const GROWING: Self = Self { first: Duration::from_millis(1), longest: LONGEST_SLICE };
     const POLL: Self = Self { first: Duration::from_micros(20), longest: Duration::from_millis(2) };
 }

@@ -42,7 +42,7 @@ pub unsafe fn new_type<'py>(
     Ok(class.cast_into::<PyType>()?)
 }
 
-/// Finalizes an object. Dropping the object preserves an exception that is being raised.
+/// Finalizes an object. An exception that is being raised when the object is dropped stays the current exception.
 #[allow(deprecated, reason = "the functions in place of the deprecated functions exist only from Python 3.12 on")]
 unsafe extern "C" fn finalize(object: *mut ffi::PyObject) {
     let run = |py: Python<'_>| {

@@ -11,12 +11,14 @@ use std::time::{Duration, Instant};
 
 use pyo3::prelude::*;
 
-/// If a call of `take` lasts longer, the lock was not free. Taking a free lock lasts about 3 µs.
+/// If a call of `take` lasts longer than this, another thread held PyTorch's lock, because taking a free lock lasts
+/// about 3 µs.
 const UNCONTENDED: Duration = Duration::from_micros(30);
-/// If the lock was not free, the fork waits until this number of successive calls have found the lock free.
+/// If another thread held PyTorch's lock, the fork waits until this number of successive calls of `take` have found the
+/// lock free.
 const FREE_CALLS: u32 = 3;
 const PAUSE: Duration = Duration::from_micros(200);
-/// The maximum delay of a fork. Threads that need the GIL are blocked during the delay.
+/// The maximum delay of a fork. Threads that need the GIL are blocked while a fork is delayed.
 const PATIENCE: Duration = Duration::from_millis(500);
 
 thread_local! {

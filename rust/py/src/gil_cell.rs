@@ -1,7 +1,7 @@
 //! Stores values that threads access only while they are attached to the interpreter.
 //!
-//! If the interpreter has a GIL, the types use plain loads and stores, which are much faster than a mutex. On a
-//! free-threaded interpreter, [`GilCell`] is a mutex.
+//! If the interpreter has a GIL, the types of this module use plain loads and stores, which are much faster than a
+//! mutex. On a free-threaded interpreter, [`GilCell`] is a mutex.
 //!
 //! FORK: on a free-threaded interpreter, `os.fork` never stops a thread that accesses a [`GilCell`], so a forked child
 //! inherits no locked mutex.

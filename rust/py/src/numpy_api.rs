@@ -1,7 +1,7 @@
 //! Looks up NumPy's C API, a table of pointers, when an array or scalar is first used.
 //!
-//! The corresponding function of the `numpy` crate is not used, because it panics if NumPy cannot be imported. That
-//! function also takes a lock, and a child that is forked meanwhile could never take this lock.
+//! The corresponding function of the `numpy` crate is not used, because it panics if NumPy cannot be imported, and
+//! takes a lock that a forked child could inherit in locked state.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;
@@ -19,13 +19,13 @@ pub struct NumPy(NonNull<*const c_void>);
 
 static TABLE: AtomicPtr<*const c_void> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Whether NumPy 2 is loaded. The dtypes of NumPy 1 and NumPy 2 have different memory layouts.
+/// Whether NumPy 2 is loaded, which stores dtypes in another memory layout than NumPy 1.
 static SECOND: AtomicBool = AtomicBool::new(false);
 
 const SECOND_FEATURES: c_uint = 0x12;
 
-/// The first fields of a built-in dtype in NumPy 2 (`_PyArray_LegacyDescr` in NumPy's headers). The pointers are
-/// `subarray`, `fields`, `names` and `c_metadata`.
+/// The first fields of a built-in dtype in NumPy 2 (`_PyArray_LegacyDescr` in NumPy's headers). The array of four
+/// pointers contains `subarray`, `fields`, `names` and `c_metadata`.
 #[repr(C)]
 struct SecondDescr(ffi::PyObject, DescrFields, [*mut c_void; 4]);
 
@@ -55,7 +55,8 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
     let capsule = module.getattr("_ARRAY_API")?.cast_into::<PyCapsule>()?;
     let table: NonNull<*const c_void> = capsule.pointer_checked(None)?.cast();
     let version = |entry: usize| {
-        // SAFETY: in all versions, both entries below are functions without arguments that return `unsigned int`.
+        // SAFETY: in all versions of NumPy, the entries that are read below are functions without arguments that return
+        // `unsigned int`.
         let version: extern "C" fn() -> c_uint = unsafe { std::mem::transmute(table.as_ptr().add(entry).read()) };
         version()
     };
@@ -69,7 +70,7 @@ fn look_up(py: Python<'_>) -> PyResult<NumPy> {
     let features = version(211); // PyArray_GetNDArrayCFeatureVersion
     SECOND.store(features >= SECOND_FEATURES, Ordering::Relaxed);
     std::mem::forget(capsule); // the capsule must exist as long as the pointer, even if the module is unloaded
-    // SYNC(numpy): pairs with the load in `numpy`. The table has been initialized before the store.
+    // SYNC(numpy): pairs with the load in `numpy`. A thread that reads the pointer also reads the initialized table.
     TABLE.store(table.as_ptr(), Ordering::Release);
     Ok(NumPy(table))
 }
@@ -178,7 +179,7 @@ impl NumPy {
         ) -> *mut ffi::PyObject;
         let py = dtype.py();
         // SAFETY: entry 2 is PyArray_Type, and entry 94 is PyArray_NewFromDescr, which takes ownership of the dtype.
-        // This function returns a new reference, or NULL with an exception.
+        // PyArray_NewFromDescr returns a new reference, or NULL with an exception.
         unsafe {
             let new: New = self.entry(94);
             let (dimensions, no_parent) = (shape.len() as c_int, std::ptr::null_mut());
@@ -208,9 +209,11 @@ impl NumPy {
     }
 
     /// # Safety
-    /// `scalar` is a NumPy scalar of a built-in dtype. `to` has room for one element and is aligned for it.
+    /// `scalar` is a NumPy scalar of a built-in dtype. `to` has room for one element of this dtype, and is aligned for
+    /// the element.
     pub unsafe fn value_of(self, scalar: &Bound<'_, PyAny>, to: *mut c_void) {
-        // SAFETY: entry 62 is PyArray_ScalarAsCtype. The caller guarantees a NumPy scalar, and room at `to`.
+        // SAFETY: entry 62 is PyArray_ScalarAsCtype. The caller guarantees that `scalar` is a NumPy scalar and that its
+        // value fits into the memory at `to`.
         unsafe {
             let write: unsafe extern "C" fn(*mut ffi::PyObject, *mut c_void) = self.entry(62);
             write(scalar.as_ptr(), to);

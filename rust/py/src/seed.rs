@@ -11,7 +11,7 @@ pub struct PySeedGenerator(SeedGenerator);
 
 #[pymethods]
 impl PySeedGenerator {
-    /// The arguments are ignored here, because the `__init__` method of the subclass uses them.
+    /// This constructor ignores its arguments, because the `__init__` method of the subclass uses them.
     #[new]
     #[pyo3(signature = (*_args, **_kwargs))]
     fn new(_args: &Bound<'_, PyTuple>, _kwargs: Option<&Bound<'_, PyDict>>) -> Self {

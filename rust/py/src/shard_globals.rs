@@ -91,8 +91,9 @@ impl SavedGlobals {
 }
 
 impl SavedGlobals {
-    /// Exchanges the state of this shard with the state of `other`. Returns false and changes nothing if `save` and
-    /// `load` do not cover the complete state, for example because a library was loaded after the shards were saved.
+    /// Saves the module variables and random generators of this shard, and activates the variables and generators of
+    /// the shard `other`. Returns false and changes nothing if `save` and `load` do not cover the complete state, for
+    /// example because a library was loaded after the shards were saved.
     fn switch_to(&mut self, py: Python<'_>, other: &mut Self) -> PyResult<bool> {
         let (Some(exchange), Some(of_other)) = (&self.exchange, &other.exchange) else { return Ok(false) };
         let is_enough = self.is_all && other.is_all && !self.is_away && other.is_away && exchange.is(of_other);

@@ -15,7 +15,7 @@ pub enum FeatureKind {
 pub struct Feature<'a> {
     /// The type of the values, or None if the feature is empty.
     pub kind: Option<FeatureKind>,
-    /// The encoded values. One element of `parts` may contain several numbers.
+    /// The encoded values. One element of `parts` may encode several packed numbers.
     pub parts: Vec<&'a [u8]>,
 }
 

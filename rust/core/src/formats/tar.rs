@@ -39,7 +39,8 @@ fn octal(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// If a pax header contained longer numbers, the regular expressions of `tarfile` could take quadratic time.
+/// The maximum number of digits in a number of a pax header, because the regular expressions of `tarfile` could take
+/// quadratic time for longer numbers.
 const LONGEST_NUMBER: usize = 100;
 const SHORTEST_RECORD: usize = 5;
 

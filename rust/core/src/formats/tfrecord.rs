@@ -1,7 +1,7 @@
 //! Splits the bytes of TFRecord files into records, and verifies the checksums of the records.
 //!
 //! A record consists of its length (`u64`, little-endian), a checksum of these 8 bytes, the data, and a checksum of the
-//! data. Both checksums are masked CRC-32Cs (see TensorFlow's `record_writer.h`).
+//! data. Both checksums of a record are masked CRC-32Cs (see TensorFlow's `record_writer.h`).
 
 const HEAD: usize = 12;
 const TAIL: usize = 4;

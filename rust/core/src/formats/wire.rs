@@ -16,7 +16,7 @@ pub enum WireError {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WireValue<'a> {
-    /// An integer of variable length. Each byte contains 7 bits of the integer, lowest bits first.
+    /// An integer of variable length. Each byte of the slice contains 7 bits of the integer, lowest bits first.
     Varint(&'a [u8]),
     Fixed64(&'a [u8]),
     /// The bytes of a string, a nested message, or packed numbers.

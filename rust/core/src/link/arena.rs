@@ -1,4 +1,5 @@
-//! Manages the arena of a link. The producer allocates blocks for large buffers in this shared memory.
+//! Manages the arena of a link. The arena is shared memory for large buffers, and the producer allocates the blocks of
+//! the arena.
 //!
 //! An allocation uses the lowest free range that is long enough, so that few memory pages are used.
 

@@ -5,8 +5,8 @@
 //!       ◄─── data ────           ◄┄ frames ┄┄            ◄─── data ────
 //! ```
 //!
-//! Control words may overtake messages, because readers only need the latest value of each control word. The caller
-//! must send each frame exactly once and in order.
+//! A control word may arrive before messages that were sent earlier, because readers only need the latest value of each
+//! control word. The caller must send each frame exactly once and in order.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -171,7 +171,8 @@ impl Carrier {
     /// Returns whether a control word has changed since the last `take`. If `messages` is true, also returns true if a
     /// message has arrived.
     pub fn has_news(&mut self, messages: bool) -> bool {
-        // Also true for a damaged link, because the caller then calls `take`, which reports the damage.
+        // A damaged link is treated like a link with a message, because the caller then calls `take`, which reports the
+        // damage.
         self.words() != self.given || messages && self.inbound.readable().unwrap_or(true)
     }
 
@@ -201,7 +202,8 @@ impl Carrier {
         self.peer.ring();
     }
 
-    /// Sends the messages of a frame. If the link is full, returns false, and the next call must pass the same frame.
+    /// Sends the messages of a frame. If the link is full, returns false, and the caller must pass the same frame in
+    /// the next call of `put`.
     pub fn put(&mut self, head: &[u8], separate: &[&[u8]]) -> Result<bool, Corrupted> {
         loop {
             let (head_left, separate_left) =
@@ -285,7 +287,8 @@ impl Carrier {
     }
 
     pub fn has_room(&mut self) -> bool {
-        // Also true for a damaged link, because the caller then calls `put`, which reports the damage.
+        // A damaged link is treated like a link with space, because the caller then calls `put`, which reports the
+        // damage.
         match self.lack {
             Lack::Nothing => true,
             Lack::Block => self.outbound.worth_allocating().unwrap_or(true),

@@ -119,7 +119,7 @@ impl Consumer {
         &self.flow
     }
 
-    /// Begins to receive a stream. The producer may be `window` items ahead of the consumer.
+    /// Begins to receive a stream. The producer may be at most `window` items ahead of the consumer.
     pub fn begin(&mut self, stream: Stream, window: u64) {
         self.before = self.before.wrapping_add(self.taken);
         self.taken = 0;
@@ -143,7 +143,7 @@ impl Consumer {
         self.layout.header().granted.store(grant.word(), Ordering::Release);
     }
 
-    /// Turns the wake-ups for new items on or off. After turning them on, the caller must check for items that have
+    /// Turns the wake-ups for new items on or off. After turning wake-ups on, the caller must check for items that have
     /// already arrived.
     #[inline]
     pub fn want_items(&mut self, wanted: bool) {
@@ -230,7 +230,8 @@ impl Consumer {
         }
     }
 
-    /// Records that this process waits for an item, and adapts the number of bytes that the producer may send ahead.
+    /// Records that this process waits for an item, and adapts the limit of bytes that the producer may send before
+    /// this process reads them.
     pub fn wait(&mut self) {
         if self.ahead.wait() {
             self.layout.header().ahead.store(seal(self.ahead.allowed()), Ordering::Relaxed);
@@ -354,9 +355,9 @@ impl Consumer {
             return Err(Corrupted("a producer's cursor points into a message"));
         }
         let place = self.layout.ring_ptr(head);
-        // SAFETY: the producer has published `available` bytes. At least 8 contiguous bytes follow `place`, because the
-        // ring's capacity and all positions are multiples of 8. Reads are volatile, because another process writes this
-        // memory.
+        // SAFETY: the producer has published `available` bytes from `place` on. At least 8 of these bytes are
+        // contiguous, because the ring's capacity and all positions are multiples of 8. The read is volatile, because
+        // another process writes to the ring.
         let first = unsafe { place.cast::<u64>().read_volatile() };
         let Some((total, check)) = read_first(first, head, available, until_wrap)? else { return Ok(None) };
         // SAFETY: `read_first` has checked that the whole message, including its header, is published and contiguous.
@@ -370,7 +371,8 @@ impl Consumer {
         payload.clear();
         payload.reserve(len.next_multiple_of(8));
         // SAFETY: `from_words` has checked that the block table and the payload are inside the message, and `reserve`
-        // has made room for the copy. The producer cannot change this private copy after the checks below.
+        // has made room for the copy. The checks below read the private copy, because the producer can still change the
+        // message in the ring.
         unsafe {
             let entries = place.add(MESSAGE_HEADER as usize).cast::<[u64; 2]>();
             for index in 0..blocks {

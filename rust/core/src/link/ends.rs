@@ -57,12 +57,12 @@ impl Link {
     }
 
     pub fn has_consumer(&self) -> bool {
-        // A relaxed load suffices, because no code reads other data based on this flag.
+        // A relaxed load suffices, because no code reads other shared data based on the flag `consumer_taken`.
         self.layout.header().consumer_taken.load(Ordering::Relaxed) != 0
     }
 
-    /// Returns how many items and bytes the producer has sent. Both numbers are 0 if a statistics board counts them
-    /// instead.
+    /// Returns how many items and bytes the producer has sent. Both numbers are 0 if the items and bytes are counted on
+    /// a statistics board instead.
     pub fn sent(&self) -> (u64, u64) {
         let sent = &self.layout.header().sent;
         (sent.items.load(Ordering::Relaxed), sent.bytes.load(Ordering::Relaxed))

@@ -70,8 +70,8 @@ type Word = CachePadded<AtomicU64>;
 
 /// Accidental writes to the header are either detected or harmless.
 ///
-/// Control words contain check bits, and messages contain checksums. Damage to fields without check bits only falsifies
-/// statistics, or delays a wake-up by at most 100 ms.
+/// Control words contain check bits, and messages contain checksums. A damaged header field without check bits only
+/// falsifies statistics, or delays a wake-up by at most 100 ms.
 #[derive(Debug)]
 #[repr(C)]
 pub(crate) struct Header {
@@ -189,7 +189,8 @@ impl Layout {
 
     pub fn header(&self) -> &Header {
         // SAFETY: `create` and `attach` ensure that the region is at least as long as a header. The region is
-        // page-aligned, and `self` keeps it mapped. Every bit pattern is a valid header, and all access is atomic.
+        // page-aligned, and `self` keeps the region mapped. Every bit pattern is a valid header, and all access to
+        // headers is atomic.
         unsafe { &*self.region.as_mut_ptr().cast::<Header>() }
     }
 

@@ -1,7 +1,8 @@
 //! Defines the format of a message in the ring of a link.
 //!
-//! A message is an item, the end of a stream, an error, a snapshot, or a fragment of a large buffer. A message is
-//! contiguous in the ring. If a message does not fit before the end of the ring, padding fills the remaining bytes.
+//! A message is an item, the end of a stream, an error, a snapshot, or a fragment of a large buffer. The bytes of a
+//! message are contiguous in the ring. If a message does not fit before the end of the ring, padding fills the bytes up
+//! to this end.
 
 use crate::error::Corrupted;
 use crate::integrity::{Checksum, sample};
@@ -11,11 +12,12 @@ pub(crate) const KIND_FRAGMENT: u16 = u16::MAX;
 /// belong to a message that the producer has abandoned.
 pub(crate) const KIND_FIRST_FRAGMENT: u16 = u16::MAX - 1;
 
-/// A flag in the message kind of an item. The bytes of such an item may differ between two runs, for example if the
-/// item is pickled.
+/// A flag in the message kind of an item. An item with this flag may be encoded as different bytes in another run, for
+/// example if the item is pickled.
 pub const OPAQUE: u16 = 0x200;
 
-/// The number of bits of a buffer's length. The remaining bits of the word contain check bits of the buffer's bytes.
+/// The number of bits of a buffer's length. The upper 16 bits of a length word contain check bits of the buffer's
+/// bytes.
 const LEN_BITS: u32 = 48;
 
 /// Returns the length of a buffer, with check bits of the buffer's bytes in the upper bits.
@@ -42,11 +44,12 @@ pub(crate) struct MessageHeader {
     pub epoch: u64,
 }
 
-/// The size of a message header in bytes. Its first word contains the length and the checksum. The second word contains
-/// the shard, the kind and the number of blocks, and the third word contains the epoch.
+/// The size of a message header in bytes. The first word of a header contains the length and the checksum, the second
+/// word contains the shard, the kind and the number of blocks, and the third word contains the epoch.
 pub(crate) const MESSAGE_HEADER: u64 = 24;
 pub(crate) const BLOCK_ENTRY: u64 = 16;
-/// A flag in the length field that marks padding. Lengths never use this bit, because every length is a multiple of 8.
+/// A flag in the length field that marks padding. The flag uses the lowest bit, which is 0 in every length, because
+/// lengths are multiples of 8.
 const PAD: u32 = 1;
 
 /// Returns the word that marks `total` bytes of padding from `position` to the end of the ring.
@@ -55,10 +58,11 @@ pub(crate) fn padding(position: u64, total: u64) -> u64 {
     word(total, pad_check(position, total))
 }
 
-/// Decodes the first word of a message at `position`. Returns the length and the checksum, or None for padding.
+/// Decodes the first word of a message at `position`. Returns the message's length and checksum, or None if the word
+/// marks padding.
 ///
 /// The producer has written `available` bytes after `position`. The ring ends `until_wrap` bytes after `position`. The
-/// function does not verify the checksum.
+/// caller must verify the checksum.
 #[inline]
 pub(crate) fn read_first(
     first: u64,

@@ -30,7 +30,8 @@ const TIDY_NEAR: Duration = Duration::from_millis(1);
 pub enum Part {
     /// The buffer is in a block of this link's arena.
     Block(Arc<Block>),
-    /// The buffer was sent in fragments before the message. The value is the result of [`sampled_len`].
+    /// The buffer was sent in fragments before the message. The value is the buffer's length with check bits, as
+    /// returned by [`sampled_len`].
     Streamed(u64),
 }
 
@@ -61,8 +62,8 @@ pub struct Producer {
     sending: Sending,
     account: Account,
     current: u16,
-    /// For each shard, the number of sent items and the number of items to recompute. The current shard is an
-    /// exception: its latest numbers are in `sending` and `account`.
+    /// For each shard, the number of sent items and the number of items to recompute. The entry of the current shard is
+    /// outdated, because `sending` and `account` contain the shard's latest numbers.
     shards: Vec<ShardProgress>,
     streaming: bool,
     clock: SampledClock,
@@ -242,7 +243,7 @@ impl Producer {
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Adds the bytes of an item to the queue `ahead`. Successive small items share one entry.
+    /// Adds the bytes of an item to the queue `ahead`. Successive small items share one entry of this queue.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;
@@ -326,7 +327,8 @@ impl Producer {
         if total <= until_wrap { total } else { until_wrap + total }
     }
 
-    /// Pushes an item. The consumer may be woken up later, after several items.
+    /// Pushes an item. The consumer is not always woken up at once, but sometimes only after several items, to save
+    /// system calls.
     ///
     /// # Panics
     /// If the message never fits (see [`Producer::fits`]), or a block belongs to another arena.
@@ -438,7 +440,7 @@ impl Producer {
         let before;
         let place = self.layout.ring_ptr(start);
         // SAFETY: the cursor has checked that `needed` bytes after the tail are free, and the `total` bytes at `place`
-        // are contiguous. Only the producer writes to free bytes. Messages start at multiples of 8 bytes.
+        // are contiguous. Only the producer writes to free bytes of the ring. Messages start at multiples of 8 bytes.
         unsafe {
             let mut entry = place.cast::<[u64; 3]>().add(1).cast::<[u64; 2]>();
             for part in parts {

@@ -1,14 +1,14 @@
 //! Decides when a producer wakes up a sleeping consumer.
 //!
-//! A wake-up per item would limit the throughput of small items, so a wake-up follows a batch of items, or a short
-//! delay.
+//! A wake-up per item would limit the throughput of small items, so the producer wakes up the consumer only after
+//! several items or a short delay.
 
 use std::time::{Duration, Instant};
 
 use crate::process::board::BellRef;
 use crate::sync::bell::Wanted;
 
-/// The maximum delay of a wake-up. If the time between two items is longer, each item causes a wake-up.
+/// The maximum delay of a wake-up. If the time between two items is longer than this delay, each item causes a wake-up.
 const PATIENCE: Duration = Duration::from_micros(50);
 
 #[derive(Debug)]
@@ -24,7 +24,7 @@ impl WakePolicy {
         Self { waiting: 0, batch: batch.max(1), last: None, oldest: None }
     }
 
-    /// The producer must call this method after each published item. The flag `wanted` is set while the consumer waits
+    /// The producer must call this method after each published item. The consumer sets the flag `wanted` while it waits
     /// for an item of this producer.
     #[inline]
     pub fn published(&mut self, bell: &BellRef, wanted: &Wanted) -> bool {

@@ -25,8 +25,8 @@ struct InheritedEntry {
     state: AtomicU32,
     start: AtomicUsize,
     len: AtomicUsize,
-    /// The number of pointers into the mapping that are in use. Forked children keep the mapping while this number is
-    /// not 0.
+    /// The number of pointers into the mapping that are in use. A forked child keeps the mapping as long as any pointer
+    /// into the mapping is in use.
     pins: AtomicUsize,
 }
 
@@ -81,8 +81,8 @@ fn note(state: u32, start: usize, len: usize) -> &'static InheritedEntry {
     entry
 }
 
-/// Registers a memory mapping in the list above. The owner of the memory must drop this object before unmapping the
-/// memory.
+/// Registers a memory mapping in the list of inherited entries. The owner of the memory must drop this object before
+/// unmapping the memory.
 #[derive(Debug)]
 pub struct Mapping(&'static InheritedEntry);
 
@@ -133,10 +133,10 @@ impl Descriptor {
 }
 
 impl Descriptor {
-    /// Closes the descriptor. The caller must not use a result of `get` during or after the call.
+    /// Closes the descriptor. During and after a call of `close`, no code may use a descriptor that `get` has returned.
     pub fn close(&self) {
-        // The state changes before the descriptor is closed. Otherwise, a child that is forked between the two steps
-        // could close a reused descriptor number.
+        // The state changes before the descriptor is closed, because a forked child could otherwise close a new file
+        // that has reused the descriptor's number.
         if self.0.state.compare_exchange(DESCRIPTOR, OPAQUE, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             let fd = self.0.start.load(Ordering::Relaxed) as i32;
             // SAFETY: this object owns the descriptor, and the exchange shows that no other code has closed it.
@@ -209,7 +209,7 @@ unsafe fn put_zeros(start: usize, len: usize) {
     unsafe { libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0) };
 }
 
-/// Replaces the mappings that `wipe_on_fork` has marked with zeros. The fork hook calls this function before any other
+/// Zeroes the memory of all mappings that `wipe_on_fork` has marked. The fork hook calls this function before any other
 /// code of the child, so the function neither locks nor allocates.
 pub fn wipe_what_is_the_parents() {
     // SYNC(noted): pairs with `Mapping::wipe_on_fork`.

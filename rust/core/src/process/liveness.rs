@@ -20,7 +20,8 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Watches the process `pid`. The exit status of this process must not have been collected yet.
+    /// Watches the process `pid`. The caller must ensure that no code has collected the exit status of the process
+    /// `pid` yet.
     pub fn open(pid: i32) -> Result<Self, OpenError> {
         if pid <= 0 {
             // For a number that is not positive, `kill` would check a process group instead of a process.
@@ -92,8 +93,8 @@ fn has_exited(pid: i32) -> bool {
         if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 {
             return info.si_signo != 0;
         }
-        // This check can fail for a process that is not a child: `kill` also succeeds if a later process has the same
-        // id.
+        // For a process that is not a child, this check can be wrong, because `kill` also succeeds if a later process
+        // has the same id.
         if libc::kill(pid, 0) != 0 {
             return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }
@@ -103,7 +104,8 @@ fn has_exited(pid: i32) -> bool {
 
 fn is_zombie(pid: i32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    // In this file, the state follows the process name, which is in parentheses and may itself contain parentheses.
+    // In `/proc/PID/stat`, the state follows the process name, which is in parentheses and may itself contain
+    // parentheses.
     stat.rsplit_once(')').is_some_and(|(_, rest)| rest.trim_start().starts_with(['Z', 'X']))
 }
 

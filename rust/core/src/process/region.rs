@@ -1,5 +1,5 @@
-//! Manages anonymous memory that several processes map. On Linux, this memory is a memfd, and in the portable fallback,
-//! it is an unlinked temporary file.
+//! Manages anonymous memory that several processes map. On Linux, the shared memory is a memfd, and in the portable
+//! fallback, the shared memory is an unlinked temporary file.
 //!
 //! The system frees the memory when the last process closes and unmaps it, even if that process is killed.
 
@@ -24,8 +24,8 @@ pub struct Region {
 }
 
 impl Region {
-    /// Creates a region of `len` zero bytes. Only the first `reserved` bytes are usable immediately. All other bytes
-    /// need a call of `reserve` first.
+    /// Creates a region of `len` zero bytes. Only the first `reserved` bytes are usable immediately, and all other
+    /// bytes are usable after a call of `reserve`.
     pub fn create(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;
@@ -37,7 +37,8 @@ impl Region {
         Ok(region)
     }
 
-    /// Ensures that the bytes `offset..offset + len` are usable. The range must not contain data yet.
+    /// Ensures that the bytes `offset..offset + len` are usable. The range must not contain data yet, because this
+    /// method may overwrite the range with zeros.
     pub fn reserve(&self, offset: usize, len: usize) -> io::Result<()> {
         let system = system();
         if system.keeps_files() { system.reserve(self.fd(), offset as u64, len as u64) } else { Ok(()) }
@@ -86,15 +87,15 @@ impl Region {
         self.fd.load(Ordering::Relaxed)
     }
 
-    /// Closes the descriptor, except in the portable fallback, which needs the descriptor to reserve space. After this
-    /// call, the caller must not use a result of `fd`.
+    /// Closes the descriptor, except in the portable fallback, which needs the descriptor to reserve space. After a
+    /// call of `close`, no code may use a descriptor that `fd` has returned.
     pub fn close(&self) {
         if !system().keeps_files() {
             drop(self.take_descriptor());
         }
     }
 
-    /// Takes the descriptor. After this call, the caller must not use a result of `fd`, and must not call `reserve`.
+    /// Takes the descriptor. After this call, no code may use a descriptor that `fd` has returned, or call `reserve`.
     pub(crate) fn take_descriptor(&self) -> Option<OwnedFd> {
         let fd = self.fd.swap(-1, Ordering::Relaxed);
         // SAFETY: the region owned the descriptor, and after the `swap`, no other call can take the same descriptor.

@@ -27,7 +27,8 @@ extern "C" fn obey_own(number: libc::c_int, info: *mut libc::siginfo_t, _context
     if !is_from_this_process(unsafe { &*info }) || act(number, libc::SIG_DFL, 0).is_err() {
         return;
     }
-    // SAFETY: a signal handler may make all these calls, and the signal set is initialized before it is read.
+    // SAFETY: the C functions that are called here are allowed in signal handlers, and the signal set is initialized
+    // before it is read.
     unsafe {
         let mut this = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
         libc::sigemptyset(this.as_mut_ptr());

@@ -5,12 +5,12 @@
 //!
 //! If yields to unrelated threads take more than one eighth of the time, threads stop yielding for a while.
 //!
-//! All threads share these statistics without synchronization, because inexact values do no harm.
+//! All threads share the statistics of yields without synchronization, because inexact values do no harm.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 const MOST: u32 = 10;
-/// While waits do not yield (`turns` is 0), every `TRY_AGAIN`th wait still yields up to `TRIED` times, to test whether
+/// While waits do not yield (`turns` is 0), every `TRY_AGAIN`th wait yields up to `TRIED` times as a test whether
 /// yielding helps again.
 const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
@@ -20,7 +20,8 @@ const NEAR: u64 = 50_000;
 /// up to 64 workers on 2 cores, a yield within the loader lasted 0.1 to 0.5 ms, and a yield to a busy loop lasted 2 to
 /// 8 ms.
 const UNRELATED_YIELD: u64 = 1_500_000;
-/// In loaders with more processes, long yields are ignored, because the loader's own processes cause long yields.
+/// In loaders with more processes than this number, long yields are ignored, because the loader's own processes cause
+/// long yields.
 const MOST_PROCESSES: usize = 32;
 const PRICE: u64 = 8;
 const CREDIT: u64 = 100_000_000;
@@ -30,8 +31,8 @@ const REST: u64 = 50;
 pub struct Turns {
     turns: AtomicU32,
     since_tried: AtomicU32,
-    /// A time in nanoseconds. Each yield to an unrelated thread moves this time into the future. While the time is more
-    /// than `CREDIT` nanoseconds ahead of the clock, waiting threads do not yield.
+    /// A time in nanoseconds, which each yield to an unrelated thread moves into the future. While `paid` is more than
+    /// `CREDIT` nanoseconds ahead of the clock, waiting threads do not yield.
     paid: AtomicU64,
 }
 

@@ -19,7 +19,7 @@ const ALL_INSIDE: u64 = CALL - 1;
 const CHECKS: u32 = 8;
 const SHORTEST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_secs(10);
-/// A fork waits at most this time until the watching thread exits.
+/// The maximum time that a fork waits for the watching thread to exit.
 const GIVE_UP: Duration = Duration::from_secs(1);
 const FORGOTTEN: Duration = Duration::from_millis(50);
 
@@ -242,8 +242,8 @@ impl Watch {
         state.number = thread_number();
         loop {
             state.watched.retain(|one| one.pulse.strong_count() > 0);
-            // A callback may have called `os.fork`. The loop ends in the forked child, because the child must use its
-            // own `Watch`.
+            // If a callback has called `os.fork`, the loop ends in the forked child, because the child must use its own
+            // `Watch`.
             if state.stop || state.watched.is_empty() || fork::generation() != self.generation {
                 break;
             }

@@ -172,7 +172,8 @@ impl<S> Books<S> {
     }
 
     /// Returns for each sender the number and the checksum of its items before the last `back` deliveries. Also returns
-    /// the sender of the first of these deliveries. Returns None if the log contains fewer than `back` deliveries.
+    /// the sender of the first of the last `back` deliveries. Returns None if the log contains fewer than `back`
+    /// deliveries.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -226,7 +227,7 @@ impl<S> Books<S> {
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
-        // If `lag` is unknown, the start of the log is used, because the user has received all items before the log.
+        // If `lag` is unknown, only the deliveries before the start of the log are regarded as received by the user.
         let earliest = || self.log.iter().find(|(of, _)| *of as usize == peer).map(|(_, before)| *before);
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);

@@ -5,7 +5,8 @@ use crate::round_robin::RoundRobin;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Next {
     Deliver(usize),
-    /// Receive an item of this link before its turn. Otherwise, the sender of the next item could wait forever.
+    /// Receive an item of the link with this index before the link's turn, because the sender of the next item may wait
+    /// forever otherwise.
     TakeIn(usize),
     Wait,
     /// Raise an error, because a required process has exited.
@@ -63,7 +64,8 @@ impl Collecting {
         live().find(|&peer| peer != starving && arrived(peer))
     }
 
-    /// Records that a process has exited. Items that arrived before the exit are delivered if the order allows it.
+    /// Records that a process has exited. Items that arrived before the exit are delivered, unless an earlier item is
+    /// missing.
     pub fn note_death(&mut self) {
         self.has_died = true;
     }

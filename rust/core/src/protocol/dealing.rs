@@ -6,11 +6,11 @@ use crate::round_robin::RoundRobin;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Deal {
-    /// Compute an item and send the item to this reader.
+    /// Compute an item and send the item to the reader with this index.
     To(usize),
-    /// Compute and drop the next item, because this reader does not need the item.
+    /// Compute and drop the next item, because the reader with this index does not need the item.
     Skip(usize),
-    /// Wait until this reader accepts the next item.
+    /// Wait until the reader with this index accepts the next item.
     WaitFor(usize),
     /// All readers have ended the iteration (pass).
     Nobody,
@@ -39,7 +39,7 @@ impl Dealing {
         }
     }
 
-    /// Returns the next step of a worker process. All of its shards send their items to the same reader.
+    /// Returns the next step of a worker process. All shards of a worker process send their items to the same reader.
     #[inline]
     pub fn next_of_shards(&self, permit: Permit) -> Deal {
         self.next(|_| permit)

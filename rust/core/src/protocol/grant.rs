@@ -5,7 +5,7 @@
 //! [ check ][  epoch   ][ pass ][wish][    items    ]
 //! ```
 //!
-//! A grant contains only the low bits of each number, because the writer knows each number approximately.
+//! A grant contains only the low bits of each number, because the writer can infer the high bits from its own numbers.
 
 use super::stream::Stream;
 use crate::integrity::{open, seal};

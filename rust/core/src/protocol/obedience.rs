@@ -4,7 +4,7 @@
 pub enum Command {
     /// Abandon any running epoch, and run the epoch with this number.
     Epoch(u32),
-    /// Recompute the last items of this epoch without sending them, to restore a child's state.
+    /// Recompute the last items of the epoch with this number without sending them, to restore a child's state.
     Repeat(u32),
     /// Call a function with the graph as its argument, between two items of the running epoch.
     Call,
@@ -53,8 +53,8 @@ impl Obedience {
             _ if self.runs => Step::Leave,
             Command::Stop => Step::End,
             Command::Epoch(_) => Step::Run { first: true, last: false },
-            // The dispatching process acknowledges `Repeat` immediately, because the main process waits for this before
-            // sending `Repeat` to the workers.
+            // The dispatching process acknowledges `Repeat` immediately, because the main process waits for this
+            // acknowledgment before it sends `Repeat` to the workers.
             Command::Repeat(_) => Step::Run { first: self.dispatches, last: true },
         };
         self.runs |= matches!(step, Step::Run { .. });

@@ -72,7 +72,7 @@ impl Replacing {
     }
 
     /// Records that a child has exited, and counts how many processes have exited at the same item. If the child was
-    /// paused (`halted`), the count restarts.
+    /// paused (`halted`), the count of exited processes restarts.
     pub fn judge(&mut self, child: usize, process: u64, epoch: u32, received: &[u64], halted: bool) -> Verdict {
         let at = (epoch, self.item_of(child, received));
         let deaths = &mut self.deaths[child];
@@ -90,8 +90,8 @@ impl Replacing {
         if child < self.workers { received[child] } else { received.iter().sum() }
     }
 
-    /// Returns whether the main process has all items of a child. A replacement then sends nothing, and only restores
-    /// the child's state.
+    /// Returns whether the main process has all items of a child, so that the child's replacement sends no items and
+    /// only restores the child's state.
     pub fn repeats(&mut self, child: usize, ended: &[bool]) -> bool {
         let repeats = child < self.workers && ended[child];
         self.repeating |= repeats && self.dispatches;

@@ -1,7 +1,8 @@
 //! Tracks the position of a consumer in a source that threads read ahead.
 //!
 //! The position consists of a saved state of the source (the mark), and the numbers of the items that the consumer has
-//! received after this state. To resume, the source is restored from the saved state, and drops these items.
+//! received after this state. To resume, the source is restored from the saved state, and the items with the recorded
+//! numbers are dropped.
 //!
 //! [`QueuePosition::spent`] keeps states that are out of use, because dropping a state under a lock could run Python
 //! code.
@@ -46,7 +47,7 @@ impl<M> QueuePosition<M> {
         std::iter::once(&self.mark).chain(self.marks.values()).chain(&self.spent)
     }
 
-    /// Records that item `index` was delivered. `mark` is the state of the source after this item, if a state was
+    /// Records that item `index` was delivered. `mark` is the state of the source after item `index`, if a state was
     /// saved.
     pub fn note(&mut self, index: Index, mark: Option<M>) {
         if index != self.next {

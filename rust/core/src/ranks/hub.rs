@@ -8,7 +8,7 @@ use super::{Answer, Fault, Verdict, WATCH};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Seat {
     Empty,
-    /// The member is connected. `heard` is the time of the member's latest message, or None until its first heartbeat.
+    /// The member is connected. `heard` is the time of the member's latest message, or None before the first heartbeat.
     Taken {
         heard: Option<Instant>,
     },
@@ -49,7 +49,7 @@ impl Hub {
         self.operation == 0 && rank > 0 && (rank as usize) < self.seats.len()
     }
 
-    /// Records that a member has connected, and submits the value 0 for operation 0 in its name.
+    /// Records that a member has connected, and submits the value 0 for operation 0 on behalf of this member.
     pub fn seat(&mut self, rank: u32) {
         self.seats[rank as usize] = Seat::Taken { heard: None };
         self.values[rank as usize] = Some(0);
@@ -161,7 +161,7 @@ impl Hub {
     }
 
     /// Decides which ranks are at fault, once all connected missing ranks have sent a message, or after the duration
-    /// `WATCH`. Must be called at least once per heartbeat interval.
+    /// `WATCH`. The caller must call this method at least once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some(trial) = &self.trial else { return };
         let unheard = |&rank: &u32| match self.seats[rank as usize] {

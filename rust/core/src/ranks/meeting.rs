@@ -1,7 +1,7 @@
 //! Connects the ranks of a job through sockets. A background thread reads and writes the sockets while callers wait for
 //! results.
 //!
-//! Until the thread starts, callers read and write the sockets, so that a single-threaded program can fork.
+//! Until the background thread starts, callers read and write the sockets, so that a single-threaded program can fork.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -205,11 +205,12 @@ impl Shared {
     }
 }
 
-/// Only the process that created the object may use the object.
+/// Only the process that created a `Meeting` may use the `Meeting`.
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// The background thread. Before its start, the socket that wakes up the thread.
+    /// Before the start of the background thread, the socket that wakes up this thread, and after the start, the thread
+    /// itself.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 
@@ -292,7 +293,7 @@ impl Meeting {
     pub fn give_up(&self, operation: u64) {
         let mut table = self.shared.lock();
         let now = Instant::now();
-        // Reads all messages first, because the result may have arrived while this process was suspended.
+        // All messages are read before giving up, because the result may have arrived while this process was suspended.
         table.turn(now);
         either!(&mut table.role, role => role.give_up(operation, now));
         self.send(table);
@@ -306,7 +307,7 @@ impl Meeting {
     }
 
     /// Returns the descriptors of all sockets. Forked children give up these descriptors, because an inherited
-    /// descriptor would keep its connection open.
+    /// descriptor would keep the parent's connection open.
     pub fn descriptors(&self) -> Vec<i32> {
         use std::os::fd::AsRawFd;
         let sources = self.shared.lock().sources();
@@ -324,7 +325,8 @@ impl Meeting {
     }
 
     fn wake(&self) {
-        // The result is ignored, because a full socket already contains bytes that wake up the thread.
+        // The result of the write is ignored, because a full socket already contains bytes that wake up the background
+        // thread.
         let _ = (&self.shared.wake).write(&[1]);
     }
 }

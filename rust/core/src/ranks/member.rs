@@ -79,7 +79,8 @@ impl Member {
     /// Checks whether the hub has timed out. The caller must call this method once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
-        // A hub that still sends messages gets twice the time, because the hub may itself wait for missing ranks.
+        // The timeout is twice as long for a hub that sends messages, because the hub may itself wait for missing
+        // ranks.
         let heard = self.heard.is_some_and(|heard| heard > since);
         let patience = if heard { 2 * WATCH } else { WATCH };
         if now >= since + patience && self.verdict.is_none() {

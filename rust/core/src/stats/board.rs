@@ -118,7 +118,8 @@ impl Board {
         self.fd.as_ref().and_then(Descriptor::get)
     }
 
-    /// Closes the descriptor of the board. After this call, the caller must not use a result of `fd`.
+    /// Closes the descriptor of the board. After a call of `close`, no code may use a descriptor that `fd` has
+    /// returned.
     pub fn close(&self) {
         self.fd.iter().for_each(Descriptor::close);
     }
@@ -152,7 +153,8 @@ impl Board {
 
     pub(super) fn header(&self) -> &BoardHeader {
         // SAFETY: `create` and `checked` ensure that the region has at least one memory page. The region is
-        // page-aligned, and `self` keeps it mapped. All bit patterns are valid, and all access is atomic.
+        // page-aligned, and `self` keeps the region mapped. All bit patterns are valid headers, and all access to
+        // headers is atomic.
         unsafe { &*self.region.as_mut_ptr().cast::<BoardHeader>() }
     }
 
@@ -195,12 +197,13 @@ impl PageRef {
 
     pub(super) fn record_at(&self, index: usize) -> Option<&PipeRecord> {
         let offset = size_of::<PageHeader>() + index * size_of::<PipeRecord>();
-        // SAFETY: the checked index is inside the page. The record is aligned, and all access is atomic.
+        // SAFETY: the checked index is inside the page. The record of a pipe is aligned, and all access to it is
+        // atomic.
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns a page to this process. If a previous process has used the page, its counts remain, and this process
-    /// adds to them.
+    /// Assigns a page to this process. If a previous process has used the page, this process adds to the counts of that
+    /// process.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();
@@ -331,7 +334,8 @@ impl PipeRef {
         self.page.record_at(self.index).expect("checked when it was named")
     }
 
-    /// Returns the word that identifies the process's running pipe, and the value of this word while this pipe runs.
+    /// Returns the shared word that identifies the running pipe, and the value that this word has while the pipe of
+    /// `self` runs.
     pub fn running(&self) -> (&AtomicU32, u32) {
         (&self.page.header().current, self.index as u32 + 1)
     }

@@ -76,8 +76,8 @@ impl PageRef {
         carried.iter().flat_map(|word| word.to_le_bytes()).collect()
     }
 
-    /// Replaces the counters of this page with a copy of another page. Returns an error if the lengths are
-    /// inconsistent.
+    /// Replaces the counters of this page with a copy of another page. Returns an error if the length of `carried` does
+    /// not match the numbers of pipes and links in `carried`.
     pub fn take_in(&self, carried: &[u8]) -> Result<(), Corrupted> {
         let (carried, rest) = carried.as_chunks::<WORD>();
         let carried: Vec<u64> = carried.iter().map(|bytes| u64::from_le_bytes(*bytes)).collect();

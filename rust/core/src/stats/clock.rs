@@ -1,4 +1,4 @@
-//! Reads the monotonic clock in nanoseconds. All processes of a machine share this clock.
+//! Reads the monotonic clock in nanoseconds. All processes of a machine share the monotonic clock.
 
 fn read(clock: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -67,14 +67,15 @@ pub(super) struct BoardHeader {
     pub wants_large: AtomicU32,
 }
 
-/// A sequence number (seqlock) that guards data. The number is odd while the writer changes the data. Only one thread
-/// may write.
+/// A sequence number (seqlock) that guards data. The sequence number is odd while a writer changes the data. Only one
+/// thread may write.
 #[derive(Debug, Default)]
 #[repr(C)]
 pub struct Sequence(AtomicU32);
 
 impl Sequence {
-    /// Changes the guarded data. The new sequence number is even, even if a writer was killed during an earlier change.
+    /// Changes the guarded data. After this call, the sequence number is even, also if an earlier writer was killed and
+    /// left an odd number.
     #[inline]
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
@@ -112,7 +113,7 @@ impl Sequence {
 #[repr(C, align(64))]
 pub struct Wait {
     sequence: Sequence,
-    /// The number (from 1) of the awaited link end, or 0 if this number is unknown.
+    /// The number (from 1) of the link end that the process waits for, or 0 if this number is unknown.
     pub whom: AtomicU32,
     /// The start time of the current wait in nanoseconds, or 0 if no wait is in progress.
     pub since: AtomicU64,
@@ -153,7 +154,7 @@ pub struct Flow {
     /// The number of bytes that were sent in messages and in their blocks.
     pub bytes: AtomicU64,
     pub fragments: AtomicU64,
-    /// How often the process of this end has woken up the process at the opposite end.
+    /// How often the process at this end of the link has woken up the process at the opposite end.
     pub wakes: AtomicU64,
     pub copies: AtomicU64,
     pub copied: AtomicU64,
@@ -300,8 +301,8 @@ pub(super) struct PageHeader {
     pub carried: AtomicU64,
     pub idle: Wait,
     pub first: Wait,
-    /// In the main process, an epoch begins with its first item. In a child process, an epoch begins when the command
-    /// for this epoch arrives.
+    /// Measures how long epochs last. In the main process, an epoch begins with its first item, and in a child process
+    /// with the command for this epoch.
     pub span: Wait,
     /// The size in bytes of the last snapshot that was too large to be sent, or 0.
     pub oversized: AtomicU64,

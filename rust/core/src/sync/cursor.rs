@@ -45,8 +45,8 @@ impl ProducerCursor {
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
         // SYNC(release): pairs with ConsumerCursor::release. The consumer has read all slots before `head`.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
-        // A cursor that was set back looks like a large increase, because only its low bits are stored. Both cases are
-        // detected here.
+        // This check detects a cursor that is too large. A cursor that was set back also looks too large, because only
+        // the low bits of a cursor are stored.
         let head =
             head.filter(|&head| head <= self.tail).ok_or(Corrupted("a consumer's cursor is outside the ring"))?;
         self.head = head;

@@ -25,7 +25,7 @@ pub fn write_order(order: &Order, payload: &mut Vec<u8>) {
     payload.extend(order.iter().map(|&axis| axis as u8));
 }
 
-/// Reads the order of axes that `write_order` wrote. `take(n)` returns the next n bytes.
+/// Reads the order of axes that `write_order` wrote. `take(n)` returns the next n bytes of the encoded item.
 pub fn read_order<'a>(dimensions: usize, mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Vec<usize>> {
     if take(1)?[0] == 0 {
         return Ok(Vec::new());
@@ -215,8 +215,8 @@ impl Element for i32 {
 }
 
 impl Element for i64 {
-    /// NumPy's type number for int64. If `long` has 64 bits, this is the number of `long`, and otherwise the number of
-    /// `long long`.
+    /// NumPy's type number for int64, which is the number of C's `long` if `long` has 64 bits, and otherwise the number
+    /// of `long long`.
     const NUMBER: u8 = if size_of::<std::ffi::c_long>() == 8 { 7 } else { 9 };
 }
 

@@ -56,8 +56,8 @@ enum Bulk<'a> {
 }
 
 impl Bulk<'_> {
-    /// Returns the address and the length of the bytes. Callers must copy the bytes before using them, because shared
-    /// memory may change.
+    /// Returns the address and the length of the bytes in `self`. Callers must copy the bytes before using them,
+    /// because shared memory may change.
     fn location(&self) -> (*const u8, usize) {
         match self {
             Bulk::Inline(bytes) => (bytes.as_ptr(), bytes.len()),
@@ -86,13 +86,15 @@ impl Bulk<'_> {
 
     fn to_bytes<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (data, len) = self.location();
-        // SAFETY: `self` keeps the `len` bytes at `data` valid. The interpreter copies these bytes into a new object.
+        // SAFETY: `self` keeps the `len` bytes at `data` valid. PyBytes_FromStringAndSize copies the bytes into a new
+        // object.
         unsafe { Bound::from_owned_ptr_or_err(py, ffi::PyBytes_FromStringAndSize(data.cast(), len as ffi::Py_ssize_t)) }
     }
 
     fn to_bytearray<'py>(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (data, len) = self.location();
-        // SAFETY: `self` keeps the `len` bytes at `data` valid. The interpreter copies these bytes into a new object.
+        // SAFETY: `self` keeps the `len` bytes at `data` valid. PyByteArray_FromStringAndSize copies the bytes into a
+        // new object.
         unsafe {
             Bound::from_owned_ptr_or_err(py, ffi::PyByteArray_FromStringAndSize(data.cast(), len as ffi::Py_ssize_t))
         }

@@ -166,7 +166,8 @@ impl<'py> Exported<'py> {
         if self.tensor.dimensions == 0 {
             return &[]; // DLPack's pointers may be null if a tensor has no dimensions
         }
-        // SAFETY: both lists have one entry per dimension. The tensor or its capsule keeps the lists alive.
+        // SAFETY: the shape and the strides have one entry per dimension. The tensor or its capsule keeps the shape and
+        // the strides alive.
         unsafe { std::slice::from_raw_parts(of, self.tensor.dimensions as usize) }
     }
 

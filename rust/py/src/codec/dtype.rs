@@ -90,7 +90,7 @@ impl Dtype {
         }
     }
 
-    /// Reads a dtype. `take(n)` returns the next n bytes.
+    /// Reads a dtype. `take(n)` returns the next n bytes of the encoded item.
     pub fn read<'a>(mut take: impl FnMut(usize) -> PyResult<&'a [u8]>) -> PyResult<Self> {
         let number = take(1)?[0];
         let mut unit = None;
@@ -105,8 +105,8 @@ impl Dtype {
     pub fn descriptor(self, py: Python<'_>) -> PyResult<(Bound<'_, PyAny>, usize)> {
         let number = c_int::from(self.number);
         let numpy = numpy(py)?;
-        // SAFETY: `self.number` is the number of a built-in dtype. If there is a unit, `descr` is a new `datetime64` or
-        // `timedelta64` dtype, which no other code uses yet.
+        // SAFETY: `self.number` is the number of a built-in dtype. If `self.unit` is set, `descr` is a new `datetime64`
+        // or `timedelta64` dtype, which no other code uses yet.
         let descr = unsafe {
             let descr = numpy.dtype(py, number, self.unit.is_some())?;
             if let Some(unit) = self.unit {

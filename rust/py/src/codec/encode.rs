@@ -22,8 +22,8 @@ use super::{MOST_BUFFERS, OUT_OF_BAND, Tag};
 
 const DEEPEST: usize = 64;
 
-/// The minimum length of a string that is sent only once if the string occurs several times in an item. Copying a
-/// shorter string is as fast as a look-up.
+/// The minimum length of a string that is sent only once if the string occurs several times in an item. A shorter
+/// string is copied, because looking up an earlier occurrence would take as long as the copy.
 const LONG_STRING: ffi::Py_ssize_t = 64;
 /// The maximum capacity that the encoder's tables keep after a large item.
 const MOST_REMEMBERED: usize = 1024;
@@ -67,8 +67,8 @@ pub struct Encoder {
     pub buffers: Vec<OutBuffer>,
     /// The addresses of objects that may occur twice in the item.
     visited: FxHashSet<usize>,
-    /// The numbers of long strings and bytes objects, by the address of the object. The stored reference keeps the
-    /// address valid.
+    /// The numbers of long strings and bytes objects, by the address of the object. The stored reference to the object
+    /// keeps the object alive, so that no other object gets its address.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     announced: u64,
     /// The memory ranges of the item's tensors. The key is the start address of a range, and the value is its end
@@ -132,7 +132,7 @@ impl Encoder {
         if self.pickled_member.is_none() && self.visited.insert(pointer) { Ok(()) } else { Err(Stop::Whole) }
     }
 
-    /// If this string has occurred earlier in the item, writes a reference to the first occurrence and returns true.
+    /// If `string` has occurred earlier in the item, writes a reference to the first occurrence and returns true.
     ///
     /// Every long string is numbered at its first occurrence (`Tag::Kept`), even if it occurs only once, so that equal
     /// items have equal encodings.
@@ -288,7 +288,7 @@ impl Encoder {
         let len = list.len();
         let object = list.as_ptr();
         // SAFETY: `object` is a list of `len` members. The borrowed references stay valid, because no other code
-        // changes the list meanwhile.
+        // changes the list during `put_block`.
         let member = |index: usize| unsafe { ffi::PyList_GetItem(object, index as ffi::Py_ssize_t) };
         // SAFETY: the GIL is held, and `member` runs no Python code.
         if unsafe { numbers::put_block(&mut self.payload, tag, len, member) } {

@@ -51,8 +51,8 @@ pub enum Kind {
 
 /// The kind of each known Python type, by the address of the type.
 ///
-/// FORK: threads lock this mutex only while they hold the GIL, and run no Python code meanwhile. Python forks with the
-/// GIL held, so a forked child never inherits the mutex in locked state.
+/// FORK: threads lock this mutex only with the GIL held, and run no Python code before unlocking it. Python forks with
+/// the GIL held, so a forked child never inherits the mutex in locked state.
 static SEEN: Mutex<Vec<(usize, Kind)>> = Mutex::new(Vec::new());
 
 pub fn kind_of(object: &Bound<'_, PyAny>) -> PyResult<Kind> {

@@ -38,7 +38,8 @@ pub fn malformed() -> PyErr {
 /// The minimum number of bytes of a buffer that is sent separately from the payload. For smaller buffers, two copies
 /// are cheaper than a lease of shared memory.
 pub const OUT_OF_BAND: usize = 8 << 10;
-/// The maximum number of buffers that are sent separately from the payload. Further buffers are part of the payload.
+/// The maximum number of buffers that are sent separately from the payload. All further buffers of an item are part of
+/// the payload.
 pub const MOST_BUFFERS: usize = 512;
 
 /// The first byte of an encoded value. The comment of each tag lists what follows the tag.

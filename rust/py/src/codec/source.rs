@@ -1,4 +1,4 @@
-//! Describes the large buffers of an item, such as array elements, and copies them.
+//! Describes and copies the large buffers of an item, such as array elements.
 
 use std::sync::Arc;
 
@@ -58,7 +58,8 @@ impl Source {
         if len >= LONG_COPY { py.detach(copy) } else { copy() }
     }
 
-    /// Returns the address of the elements without gaps. Elements with gaps are first copied into a new `bytes` object.
+    /// Returns the address of memory that contains the elements without gaps. Elements with gaps are copied into a new
+    /// `bytes` object.
     pub fn make_dense(&mut self, py: Python<'_>) -> PyResult<*const u8> {
         if self.strided.is_none() {
             return Ok(self.address as *const u8);

@@ -15,7 +15,8 @@ pub const PRICE: u64 = 200;
 pub const PRICE_METERED: u64 = 1000;
 pub const LONGEST: u64 = 128;
 pub const LONGEST_METERED: u64 = 1024;
-/// The minimum duration of a slow call in nanoseconds. A slow call is recorded even if it is not in the sample.
+/// The minimum duration of a slow call in nanoseconds. A slow call is recorded even if it is not in the sample of
+/// measured calls.
 pub const NOTICED: u64 = 12_000_000;
 
 pub const LOOK_AGAIN: u32 = 128;
@@ -136,7 +137,7 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// Records a slow call. The call after a slow call is measured, because this call may also be slow.
+/// Records a slow call. The call after a slow call is measured, because the next call may also be slow.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);

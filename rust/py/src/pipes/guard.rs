@@ -35,11 +35,11 @@ const CLEARED: u64 = u64::MAX;
 struct Guard {
     ob_base: ffi::PyObject,
     // Fields that are used for each item come first, to share one cache line.
-    /// The guard is valid while the token contains this iterator number.
+    /// The number of the iterator. The guard is valid while the token contains the same number.
     id: u64,
     token: *const IterationToken,
-    /// The function that returns the next item from `argument`. After the end of the data, `no_more` replaces the
-    /// function.
+    /// The function that returns the next item from `argument`. After the end of the data, `next` is the function
+    /// `no_more`.
     next: ffi::iternextfunc,
     argument: *mut ffi::PyObject,
     /// The item counter of the pipe in shared memory, or null. The counter is valid as long as the token exists.
@@ -49,8 +49,8 @@ struct Guard {
     pipe: *mut ffi::PyObject,
     token_object: *mut ffi::PyObject,
     inner: ffi::iternextfunc,
-    /// A word in shared memory that shows which pipe is running, or null if pipes are not measured. `mark` is the value
-    /// that means this pipe.
+    /// A word in shared memory that shows which pipe is running, or null if pipes are not measured. The word equals
+    /// `mark` while the pipe of this guard runs.
     current: *const AtomicU32,
     mark: u32,
     nested: bool,
@@ -128,7 +128,8 @@ pub fn guard_iterator<'py>(
     };
     let sealed = class.is(PyModule::import(py, "builtins")?.getattr("map")?);
     // SAFETY: all fields after the header of the new guard are zero, and are set before other code can access the
-    // guard. The garbage collector skips fields that are NULL. The guard takes ownership of the references.
+    // guard. The garbage collector skips fields that are NULL. The new guard takes ownership of the references to the
+    // iterator, the pipe and the token.
     unsafe {
         let object = ffi::PyType_GenericAlloc(guard_type(py)?.as_type_ptr(), 0);
         let object = Bound::from_owned_ptr_or_err(py, object)?;
@@ -193,7 +194,8 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
             return std::ptr::null_mut();
         }
         let item = ((*guard).next)((*guard).argument);
-        // The item is not counted if another thread has started a new iteration of the pipe during the call.
+        // The item is not counted if another thread has started a new iteration of the pipe while `next` was computing
+        // the item.
         if !item.is_null() && (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
             count(guard, 1);
         }
@@ -242,7 +244,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator. The
-    // token's record is read after the call, because the call may replace the record.
+    // token's record is read after the call of `inner`, because this call may replace the record.
     unsafe {
         let first = (*guard).metering.measured == 0;
         begin_first(guard, first);
@@ -308,8 +310,8 @@ unsafe fn note(guard: *mut Guard, timed: &Option<clocking::Timed>, first: bool) 
 }
 
 unsafe extern "C" fn next_ranged(object: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter keeps the guard alive, and the guard owns the boxed `Ranging`. The look-up cannot fail,
-    // because all keys of a module's dictionary are strings.
+    // SAFETY: the interpreter keeps the guard alive, and the guard owns the boxed `Ranging`. PyDict_GetItemWithError
+    // cannot fail, because all keys of a module's dictionary are strings.
     unsafe {
         let guard = object.cast::<Guard>();
         let ranging = &*(*guard).ranging;
@@ -385,7 +387,7 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
         if id == CLEARED || is_panic(py) {
             return false;
         }
-        // SAFETY: the guard is not cleared, so it owns the three objects. The guard outlives this closure.
+        // SAFETY: the guard is not cleared, so it owns its token, pipe and iterator. The guard outlives this closure.
         let (token, pipe, iterator) = unsafe {
             let pipe = Bound::from_borrowed_ptr(py, (*guard).pipe);
             (&*(*guard).token, pipe, Bound::from_borrowed_ptr(py, (*guard).iterator))
@@ -406,8 +408,8 @@ unsafe fn goes_on(guard: *mut Guard) -> bool {
 /// A Rust panic that is the current exception must not be converted to a Rust error, because the conversion would panic
 /// again.
 fn is_panic(py: Python<'_>) -> bool {
-    // SAFETY: `PyErr_ExceptionMatches` requires a current exception, which the first call checks. The calls change
-    // nothing.
+    // SAFETY: `PyErr_ExceptionMatches` requires a current exception, and is called only if `PyErr_Occurred` returns an
+    // exception. Both functions change nothing.
     unsafe {
         !ffi::PyErr_Occurred().is_null() && ffi::PyErr_ExceptionMatches(py.get_type::<PanicException>().as_ptr()) != 0
     }
@@ -529,7 +531,8 @@ unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
 }
 
 unsafe extern "C" fn deallocate(object: *mut ffi::PyObject) {
-    // SAFETY: no references to the guard remain. The interpreter requires these calls in this order for heap types.
+    // SAFETY: no references to the guard remain. For an object of a heap type, the interpreter requires the following
+    // calls in exactly this order.
     unsafe {
         ffi::PyObject_GC_UnTrack(object.cast());
         clear(object);

@@ -109,7 +109,8 @@ impl<'py> Deferred<'py> {
     }
 }
 
-/// Returns Python's built-in module `_signal`. Its functions run no Python code, in contrast to the module `signal`.
+/// Returns Python's built-in module `_signal`. The functions of `_signal` run no Python code, in contrast to the
+/// functions of the module `signal`.
 pub fn signals(py: Python<'_>) -> PyResult<&Bound<'_, PyModule>> {
     static MODULE: PyOnceLock<Py<PyModule>> = PyOnceLock::new();
     MODULE.get_or_try_init(py, || py.import("_signal").map(Bound::unbind)).map(|module| module.bind(py))

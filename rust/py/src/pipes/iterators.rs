@@ -17,14 +17,14 @@ unsafe extern "C" {
 }
 
 /// A flag that allows the called function to overwrite the array entry before the first argument. A bound method stores
-/// `self` there, which avoids copying the arguments.
+/// `self` in the entry before the first argument, instead of copying the arguments.
 const ARGUMENTS_OFFSET: usize = 1 << (usize::BITS - 1);
 
 pub fn call<'py>(function: &Bound<'py, PyAny>, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let arguments = [std::ptr::null_mut(), argument.as_ptr()];
-    // SAFETY: `first` points to one argument. The array entry before this argument is unused, as `ARGUMENTS_OFFSET`
-    // requires. The function and the argument are valid. PyObject_Vectorcall returns a new reference, or NULL with an
-    // exception set.
+    // SAFETY: `first` points to one argument. The array entry before the argument is unused, as `ARGUMENTS_OFFSET`
+    // requires. The function and the argument are existing objects. PyObject_Vectorcall returns a new reference, or
+    // NULL with an exception set.
     unsafe {
         let first = arguments.as_ptr().add(1);
         let result = PyObject_Vectorcall(function.as_ptr(), first, 1 | ARGUMENTS_OFFSET, std::ptr::null_mut());
@@ -98,7 +98,7 @@ impl FilterIterator {
         Ok(None)
     }
 
-    /// Like the built-in `filter`, this class does without `__clear__`, because the references of an iterator never
+    /// Like the built-in `filter`, this class does not define `__clear__`, because the references of an iterator never
     /// change.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.source)?;

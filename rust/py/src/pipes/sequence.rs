@@ -24,17 +24,17 @@ fn small_range(sequence: &Bound<'_, PyAny>, length: usize) -> Option<SequenceKin
 pub struct SequenceIterator {
     sequence: Py<PyAny>,
     kind: SequenceKind,
-    /// The number of items. This field is not used for a list, because a list can change its length.
+    /// The number of items, or an unused number for a list, because a list can change its length.
     length: usize,
-    /// The index of the next item, or `u64::MAX` after the end. After the end, items that are appended to a list are
-    /// ignored.
+    /// The index of the next item, or `u64::MAX` after the end. Items that are appended to a list after the end of the
+    /// iteration are ignored.
     position: GilNumber,
 }
 
 impl SequenceIterator {
     fn length(&self, py: Python<'_>) -> usize {
         match self.kind {
-            // SAFETY: this kind means that the sequence is a list.
+            // SAFETY: `SequenceKind::List` means that the sequence is a list.
             SequenceKind::List => unsafe { self.sequence.bind(py).cast_unchecked::<PyList>() }.len(),
             _ => self.length,
         }
@@ -44,7 +44,7 @@ impl SequenceIterator {
         let sequence = self.sequence.bind(py);
         match self.kind {
             SequenceKind::Range { start, step } => Ok((start + step * position as i64).into_pyobject(py)?.into_any()),
-            // SAFETY: this kind means that the sequence is a list.
+            // SAFETY: `SequenceKind::List` means that the sequence is a list.
             SequenceKind::List => unsafe { sequence.cast_unchecked::<PyList>() }.get_item(position),
             // SAFETY: the object exists. PySequence_GetItem returns a new reference, or NULL with an exception set.
             SequenceKind::Other => unsafe {
@@ -92,7 +92,7 @@ impl SequenceIterator {
                 return Ok(None);
             }
             let item = self.item(py, position as usize)?;
-            // If another thread has returned this item meanwhile, the loop reads the next item.
+            // If another thread has already returned the item at `position`, the loop reads the next item.
             if self.position.replace(position, position + 1) {
                 return Ok(Some(item));
             }

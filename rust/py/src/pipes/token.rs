@@ -79,8 +79,8 @@ impl IterationToken {
         });
     }
 
-    /// Starts to count items in the record that `bind` has set. The previous record stays allocated, because a call in
-    /// progress may use the record.
+    /// Starts to count items in the record that `bind` has set. The previously active record stays allocated, because a
+    /// call in progress may use this record.
     pub fn activate(&self, py: Python<'_>) {
         self.pending.with(py, |pending| {
             let Some(mut place) = pending.take() else { return };

@@ -176,7 +176,8 @@ impl Turn {
         function.call0()
     }
 
-    /// Closes the queue of threads. Every later request for an item raises a RuntimeError with the text `why`.
+    /// Closes the queue of threads. After a call of `close`, every request for an item raises a RuntimeError with the
+    /// text `why`.
     #[pyo3(signature = (why = "this program is exiting, and one of its threads requests another item from a loader"))]
     fn close(&self, py: Python<'_>, why: &str) {
         let all: Vec<Thread> = self.change(py, |crowd| {

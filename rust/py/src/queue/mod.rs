@@ -29,7 +29,7 @@ use crate::seconds::duration;
 struct Entry {
     content: Py<PyAny>,
     index: Option<Index>,
-    /// The saved state of the source after the item, or None. A worker may store another object here.
+    /// The saved state of the source after the item, or None.
     mark: Option<Py<PyAny>>,
     /// True if worker threads cannot change the item.
     is_plain: bool,
@@ -62,8 +62,8 @@ fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyRes
 /// numbers of the items delivered out of order.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
-/// The number, the kind, the content and the saved source state of a slot. The kind is "waiting", "running", "result"
-/// or "error".
+/// The number, the kind, the content and the saved source state of a slot. The kind of a slot is "waiting", "running",
+/// "result" or "error".
 type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 
 #[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]
@@ -120,7 +120,7 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Superfluous source states are dropped after `place` is released, because dropping may run Python code.
+    /// Superfluous source states are dropped after the access to `place` ends, because dropping may run Python code.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
             place.as_mut().map(|place| {
@@ -335,8 +335,8 @@ impl ReadAheadQueue {
         slf
     }
 
-    /// Returns the next result. Even a signal handler that raises an exception does not lose the result: a loop in C,
-    /// such as `list(queue)`, stores the result first.
+    /// Returns the next result. A loop in C, such as `list(queue)`, stores the result before a signal handler can raise
+    /// an exception, so that the result is not lost.
     fn __next__(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         self.pop(py)
     }

@@ -36,7 +36,7 @@ pub struct SourceReader {
 }
 
 impl SourceReader {
-    /// If this method raises an exception, the position has not changed.
+    /// If this method raises an exception, `index` has not changed.
     fn next(&self, py: Python<'_>) -> PyResult<Taken> {
         self.ended.store(false, Relaxed);
         if let Some(state_error) = self.state_error.with(py, Option::take) {

@@ -7,8 +7,8 @@ use pyo3::types::PyTuple;
 /// The number of consecutive small items after which the queue reads one more item ahead.
 const GROWTH: u64 = 8;
 
-/// The number of items to read ahead depends only on the delivered items. Therefore, an abandoned epoch always leaves
-/// the source at the same position.
+/// The number of items to read ahead depends only on the delivered items, so that an abandoned epoch always leaves the
+/// source at the same position.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     least: usize,

@@ -23,8 +23,8 @@ pub struct Access {
     /// The id of the thread that uses the reader, or 0.
     holder: GilNumber,
     pub signs: Signs,
-    /// Whether an iteration begins when its first item is requested, as in a worker process that reads dispatched
-    /// items, or when the epoch begins.
+    /// Whether an iteration begins with the request for its first item, as in a worker process that reads dispatched
+    /// items, instead of at the start of the epoch.
     on_demand: bool,
     /// The process that created the reader. A forked child must not take items of its parent.
     pub owner: OwningProcess,

@@ -48,7 +48,7 @@ impl PyCarrier {
         Ok(Self { carrier: Mutex::new(carrier), own: bell(board, own)?, rung: AtomicBool::new(false) })
     }
 
-    /// Returns the control words (None if unchanged), and a frame as a list of its head and large buffers.
+    /// Returns the control words, or None if they are unchanged, and a frame as a list of a head and large buffers.
     fn take<'py>(&self, py: Python<'py>, most: usize) -> PyResult<(Option<Words>, Bound<'py, PyList>)> {
         let (words, frame) = py
             .detach(|| {
@@ -70,7 +70,8 @@ impl PyCarrier {
         Ok((words, parts))
     }
 
-    /// Sends the messages of a frame. If the link is full, returns False, and the next call must pass the same frame.
+    /// Sends the messages of a frame. If the link is full, returns False, and the caller must pass the same frame in
+    /// the next call of `put`.
     fn put(&self, py: Python<'_>, frame: Vec<PyBuffer<u8>>) -> PyResult<bool> {
         let mut parts = Vec::with_capacity(frame.len());
         for buffer in &frame {

@@ -43,8 +43,9 @@ impl Collector {
     const REASON: &[u8] = REASON;
 
     /// `peers` and `own` are the doorbell indices of the sending processes and of this process. Shard i sends over link
-    /// i modulo the number of links. `on_error(peer, description)` is called for a failure and must raise an exception.
-    /// If `on_demand` is true, the first request of each iterator begins a new iteration over the dispatched items.
+    /// i modulo the number of links. `on_error(peer, description)` is called when a sending process reports a failure,
+    /// and must raise an exception. If `on_demand` is true, the first request of each iterator begins a new iteration
+    /// over the dispatched items.
     #[new]
     #[pyo3(signature = (
         links, board, own, peers, on_error, *, in_order = true, timeout = None, name = "worker process", on_demand = false,
@@ -151,8 +152,8 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.clock.tell_stall_to(duration(seconds), on_stall))
     }
 
-    /// Calls `on_hang(peer, seconds, patience)` regularly during waits. The callback kills a process that takes longer
-    /// than `patience`, and returns whether it has killed a process.
+    /// Calls `on_hang(peer, seconds, patience)` regularly during waits. The callback `on_hang` kills a process that
+    /// takes longer than `patience`, and returns whether it has killed a process.
     fn tell_hang(&self, py: Python<'_>, on_hang: Py<PyAny>) -> PyResult<()> {
         self.access.hold(py).map(|mut held| held.clock.tell_hang_to(on_hang))
     }
@@ -172,8 +173,8 @@ impl Collector {
         self.access.hold(py).map(|mut held| held.interrupt = Some(interrupt))
     }
 
-    /// Starts an epoch. Must be called before the main process sends the command that starts the epoch. A thread that
-    /// is reading an earlier epoch stops.
+    /// Starts an epoch. The main process must call this method before it sends the command that starts the epoch. A
+    /// thread that is reading an earlier epoch stops.
     ///
     /// To resume, `starts`, `turn` (next shard) and `passed` (number of iterations over the dispatched items) describe
     /// the position.
@@ -197,7 +198,7 @@ impl Collector {
     }
 
     /// Returns the position after `delivered` items, or the current position if `delivered` is None. Returns None if
-    /// the log is too short to determine the position.
+    /// the log of deliveries is too short to determine the position.
     ///
     /// A position consists of the received items and the snapshot of each shard, the shard of the next item, and the
     /// snapshot of the dispatching process.
@@ -221,8 +222,8 @@ impl Collector {
         self.access.hold(py)?.await_snapshots(py, &self.access.signs, dealt)
     }
 
-    /// Waits in a worker process for the first snapshot of the dispatching process in this epoch. A command ends the
-    /// wait early.
+    /// Waits in a worker process for the first snapshot of the dispatching process in `epoch`, or until a command of
+    /// the main process arrives.
     fn await_relayed(&self, py: Python<'_>, epoch: u32) -> PyResult<()> {
         self.access.hold(py)?.await_relayed(py, Stream::first(epoch))
     }
@@ -298,7 +299,7 @@ impl Collector {
     }
 
     /// Returns the results of all function calls with numbers above `last`, their total time in seconds, and the next
-    /// message or None. If a result cannot be decoded, the error replaces the message.
+    /// message or None. If a result cannot be decoded, the error of decoding is returned instead of a message.
     #[pyo3(signature = (peer, last, seconds = None))]
     fn receive_results<'py>(
         &self,

@@ -78,8 +78,8 @@ impl PyBellBoard {
     }
 }
 
-/// Unmaps the shared memory that a forked child without threads has inherited. Memory of the arguments, and memory that
-/// is in use, stays mapped.
+/// Unmaps the shared memory that a forked child without threads has inherited. The memory of the objects that are
+/// passed as arguments, and memory that is in use, stays mapped.
 #[pyfunction]
 #[pyo3(signature = (links, bells, stats = None))]
 pub fn drop_inherited(

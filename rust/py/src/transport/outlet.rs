@@ -29,8 +29,8 @@ pub(super) fn is_over(deadline: Option<Instant>) -> bool {
     deadline.is_some_and(|deadline| Instant::now() >= deadline)
 }
 
-/// Returns whether a command is pending. If `held` contains an epoch (while its items are recomputed), only a stop or a
-/// later epoch is regarded as a command.
+/// Returns whether a command is pending. If `held` contains an epoch, because items of this epoch are being recomputed,
+/// only a stop or a later epoch is regarded as a command.
 pub(super) fn is_interrupted(control: &Option<Link>, held: Option<u32>) -> bool {
     let obeys = |link: &Link| held.is_none_or(|epoch| link.is_superseded(epoch).unwrap_or(true));
     control.as_ref().is_some_and(|link| link.pending() && obeys(link))
@@ -61,7 +61,7 @@ pub(super) struct Outlet {
     /// Whether all items were computed, so that only the end markers must still be sent.
     pub ending: bool,
     pub deadline: Option<Instant>,
-    /// A callback without arguments. If the callback raises an exception, the current message is abandoned.
+    /// A callback without arguments, which may raise an exception to abandon the current message.
     pub tick: Option<Py<PyAny>>,
     pub taker: Option<(Py<PyAny>, Cadence)>,
     pub noter: Option<Py<PyAny>>,
@@ -82,7 +82,8 @@ pub(super) struct Departing {
     pub target: usize,
     pub kind: u16,
     pub encoder: Encoder,
-    /// The buffers of the message that were already stored. A long payload is the last buffer.
+    /// The buffers of the message that were already stored in the arena or sent in fragments. A payload that is too
+    /// long for the ring is the last buffer.
     pub parts: Vec<Part>,
     pub streamed: usize,
 }
@@ -167,16 +168,16 @@ impl Outlet {
         turned(&mut self.producers, self.has_shards, target)
     }
 
-    /// Returns a shard that must recompute items. This shard must run before other shards, because the main process
-    /// waits for the items after the recomputed items.
+    /// Returns a shard that must recompute items. A shard that recomputes items must run before other shards, because
+    /// the main process waits for the shard's next new item.
     #[inline]
     pub fn owing(&mut self) -> Option<usize> {
         self.owes = self.owes && self.has_shards && self.producers[0].owing().is_some();
         if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }
 
-    /// Returns the current epoch while items are recomputed. Meanwhile, function calls must wait, because the main
-    /// process had already received these items when it sent the calls.
+    /// Returns the current epoch while items are recomputed. Function calls wait until all items are recomputed,
+    /// because the main process already had these items when it sent the calls.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
@@ -368,7 +369,8 @@ impl Outlet {
         })
     }
 
-    /// Copies a buffer into the arena. If this is impossible, sends the buffer in fragments, from byte `streamed` on.
+    /// Copies a buffer into the arena. If the arena is too full or too small, sends the buffer in fragments, from byte
+    /// `streamed` on.
     fn put_in_memory(
         &mut self,
         py: Python<'_>,

@@ -32,7 +32,8 @@ impl Taken {
     }
 }
 
-/// Returns true for a damaged ring, because the caller then takes a message, which reports the damage.
+/// Returns whether a message has arrived. The result is true for a damaged ring, because taking a message then reports
+/// the damage.
 #[inline]
 fn has_arrived(consumer: &mut Consumer) -> bool {
     consumer.readable().unwrap_or(true)
@@ -66,12 +67,12 @@ pub struct Peers {
     taken_in: Vec<VecDeque<Taken>>,
     window: u64,
     pub paused: bool,
-    /// If only the items of one link wake up this process, the index of this link.
+    /// The index of the link if the items of only one link wake up this process, or otherwise None.
     awaited: Option<usize>,
-    /// Whether a peer has waited for the dispatching process in this epoch. Then items of all links must wake up this
-    /// process.
+    /// Whether a peer has waited for the dispatching process in this epoch, so that items of all links must wake up
+    /// this process.
     has_starved: bool,
-    /// The latest message. Its memory is reused for the next message.
+    /// The latest message of any link. The memory of this message is reused for the next message.
     pub current: Taken,
     pub surplus: Surplus,
 }
@@ -133,8 +134,8 @@ impl Peers {
         self.taken_in.iter_mut().for_each(VecDeque::clear);
     }
 
-    /// Begins a stream, or permits the senders to send items if the stream was already begun to receive only a snapshot
-    /// (`looked_into`).
+    /// Begins a stream. If `looked_into` is true, the stream was already begun for a snapshot, so this method only
+    /// permits the senders to send items.
     pub fn begin(&mut self, stream: Stream, looked_into: bool) {
         self.paused = false;
         if looked_into {
@@ -176,7 +177,7 @@ impl Peers {
         }
     }
 
-    /// Makes only the items of this peer's link wake up this process.
+    /// Makes this process wake up only for items on the link of `peer`.
     pub fn await_one(&mut self, peer: usize) {
         let link = self.link_of(peer);
         match self.awaited {

@@ -273,7 +273,8 @@ impl Reader {
         let next = match awoken {
             Ok(Some(next)) => next,
             Ok(None) => {
-                // Complete items of the exited process are delivered first, as far as the order allows.
+                // Complete items of the exited process are delivered before the exit is handled, unless an earlier item
+                // is missing.
                 self.watch.note_death();
                 self.collecting.note_death();
                 return Ok(());
@@ -449,8 +450,8 @@ fn decode<'py>(py: Python<'py>, message: &Message, may_lease: bool) -> PyResult<
     with_payload(py, message, |payload, buffers| codec::decode(py, payload, buffers, may_lease))
 }
 
-/// Calls `look` with the payload and buffers of a message. A long payload is copied before the call, so that the sender
-/// cannot change the payload.
+/// Calls `look` with the payload and buffers of a message. A payload in shared memory is copied before the call of
+/// `look`, so that the sender cannot change the payload.
 #[inline]
 fn with_payload<R>(
     py: Python<'_>,

@@ -106,7 +106,7 @@ impl Outlet {
         encoder.encode(item, producer.arena())?;
         let mut table = Vec::new();
         for buffer in &mut encoder.buffers {
-            // SAFETY: a block, and a source without gaps, are valid for their length.
+            // SAFETY: the `len` bytes of a block, and of a source without gaps, are readable.
             table.push(unsafe {
                 match buffer {
                     OutBuffer::Block(block) => sampled_len(block.as_mut_ptr(), block.len()),

@@ -35,7 +35,7 @@ fn deadline(seconds: Option<f64>) -> Option<Instant> {
     seconds.and_then(|seconds| Instant::now().checked_add(duration(seconds)))
 }
 
-/// Sends messages over links. Only one thread sends, but any thread of the process may allocate arena memory.
+/// Sends messages over links. Only one thread of the process sends messages, but any thread may allocate arena memory.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct Sender {
     outlet: Mutex<Outlet>,
@@ -98,11 +98,11 @@ impl Sender {
         Ok(())
     }
 
-    /// Starts an epoch, and drops any unsent rest of an earlier message.
+    /// Starts an epoch, and drops the unsent part of an earlier message.
     ///
     /// To resume, `starts` contains an entry for each shard or reader: the number and the checksum of the earlier
-    /// items, the number of items to recompute, and the checksum after these items. `turn` is the number of the shard
-    /// or reader that begins.
+    /// items, the number of items to recompute, and the checksum after these items. `turn` is the index of the shard
+    /// that sends the first item, or of the reader that receives the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -197,8 +197,8 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // The lock of `outlet` stays locked during the computation of the item. Other threads never wait for this
-            // lock, because only this thread sends, and `allocate` works without the lock.
+            // `outlet` stays locked while the item is computed, and no other thread waits for the lock, because only
+            // this thread sends, and `allocate` works without the lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {

@@ -69,7 +69,7 @@ impl Relay {
     }
 }
 
-/// Longer content is sent in a block, because the ring is meant for items.
+/// Content that is longer than this limit is sent in a block, because the ring is meant for items.
 const LONGEST_INLINE: usize = 4 << 10;
 
 pub fn push(producer: &mut Producer, kind: u16, head: &[u8], content: &[u8]) -> Result<bool, Corrupted> {
@@ -153,7 +153,7 @@ impl<'a> Opened<'a> {
 
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
-    // SAFETY: the lease keeps the `len` bytes readable. If a faulty producer writes to the block at the same time, only
+    // SAFETY: the lease keeps the `len` bytes readable. If a faulty producer writes to the block during this copy, only
     // the copied bytes are wrong. PyBytes_FromStringAndSize returns a new object, or NULL with an exception set.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);

@@ -79,8 +79,8 @@ impl PyStatsBoard {
         self.0.close();
     }
 
-    /// Returns a board that this process may write. In a forked child, this board uses a new mapping of the shared
-    /// memory.
+    /// Returns a board that this process may write. In a forked child, the returned board uses a new mapping of the
+    /// shared memory.
     fn here(slf: Bound<'_, Self>) -> PyResult<Bound<'_, Self>> {
         let board = slf.get();
         match board.0.fd() {

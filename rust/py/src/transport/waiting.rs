@@ -10,11 +10,11 @@ use torchdata_core::stats::{WaitRef, nanoseconds};
 
 use crate::enter::{self, Slices};
 
-/// The number of checks before a thread yields or sleeps. The number is small, because a thread that only checks can
-/// prevent the awaited thread from running.
+/// The number of checks before a thread yields or sleeps. The number of checks is small, because a thread that checks
+/// without sleeping can prevent the awaited thread from running.
 const SPINS: u32 = 40;
-/// Other processes are checked at this interval, because a process that exits does not ring the bell. The checks use
-/// less than 1 % of a core.
+/// The time between two checks whether other processes have exited, because a process that exits does not ring the
+/// bell. All checks of a waiting thread use less than 1 % of a core.
 const CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 static TURNS: Turns = Turns::new();

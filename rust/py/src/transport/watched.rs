@@ -38,13 +38,13 @@ pub struct Replacing {
     pub on_replace: Py<PyAny>,
 }
 
-/// The processes that a reader watches. In a worker process, this list is empty, because a worker exits with the main
-/// process.
+/// The processes that a reader watches. In a worker process, the list of watched processes is empty, because a worker
+/// exits with the main process.
 #[derive(Default)]
 pub struct DeathWatch {
     pub processes: Vec<(usize, WatchedProcess)>,
     dead: Option<usize>,
-    /// A callback with the index of an exited process. The callback must raise an exception.
+    /// A callback that gets the index of an exited process, and must raise an exception.
     on_exit: Option<Py<PyAny>>,
     pub replacing: Option<Replacing>,
 }
@@ -64,7 +64,7 @@ impl DeathWatch {
         self.replacing = Some(replacing);
     }
 
-    /// If all processes have descriptors, the check is one system call.
+    /// If all processes have descriptors, this method makes only one system call.
     pub fn any_died(&self) -> bool {
         let watches = || self.processes.iter().map(|(_, process)| process.as_ref());
         watches().any(|watch| watch.is_none()) || Watch::any_exited(watches().flatten())

@@ -33,8 +33,9 @@ impl<T> OrderedQueue<T> {
     /// A call claims the number of waiting items divided by `sharers`, but at least `least` and at most `most` items.
     /// If `joins` returns false for an item, this item is claimed alone.
     ///
-    /// `take` copies or removes the part of an item that the worker needs. The returned bool is true if the worker may
-    /// change the item. `joins` and `take` must not call the queue, because its lock is held.
+    /// `take` copies or removes the part of an item that the worker needs. The bool that `take` returns is true if the
+    /// worker may change the item. `joins` and `take` must not call the queue, because the queue's lock is held while
+    /// they run.
     pub fn claim_some<X>(
         &self,
         (least, most): (usize, usize),
@@ -76,10 +77,11 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores an outcome for each claimed item. `complete` combines the two parts of an item, which the queue and the
-    /// worker have kept.
+    /// Stores an outcome for each claimed item. `complete` combines the part of an item that the queue has kept with
+    /// the part that the worker passes.
     ///
-    /// Returns parts that the queue no longer needs, so that the caller drops them without the lock.
+    /// Returns parts of items that the queue no longer needs, so that the caller drops them after the queue's lock is
+    /// released.
     pub fn put_some<X>(
         &self,
         parts: impl IntoIterator<Item = (Slot, X)>,
@@ -100,7 +102,8 @@ impl<T> OrderedQueue<T> {
 
     /// Puts claimed items back at the front of the queue. `restore` puts the worker's part back into an item.
     ///
-    /// Returns parts that the queue no longer needs, so that the caller drops them without the lock.
+    /// Returns parts of items that the queue no longer needs, so that the caller drops them after the queue's lock is
+    /// released.
     pub fn hand_back<X>(&self, parts: Vec<(Slot, X)>, restore: impl Fn(&mut T, X)) -> Vec<X> {
         let mut state = self.lock();
         let mut unwanted = Vec::new();

@@ -7,8 +7,8 @@
 //! Crossbeam's channels cannot reserve a slot before its item exists, change their capacity, or list the buffered items
 //! for snapshots and garbage collection.
 //!
-//! Each wake-up is a system call, so the queue wakes up only one worker. This worker wakes up the next worker if there
-//! is more work.
+//! Each wake-up is a system call, so the queue wakes up only one worker, which wakes up the next worker if there is
+//! more work.
 
 mod answers;
 mod claiming;
@@ -134,7 +134,8 @@ impl<T> OrderedQueue<T> {
 
     /// Waits up to `timeout` until the source can be reserved, and returns false after the timeout.
     ///
-    /// Reserves nothing, because a reservation would block other workers while this worker waits for the GIL.
+    /// This method does not reserve the source, because a reservation would block other workers while the caller waits
+    /// for the GIL.
     pub fn wait_reservable(&self, timeout: Duration) -> bool {
         let ready = |state: &State<T>| state.is_over() || state.may_reserve();
         self.wait(timeout, &self.room, |state| &mut state.reserving, ready)
@@ -150,8 +151,7 @@ impl<T> OrderedQueue<T> {
 
     /// Stores the outcome of a slot, even if the queue is closed, so that no item of the source is lost.
     ///
-    /// Returns the submitted item, if any, that the queue has kept during the computation. The caller must drop this
-    /// item.
+    /// If the slot belongs to a submitted item, returns the queue's copy of this item, which the caller must drop.
     pub fn put(&self, slot: Slot, outcome: Outcome<T>) -> Option<T> {
         let mut state = self.lock();
         let copy = self.put_locked(&mut state, slot, outcome);
@@ -280,8 +280,8 @@ impl<T> OrderedQueue<T> {
         ready.into_iter().filter_map(|(_, outcome)| outcome.into_content()).chain(rest).collect()
     }
 
-    /// Passes all buffered outcomes and items to `look` in order, until `look` returns an error. `look` runs under the
-    /// lock, so it must not call the queue or run arbitrary code.
+    /// Passes all buffered outcomes and items to `look` in order, until `look` returns an error. `look` must not call
+    /// the queue or run arbitrary code, because the queue's lock is held while `look` runs.
     pub fn try_for_each<X>(&self, mut look: impl FnMut(Slot, View<'_, T>) -> Result<(), X>) -> Result<(), X> {
         let state = self.lock();
         for (slot, outcome) in &state.ready {

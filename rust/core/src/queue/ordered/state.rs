@@ -18,7 +18,8 @@ pub(super) enum Phase<T> {
 pub(super) struct Pending<T> {
     pub number: Slot,
     pub phase: Phase<T>,
-    /// Whether the worker of this slot uses the source or may change the item, so that inspecting the queue must wait.
+    /// Whether the worker of this slot uses the source or may change the item, so that a thread must wait before it
+    /// inspects the queue.
     pub busy: bool,
 }
 
