@@ -22,7 +22,7 @@ pub struct Up {
     words: Said,
 }
 
-/// The header fields `acknowledged` and `starving`, which the worker writes.
+/// The header fields `acknowledged` and `starving` of a worker's link, which the worker writes.
 type Said = (bool, u32);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -41,7 +41,7 @@ pub struct Carrier {
     arrived: VecDeque<Unit>,
     /// Commands that wait for space in the worker's link.
     to_tell: VecDeque<Ordered>,
-    /// The header fields `order`, `grant` and `count` that were last sent to the worker.
+    /// The last values of the header fields `order`, `grant` and `count` that were sent to the worker.
     told: (u64, u64, u32),
     said: Said,
     acknowledged: bool,

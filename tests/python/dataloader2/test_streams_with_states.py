@@ -130,7 +130,7 @@ def chained(make: Callable[[], Any], stops: list[int]) -> list[list[Any]]:
     return given
 
 
-#: Each loader is tested with half of the streams. The method `state_dict` of the last stream must not be called.
+#: Each loader is tested with half of the streams. Loaders must not call the method `NeedsArguments.state_dict`.
 STREAMS = [*streams.STATEFUL, streams.NeedsArguments]
 PAIRS = [(stream, name) for row, stream in enumerate(STREAMS) for name in [*MAIN][row % 2 :: 2]]
 
