@@ -196,7 +196,7 @@ impl Setting {
         made
     }
 
-    /// Adds the steps in which the user leaves the epoch, and resumes it from a saved state.
+    /// Adds the steps where the user leaves the epoch, and where the epoch resumes from a saved state.
     pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
             let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };

@@ -65,7 +65,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ];
-    // If all windows are one item, `heavy` has no effect, so these settings are omitted.
+    // Settings with `heavy` are omitted if all windows are one item, because only larger windows make a difference.
     all.retain(|(_, setting)| !setting.heavy || setting.window > 1 || setting.dispatch_window > 1);
     all
 }

@@ -255,7 +255,7 @@ impl Shards {
             }
         }
         let expected = self.expected(world.given.iter().map(|&given| usize::from(given)).sum());
-        // If the shard at `turn` has ended, the next item comes from a later shard.
+        // If the shard at `turn` has ended, a later shard provides the next item.
         let passes = |from: usize, to: usize| {
             let peers = (0..self.peers()).map(|step| (from + step) % self.peers()).take_while(|&peer| peer != to);
             peers.into_iter().all(|peer| world.given[peer] == self.items[peer])

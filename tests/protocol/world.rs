@@ -55,7 +55,7 @@ pub struct Setting {
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead of the user.
     pub reads_ahead: bool,
-    /// The source item at which the graph of a child fails.
+    /// The graph of a child fails when it reads this source item.
     pub fails_at: Option<u8>,
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
 }

@@ -86,8 +86,8 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
 
 
 class AtCall:
-    """CPython runs signal handlers only when a function of Python begins, a function of C returns, or a loop
-    repeats."""
+    """Calls `act` at the call `number`. CPython runs signal handlers only when a Python function begins, a C function
+    returns, or a loop repeats."""
 
     def __init__(self, number: int) -> None:
         self.left = number
