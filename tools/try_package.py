@@ -37,7 +37,7 @@ if __name__ == "__main__":
     print("torchdata", torchdata.__version__, "works")
 """
 
-#: Checks how programs find the distribution `torchdata`. A warning from the package makes this program fail.
+#: A program that checks how programs find the distribution `torchdata`. Warnings from the package make it fail.
 ASKING = """
 from importlib import metadata
 import torchdata
@@ -51,7 +51,7 @@ print("distribution torchdata", version)
 
 
 def try_package(package: Path, name: Path | None = None) -> None:
-    """Installs and tests a wheel or an sdist. If `name` is given, also installs the wheel of the name `torchdata`."""
+    """Installs and tests a wheel or an sdist, and if `name` is given, also the wheel of the name `torchdata`."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         venv.create(home / "venv", with_pip=True)

@@ -30,7 +30,7 @@ def join_gloo():
                           timeout=timedelta(seconds=120))
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=120))
-    # A rank must not exit before all ranks are connected, because the remaining ranks would fail.
+    # A rank must not exit before all ranks are connected, because the other ranks would fail.
     store.set(f"joined {rank}", "")
     store.wait([f"joined {other}" for other in range(world_size)])
     return rank
