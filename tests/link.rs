@@ -354,7 +354,7 @@ fn fragments_of_an_abandoned_unit_do_not_leak_into_later_items() {
     let part = sender.stream(&[2; 600]).unwrap();
     assert_eq!(sender.end.push_item(ITEM, &[part], &[]), Ok(Push::Done));
     assert_eq!(bytes(&receiver.receive().unwrap().unwrap().buffers[0]), [2; 600]);
-    // A new epoch begins before all fragments of an item have arrived, so the consumer must drop the old fragments.
+    // A new epoch begins before all fragments of an item have arrived, so the consumer must drop the earlier fragments.
     sender.stream(&[3; 500]).unwrap();
     assert!(receiver.poll().unwrap().is_none());
     sender.stream(&[4; 500]).unwrap();

@@ -34,7 +34,10 @@ _WIDTH = 344
 
 
 def outputs(sample: Sample, group: Group) -> list[list[Any]]:
-    """Evaluates a sample in its folder. Returns one row of items, or several rows if the sample splits the pipe."""
+    """Evaluates a sample. Returns one row of items, or several rows if the sample splits the pipe.
+
+    The sample is evaluated in the folder that contains its files.
+    """
     if sample.shown is not None:
         return [list(row) for row in sample.shown]
     wrap = map_pipes.SequenceWrapper if group.module is map_pipes else iter_pipes.IterableWrapper

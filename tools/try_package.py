@@ -37,7 +37,7 @@ if __name__ == "__main__":
     print("torchdata", torchdata.__version__, "works")
 """
 
-#: A program that checks how programs find the distribution `torchdata`. Warnings from the package make it fail.
+#: A program that checks how programs find the distribution `torchdata`. Warnings of the package are errors.
 ASKING = """
 from importlib import metadata
 import torchdata

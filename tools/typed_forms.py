@@ -35,7 +35,7 @@ Functional forms that users register are not included in this file: see `functio
 """
 '''
 
-#: The item type of the pipe on which a form is called.
+#: The item type of a pipe that has the form as a method.
 ITEM = "T_co"
 
 #: Methods of some pipes that users call on the result of a form. Methods that only loaders call are not included.

@@ -1,9 +1,9 @@
 """Measures how fast two workers send items of many shapes, compared with the workers of torch's DataLoader.
 
-Both loaders are measured in turn in one process, and each measurement starts new workers. The output contains medians,
-and the range of the ratios of the two rates, with the lowest ratio first. A `collate_fn` makes torch return the items
-unchanged, so both loaders yield the same items. The comparison needs torch. The program measures more shapes if pandas,
-Pillow, pyarrow and SciPy are installed.
+This package's loader and torch's loader are measured in turn in one process. Each measurement starts new workers. The
+output contains medians, and the range of the ratios of the two rates, with the lowest ratio first. A `collate_fn` makes
+torch return the items unchanged, so both loaders yield the same items. The comparison needs torch. The program measures
+more shapes if pandas, Pillow, pyarrow and SciPy are installed.
 
     python benches/python/shapes.py                     all shapes: about ten minutes
     python benches/python/shapes.py --only tensor       shapes with the word in their names

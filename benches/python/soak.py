@@ -69,7 +69,7 @@ class Events:
         self.samples: list[tuple[float, int, int]] = []
 
     def happen(self, loader: Any) -> None:
-        """Saves a state, kills a worker or measures the memory, if it is time for this. Called after each item."""
+        """Saves a state, kills a worker or measures the memory, each at fixed intervals. Called after each item."""
         now = time.monotonic()
         if now - self.stated >= STATE_S:
             self.stated, self.states = now, self.states + 1

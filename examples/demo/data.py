@@ -59,7 +59,7 @@ def write_photographs(folder: Path, count: int) -> tuple[Path, Path]:
 
     Args:
         folder: the folder for the shards.
-        count: the number of training files. A quarter of this number is written for the test.
+        count: the number of training files, which is four times the number of test files.
 
     Returns:
         The folders of the training and of the test shards.

@@ -29,8 +29,7 @@ class Softmax:
         return (self._features(images) @ self.weights).argmax(axis=1)
 
     def step(self, images: Any, labels: Any) -> tuple[float, int]:
-        """Returns the sum of the losses and the number of correct predictions. Both are computed before the model
-        changes."""
+        """Returns the sum of the losses and the number of correct predictions of the model before this step."""
         import numpy as np
 
         features = self._features(images)

@@ -68,7 +68,7 @@ pub fn inherited() -> (Link, Arc<BellBoard>) {
     (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }
 
-/// Runs this test binary again, with the portable fallback for shared memory. Fails if it then skips the test `caller`.
+/// Runs this test binary again, with the portable fallback for shared memory. Fails if the second run skips `caller`.
 pub fn run_again_portably(caller: &str) {
     if portable() {
         return;

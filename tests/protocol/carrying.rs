@@ -1,8 +1,8 @@
 //! Models workers on other machines. Each machine has its own copy of a link, and two carriers keep the copies equal.
 //!
 //! A carrier sends frames. A frame contains the header fields of the link and all messages that are in the link at
-//! that moment. A carrier writes received header fields to its copy immediately, even if the copy is full. The main
-//! process may detect the exit of a worker before the worker's last frames arrive.
+//! that moment. A carrier writes received header fields to its copy of the link immediately, even if the copy is full.
+//! The main process may detect the exit of a worker before the worker's last frames arrive.
 
 use std::collections::VecDeque;
 

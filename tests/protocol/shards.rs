@@ -57,7 +57,7 @@ struct Link {
 #[derive(Debug, Clone, Hash, Default)]
 struct Strand {
     account: Account,
-    /// The number of items that the shard must still recompute. Their checksum must equal `expected`.
+    /// The number of items that the shard must still recompute, and (`expected`) the checksum of these items.
     owed: u64,
     expected: u64,
     made: u8,
@@ -93,7 +93,7 @@ enum Main {
 struct World {
     main: Main,
     epoch: u32,
-    /// The number that identifies the epoch in `Stream`. It changes when the epoch is resumed.
+    /// The number that identifies the epoch in `Stream`, and that changes when the epoch is resumed.
     number: u32,
     links: Vec<Link>,
     workers: Vec<Worker>,

@@ -155,7 +155,7 @@ pub enum Main {
     /// The main process requests the next item.
     Reading(bool),
     Paused,
-    /// The main process calls a function in `.0` more children. `.1` is true if the loader is paused.
+    /// The main process must call a function in `.0` more children, while the loader is paused (`.1`) or not.
     Calling(usize, bool),
     Between,
     /// The main process stops the children, and `.0` children have already received the command.
@@ -207,7 +207,7 @@ pub type Links = Shared<Link, WORKERS>;
 #[derive(Debug, Clone, Hash)]
 pub struct World {
     pub main: Main,
-    /// The number that identifies the epoch in `Stream`. It changes when the epoch is resumed.
+    /// The number that identifies the epoch in `Stream`, and that changes when the epoch is resumed.
     pub number: u32,
     pub epoch: u32,
     pub collecting: Part<Collecting>,

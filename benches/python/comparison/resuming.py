@@ -2,7 +2,7 @@
 position must not take longer.
 
 Role: a source is a stream with a state, an indexable dataset of numbers, the lines of a file, or the rows of an Arrow
-table in a Parquet file. The loader is of one of three classes, with or without workers.
+table in a Parquet file. The loader is a `DataLoader2`, a `StatefulDataLoader` or a `Loader` over nodes.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ upstream_stateful = Contender("upstream 0.11.0", "upstream-stateful")
 def batches(
     item: str, title: str, goal: str, at_least: float | None = None, kind: str = "rate", **options: Any
 ) -> Workload:
-    """Measures batches of 64 samples in torch-style loaders. The goals are ratios to torch's loader."""
+    """Measures batches of 64 samples in torch-style loaders. The goals compare the loaders with torch's loader."""
     three = tuple(Contender(one.name, one.program, options) for one in (stateful, torch_indexed, upstream_stateful))
     name = f"loader-{item}" + ("" if kind == "rate" else f"-{kind.replace('_', '-')}") + "-persistent" * bool(options)
     if kind != "rate":

@@ -62,7 +62,7 @@ class Ours:
         self.value = value
 
 
-# A pickling function stays registered until the process exits, so each test registers one for its own class.
+# A pickling function stays registered until the process exits, so each test registers one for another class.
 class Registered(Ours):
     pass
 

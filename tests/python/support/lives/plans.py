@@ -132,7 +132,7 @@ class Life:
             )
             for _ in range(dice.choice([1, 2, 3]))
         ]
-        #: For each epoch: whether failing functions raise. They raise only while the file `flag` exists.
+        #: For each epoch: whether the file `flag` exists, which makes failing functions raise.
         self.armed = [dice.random() < 0.6 for _ in range(len(self.epochs) + 1)]
         self.flag = os.path.join(tempfile.gettempdir(), f"torchdata-life-{os.getpid()}-{seed}")
         self.free = self.kind == "workers" and dice.random() < 0.3

@@ -23,7 +23,7 @@ MOST = 2
 
 
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
-#: The timeout in seconds of the loader, which kills slow workers, too. This must not change the results.
+#: A worker that takes this number of seconds is killed, even if it is only slow. The results must stay the same.
 HANGS_AFTER = 0.8
 
 

@@ -85,8 +85,8 @@ def run(seed: int, phase: str, **options: Any) -> dict[str, Any]:
 
 
 class Run:
-    """One run of a program. In the phases "whole" and "torch", it runs all epochs. In the phase "stop" it saves a
-    state, in "relay" it loads and saves a state, and in "resume" it loads a state."""
+    """Runs one phase of a program. In the phases "whole" and "torch", the program runs all epochs. In "stop", the
+    program saves a state, in "relay" it loads and saves a state, and in "resume" it loads a state."""
 
     def __init__(
         self,
