@@ -52,8 +52,8 @@ class CodeLinks(SphinxPostTransform):
     def _index(self) -> dict[str, str]:
         found: dict[str, str] = {}
         objects = self.env.domaindata["py"]["objects"]
-        # Some map-style and iterable-style pipes have the same class name. Iterable-style pipes are indexed first, so
-        # that the short name refers to them.
+        # If a map-style and an iterable-style pipe have the same class name, the short name refers to the
+        # iterable-style pipe.
         for full in sorted(objects, key=lambda name: ".map." in name):
             entry = objects[full]
             if entry.aliased or entry.objtype == "module":

@@ -61,8 +61,8 @@ def try_package(package: Path, name: Path | None = None) -> None:
         pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         commands = [[*pip, str(package.resolve())], [python, "program.py"]]
         if name is not None:
-            # pip must treat the requirement `torchdata` as installed. Otherwise, pip would replace this package's files
-            # by upstream's files.
+            # If pip did not treat the requirement `torchdata` as installed, it would replace this package's files by
+            # upstream's files.
             content = [*pip, "--no-index", "torchdata", "torchdata==0.11.0"]
             commands += [
                 [*pip, str(name.resolve())], [python, "-W", "error", "-c", ASKING], content, [python, "program.py"]

@@ -1,4 +1,4 @@
-"""The cost of pipes within one process: nanoseconds per item, compared with plain Python generators.
+"""Measures the cost of pipes within one process, in nanoseconds per item, compared with plain Python generators.
 
 Each pipeline and its rival (a chain of generators) take turns over the same ints. The output contains the medians and
 their ratio. A ratio below 1 means that the pipes are faster. The generators create lists, and the pipes create

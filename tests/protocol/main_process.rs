@@ -265,7 +265,7 @@ impl World {
     }
 
     fn collect(&mut self, setting: &Setting, next: Next, finds_death: bool) -> Asked {
-        // The main process may detect the exit of a child before it has read all messages of this child.
+        // The main process may detect the exit of a child before reading all messages of this child.
         if finds_death {
             self.waits = false;
             if setting.restarts && self.replace_dead(setting) {

@@ -1,4 +1,4 @@
-"""Packing token sequences into rows in one process: this project, plain Python, and the libraries of Hugging Face.
+"""Measures how fast this project, plain Python and Hugging Face's libraries pack token sequences in one process.
 
 Role: the sequences' lengths resemble chats and documents: many short sequences, and a few very long ones. The collator
 of transformers joins sequences into a row, and marks where each sequence begins. Because the collator does not choose

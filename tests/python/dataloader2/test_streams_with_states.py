@@ -307,7 +307,7 @@ def test_reads_of_workers_to_resume_do_not_grow_with_the_position(
 
 
 class SlowAtFirst(IterDataPipe[int]):
-    """An endless stream of numbers. Saving its first state takes 100 ms, and later states are saved quickly."""
+    """An endless stream of numbers that takes 100 ms to save its first state, and saves later states quickly."""
 
     def __init__(self) -> None:
         self.at, self.saved = 0, 0

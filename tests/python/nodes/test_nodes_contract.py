@@ -102,7 +102,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     def make(recorder: Recorder) -> tn.Loader[Any]:
         return tn.Loader(STEPS[outer](STEPS[inner](recorder)))
 
-    # A node may request its source's state only if it reads ahead, or reads the source repeatedly.
+    # Only nodes that read ahead, or read a source repeatedly, may request the state of their source.
     recorder = Recorder()
     with make(recorder) as loader:
         whole = [epochs_over(loader) for _ in range(3)]

@@ -1,4 +1,4 @@
-"""Draws random programs, describes them, and explains why some cannot resume exactly."""
+"""Draws random programs, describes the programs, and explains why some programs cannot resume exactly."""
 
 import random
 from dataclasses import dataclass, field
