@@ -1,7 +1,8 @@
 //! Measures the throughput and latency of a link between threads and between processes, compared with alternatives.
 //!
-//! Between threads, the alternative is a bounded channel of `Vec<u8>`, which only passes a pointer. Between processes,
-//! the alternative is a Unix socket pair. The benchmark measures the consumer. Producers send until they are stopped.
+//! Between threads, the alternative to a link is a bounded channel of `Vec<u8>`, which only passes a pointer. Between
+//! processes, the alternative is a Unix socket pair. The benchmark measures the consumer. Producers send until they are
+//! stopped.
 
 #[path = "../tests/common/mod.rs"]
 mod common;
@@ -61,7 +62,7 @@ fn ring_threads(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize, w
             bench.iter_custom(|count| timed(count, || _ = black_box(receiver.next_unit())));
         });
         done.store(true, Ordering::Relaxed);
-        // The sender may be waiting for permission to send another item, so this lets it finish.
+        // The sender may be waiting for permission to send another item, so a larger window lets the sender finish.
         receiver.end.set_window(u64::MAX);
         while receiver.poll().unwrap().is_some() {}
     });
@@ -77,7 +78,7 @@ fn ring_processes(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize,
     });
 }
 
-/// Runs both ends of a link in one thread, one unit at a time, so that no cache lines move between cores.
+/// Runs both ends of a link in one thread, one item at a time, so that no cache lines move between cores.
 fn ring_one_thread(group: &mut BenchmarkGroup<WallTime>, name: &str, size: usize) {
     let (link, bells) = open(LinkConfig::default());
     let (mut sender, mut receiver) = (Sender::new(&link, &bells), Receiver::new(&link, &bells));

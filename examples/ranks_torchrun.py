@@ -18,7 +18,7 @@ def main() -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(torch_model())
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-    # Divides the items among the ranks, and then among their workers. All ranks run the same number of steps.
+    # Divides the items among the ranks, and then among each rank's workers. All ranks run the same number of steps.
     service = SequentialReadingService(
         DistributedReadingService(timeout=60), MultiProcessingReadingService(num_workers=1)
     )

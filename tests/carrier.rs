@@ -51,7 +51,7 @@ fn bytes_of(buffer: &Buffer) -> Vec<u8> {
 
 type Taken = (u16, Vec<u8>, Vec<Vec<u8>>, u64);
 
-/// Transfers a frame between the two carriers. If the link is full, its consumer first takes messages.
+/// Transfers a frame between the two carriers, and reads messages from a full link, so that the frame fits.
 fn carry(way: &mut Way, most: usize, taken: &mut Vec<Taken>) -> Option<Words> {
     let mut frame = Frame::default();
     let words = way.here.take(&mut frame, most).unwrap();

@@ -156,7 +156,7 @@ fn two_sleepers_on_one_bell_are_both_woken() {
 fn a_sleeper_that_leaves_does_not_consume_the_ring_of_another() {
     model(|| {
         let shared = Arc::new((Process::new(), AtomicU64::new(0)));
-        // The condition of the first thread is already true, so this thread returns without sleeping.
+        // The condition of `leaver` is already true, so this thread returns without sleeping.
         let leaver = beside(&shared, |theirs| theirs.0.wait(|| true));
         let ringer = publisher(&shared);
         shared.0.wait(|| shared.1.load(Ordering::Relaxed) == 1);

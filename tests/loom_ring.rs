@@ -1,5 +1,5 @@
-//! Explores with loom all interleavings of the two ends of a small ring. No slot may be lost, duplicated, or read
-//! before the slot was written.
+//! Explores with loom all interleavings of the two ends of a small ring. Each slot must be read exactly once, after it
+//! was written.
 #![cfg(loom)]
 
 mod common;

@@ -1,4 +1,4 @@
-//! Compares `RoundRobin` with a simple list of peers.
+//! Compares `RoundRobin`, which visits peers in turn, with a simple list of peers.
 
 use proptest::prelude::*;
 use torchdata_core::round_robin::RoundRobin;

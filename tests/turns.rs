@@ -20,7 +20,7 @@ impl Waiter {
         Self { turns: Turns::new(), processes: 3, now: 5 * MILLI, given: 0, without: 0 }
     }
 
-    /// Simulates a wait that yield number `helps` ends. Each yield lasts `turn` nanoseconds.
+    /// Simulates a wait that ends at the thread's yield number `helps`. Each yield lasts `turn` nanoseconds.
     fn wait(&mut self, turn: u64, helps: Option<u32>, sleep: u64) {
         let turns = self.turns.begin(self.now);
         self.without += u64::from(turns == 0);
@@ -129,8 +129,8 @@ fn yields_resume_when_the_unrelated_thread_is_gone() {
 }
 
 proptest! {
-    /// A thread that yields gives unrelated threads at most one eighth of its time, plus a constant. Yields of up to
-    /// one millisecond are ignored, because an unrelated thread keeps the processor for several milliseconds.
+    /// A waiting thread gives unrelated threads at most one eighth of its time, plus a constant. Yields of up to one
+    /// millisecond are ignored, because an unrelated thread keeps the processor for several milliseconds.
     #[test]
     fn the_time_of_unrelated_threads_is_bounded(
         waits in prop::collection::vec((0_u64..10, any::<bool>(), 0_u64..2_000, 0_u64..2_000), 1..2_000)

@@ -18,7 +18,7 @@ from pipe_groups import GROUPS
 from torchdata.datapipes import iter as iter_pipes
 from torchdata.datapipes import map as map_pipes
 
-#: The modules in the reference, with their titles. The reference contains all names in their `__all__`.
+#: The modules in the reference, with their titles. The reference contains all names in `__all__` of these modules.
 MODULES = {
     "torchdata": "The package",
     "torchdata.dataloader2": "DataLoader2",
@@ -48,7 +48,7 @@ _ALIASES = {
     "DataPipeGraph": "What ``traverse_dps`` gives: by the id of each pipe, the pipe and the graph of what it reads.",
 }
 
-#: Names that belong to no group of pipes, and are on the first page of pipes.
+#: Names on the first page of pipes, because they belong to none of the groups of pipes.
 _BASES = {iter_pipes: ["IterDataPipe", "SHARDING_PRIORITIES"], map_pipes: ["MapDataPipe"]}
 
 
@@ -82,7 +82,7 @@ class _Entries:
         self._homes: dict[int, str] = {}
 
     def of(self, module: str, names: Iterable[str]) -> list[str]:
-        """Returns the entries of objects that no page documents yet, and a line with links to the remaining objects."""
+        """Returns the entries of the objects that no page documents yet, and a line with links to all other objects."""
         found, elsewhere = [], []
         for name in names:
             value = getattr(importlib.import_module(module), name)

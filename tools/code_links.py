@@ -1,6 +1,6 @@
 """A Sphinx extension that links code in running text to the reference and adapts docstrings to Sphinx.
 
-Role: the documents and docstrings are plain Markdown, so that they are readable in an editor. This extension links
+Role: the documents and docstrings are plain Markdown, so that they are readable in an editor. The extension links
 names between backticks, such as `DataLoader2`, `.batch(3)` and `DataLoader2.seed`, to their entries in the reference.
 """
 
@@ -52,8 +52,8 @@ class CodeLinks(SphinxPostTransform):
     def _index(self) -> dict[str, str]:
         found: dict[str, str] = {}
         objects = self.env.domaindata["py"]["objects"]
-        # Some map-style and iterable-style pipes have the same class name. Iterable-style pipes are indexed first, so
-        # that the short name refers to them.
+        # If a map-style and an iterable-style pipe have the same class name, the short name refers to the
+        # iterable-style pipe.
         for full in sorted(objects, key=lambda name: ".map." in name):
             entry = objects[full]
             if entry.aliased or entry.objtype == "module":

@@ -27,8 +27,7 @@ def main() -> None:
         shutil.rmtree(PICTURES, ignore_errors=True)
         PICTURES.mkdir()
         for picture in sorted(Path(folder).glob("*.svg")):
-            # The pictures contain the file name of the program that ran here, but the guide calls this program
-            # train.py.
+            # The pictures contain the file name of the program that has run, but the guide calls the program train.py.
             text = re.sub(r"( textLength[^<>]*)?>slow-loader_0\.py", ">train.py", picture.read_text(encoding="utf-8"))
             (PICTURES / picture.name).write_text(text, encoding="utf-8")
             print(f"{PICTURES.name}/{picture.name}")

@@ -50,7 +50,7 @@ LAYERS = (
     "_bounded_pickles _importing _signatures",
 )
 
-#: Imports from a lower layer to a higher layer, with the reason for each import.
+#: Allowed imports from a lower layer to a higher layer, with the reason why each import is allowed.
 EXEMPT = {
     (
         "datapipes._pipe",
@@ -135,7 +135,7 @@ def _reach(start: str, below: dict[str, set[str]]) -> set[str]:
 
 
 def _needed(pairs: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
-    """Returns the arrows to draw. An arrow is left out if a chain of other arrows connects the same two folders."""
+    """Returns the arrows to draw. An arrow is omitted if a chain of other arrows connects the same two folders."""
     pairs = {pair for pair in pairs if pair not in EXEMPT}
     below: dict[str, set[str]] = {folder: set() for folder in folders()}
     for first, second in pairs:

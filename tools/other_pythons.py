@@ -1,8 +1,8 @@
 """Runs tests on other versions of CPython, each in its own virtual environment with the built wheel.
 
 Role: verifies that a single wheel works with all these versions (abi3). On each version, tests of start methods,
-functions pickled by value and errors run, and all test files that start no process. Then each pair of versions
-exchanges states.
+functions pickled by value and errors run, and all test files that start no process. Then each version loads the states
+that all other versions have saved.
 
 A version is searched for on PATH, under pyenv, and in a chroot. `make chroot` creates a chroot with Debian's
 development branch, which contains the newest versions. The checkout and /tmp are mounted into the chroot in a separate
@@ -30,7 +30,7 @@ from tally import python_tests
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "python"
 NEEDED = ["hypothesis>=6.100", "pytest>=9", "pytest-timeout>=2.3", "pytest-xdist>=3.6"]
-#: The tests that depend on the interpreter, in addition to the tests that start no process.
+#: The tests that depend on the interpreter. The tests that start no process run in addition to these tests.
 DEPENDENT = [
     "engine/test_interpreter_versions.py",
     "engine/test_multiprocessing*.py",
@@ -53,7 +53,7 @@ exec chroot "$root" /usr/bin/env -C "$PWD" HOME=/root "$@"
 @dataclass
 class Version:
     name: str
-    #: The first words of a command that runs in the interpreter's chroot. The list is empty if no chroot is needed.
+    #: The first words of a command that runs in the interpreter's chroot, or an empty list if no chroot is needed.
     enter: list[str]
     python: str
     folder: Path = Path()

@@ -29,14 +29,14 @@ HUES = (212, 35, 165, 280, 345, 95)
 
 _CHARACTER = 7.3  # the width of a character at 12 px in the usual monospaced fonts, plus a margin
 _HEIGHT, _GAP, _PAD = 20, 5, 6
-#: The width of a row in pixels. If the items of a row do not fit, an ellipsis replaces the last items.
+#: The width in pixels of a row of items. If not all items fit into a row, an ellipsis replaces the last items.
 _WIDTH = 344
 
 
 def outputs(sample: Sample, group: Group) -> list[list[Any]]:
     """Evaluates a sample. Returns one row of items, or several rows if the sample splits the pipe.
 
-    The sample runs in the folder of its files.
+    The sample is evaluated in the folder that contains its files.
     """
     if sample.shown is not None:
         return [list(row) for row in sample.shown]

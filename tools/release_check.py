@@ -125,7 +125,7 @@ def check_licenses(wheel: Path) -> str:
     [bill] = [json.loads(archive.read(one)) for one in archive.namelist() if "/sboms/" in one]
     crates = {one["name"] for one in bill["components"]} - own
     compiled = set(re.findall(r"^={80}\n([\w-]+) \S+, .+$", notices, re.M))
-    # The wheel may list further crates (procedural macros and build scripts), which run only during the build.
+    # The wheel may list crates that run only during the build, such as procedural macros and build scripts.
     unknown = compiled - crates
     require(compiled and not unknown, f"licenses of crates that the wheel does not list: {unknown}")
     return f"{len(compiled)} crates compiled in, all with their licenses"

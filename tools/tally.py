@@ -2,8 +2,8 @@
 
     python tools/tally.py test target/ran
 
-The folder contains logs of `cargo test` (`*.log`), reports of pytest (`*.xml`), and the start time in seconds in the
-file `began`.
+The folder (here `target/ran`) contains logs of `cargo test` (`*.log`), reports of pytest (`*.xml`), and the file
+`began` with the start time in seconds.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ if __name__ == "__main__":
     print("torchdata", torchdata.__version__, "works")
 """
 
-#: Checks how programs find the distribution `torchdata`. A warning from the package makes this program fail.
+#: A program that checks how programs find the distribution `torchdata`. Warnings of the package are errors.
 ASKING = """
 from importlib import metadata
 import torchdata
@@ -51,7 +51,7 @@ print("distribution torchdata", version)
 
 
 def try_package(package: Path, name: Path | None = None) -> None:
-    """Installs and tests a wheel or an sdist. If `name` is given, also installs the wheel of the name `torchdata`."""
+    """Installs and tests a wheel or an sdist, and if `name` is given, also the wheel of the name `torchdata`."""
     with tempfile.TemporaryDirectory() as folder:
         home = Path(folder)
         venv.create(home / "venv", with_pip=True)
@@ -61,8 +61,8 @@ def try_package(package: Path, name: Path | None = None) -> None:
         pip = [python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet"]
         commands = [[*pip, str(package.resolve())], [python, "program.py"]]
         if name is not None:
-            # pip must treat the requirement `torchdata` as installed. Otherwise, pip would replace this package's files
-            # by upstream's files.
+            # If pip did not treat the requirement `torchdata` as installed, it would replace this package's files by
+            # upstream's files.
             content = [*pip, "--no-index", "torchdata", "torchdata==0.11.0"]
             commands += [
                 [*pip, str(name.resolve())], [python, "-W", "error", "-c", ASKING], content, [python, "program.py"]

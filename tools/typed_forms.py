@@ -35,7 +35,7 @@ Functional forms that users register are not included in this file: see `functio
 """
 '''
 
-#: The item type of the pipe that has the form as a method.
+#: The item type of a pipe that has the form as a method.
 ITEM = "T_co"
 
 #: Methods of some pipes that users call on the result of a form. Methods that only loaders call are not included.
@@ -48,8 +48,7 @@ CALLED_BY_USERS = {
     "set_timeout",
 }
 
-#: Result types of forms that are defined in a higher layer. Pipes cannot import these types, and only contain their
-#: names.
+#: Result types of forms that are defined in a higher layer. Pipes cannot import these types, and only name them.
 MADE_ABOVE = {"to_node": ("torchdata.nodes", f"BaseNode[{ITEM}]")}
 
 
@@ -113,7 +112,7 @@ class Form:
         self.stub, self.maker, self.function = stub, maker, function
         self.overloaded = function in typing.get_overloads(function)
         parameters = [*inspect.signature(function).parameters.values()]
-        #: The annotation of `self` in an overload, which determines the type variables of the class.
+        #: The annotation of `self` in an overload of a constructor, which determines the type variables of the class.
         self.made = ""
         if isinstance(maker, type):
             this = parameters.pop(0)
@@ -125,8 +124,8 @@ class Form:
         self.variables = self._variables(source)
 
     def _variables(self, source: str) -> dict[str, str]:
-        """Returns the replacement for each type variable of the module. The type variable of the source's items becomes
-        `ITEM`. Other variables become Any, or are kept in an overload."""
+        """Returns the replacement for each type variable of the module. The variable that is the item type of the
+        source becomes `ITEM`. All other variables become Any, or are kept in an overload."""
         tree = ast.parse(source, mode="eval").body
         of_items = ast.unparse(tree.slice) if isinstance(tree, ast.Subscript) else ""
         return {
@@ -185,7 +184,7 @@ class Form:
             variables = [variable.__name__ for variable in maker.__parameters__]
             assert len(variables) == 1, f"{maker}: overloads are read of classes with one variable"
             said = _Renamed(lambda name: ast.unparse(made.slice) if name in variables else name).visit(said)
-        # A type with an undetermined type variable becomes Any.
+        # A type becomes Any if it contains a type variable that is undetermined.
         open_ended = any(self.variables.get(node.id) == "Any" for node in ast.walk(said) if isinstance(node, ast.Name))
         shown = self._any() if open_ended else self._annotation(ast.unparse(said))
         if CALLED_BY_USERS.isdisjoint(dir(maker)):
@@ -260,7 +259,7 @@ def _is_pipe_class(value: Any) -> bool:
 
 
 def _base_of(cls: Any) -> tuple[Any, Any]:
-    """Returns the base of `cls`, which is IterDataPipe or MapDataPipe, and the item type of this base."""
+    """Returns the base class of `cls` (IterDataPipe or MapDataPipe), and the item type of this base class."""
     from torchdata.datapipes.datapipe import IterDataPipe, MapDataPipe
 
     for base in vars(cls).get("__orig_bases__", cls.__bases__):

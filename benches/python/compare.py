@@ -1,11 +1,12 @@
 """Compares this project, torch's DataLoader and upstream torchdata 0.9.0 end to end.
 
-Every measurement runs in its own child process. The contenders of a workload are measured in turn. Medians, ratios and
-the project's goals are printed. torch and upstream are installed into a separate virtual environment on the first run.
+Every measurement runs in its own child process. The contenders of a workload are measured in turn. The output contains
+medians, ratios and the project's goals. On the first run, torch and upstream are installed into a separate virtual
+environment.
 Run: `python benches/python/compare.py [--quick] [--only NAME]`, or `make bench`.
 
-With `--before FOLDER`, this project is compared with an earlier version of itself instead. FOLDER is the folder
-`python/` of a checkout after `make build` there.
+With `--before FOLDER`, this project is compared with an earlier version of itself, which is in FOLDER: the folder
+`python/` of a checkout after `make build`.
 """
 
 from __future__ import annotations
@@ -150,7 +151,7 @@ class Harness:
             return figures
 
     def compare(self, workload: Workload, repetitions: int) -> Runs:
-        """Runs the contenders in turn, and returns their results. A contender that fails once is not run again."""
+        """Runs the contenders in turn, and returns their results. A contender that has failed is not run again."""
         runs: Runs = {contender.name: [] for contender in workload.contenders}
         playing = [one for one in workload.contenders if self.can_run(workload, one)]
         for _ in range(repetitions):
@@ -204,7 +205,7 @@ def arguments() -> argparse.Namespace:
 
 
 def installed(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Path | None:
-    """Creates the environment and returns its interpreter. If this fails, prints the reason and returns None."""
+    """Creates the environment and returns its interpreter, or prints why this fails and returns None."""
     try:
         return environment.upstream_python(home, packages, wheels)
     except (OSError, subprocess.CalledProcessError) as error:

@@ -1,4 +1,4 @@
-"""Compares JPEG decoders without a loader, in one process: from bytes to arrays of 224 x 224 pixels, channels first.
+"""Compares JPEG decoders without a loader, in one process. Images become arrays of 224 x 224 pixels, channels first.
 
 Pillow and `torchdata.images` take turns, and medians of processor time are printed. The images are two resized
 photographs from scikit-learn, and the noisy files of `compare.py`. Run: `python benches/python/decoders.py`.

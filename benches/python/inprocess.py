@@ -1,9 +1,9 @@
-"""The cost of pipes within one process: nanoseconds per item, compared with plain Python generators.
+"""Measures the cost of pipes within one process, in nanoseconds per item, compared with plain Python generators.
 
-Each pipeline and its rival (a chain of generators) take turns over the same ints. The medians and their ratio are
-printed. A ratio below 1 means that the pipes are faster. The generators create lists, and the pipes create `DataChunk`
-objects. A pipeline begins with a pipe over the ints, and its rival begins with a generator over the ints. With
-`--bare`, the rival reads the ints directly. Run: `python benches/python/inprocess.py [--items N] [--rounds N]
+Each pipeline and its rival (a chain of generators) take turns over the same ints. The output contains the medians and
+their ratio. A ratio below 1 means that the pipes are faster. The generators create lists, and the pipes create
+`DataChunk` objects. A pipeline begins with a pipe over the ints, and its rival begins with a generator over the ints.
+With `--bare`, the rival reads the ints directly. Run: `python benches/python/inprocess.py [--items N] [--rounds N]
 [--bare]`.
 """
 
@@ -148,8 +148,8 @@ def gen_forked_zip(source: Iterable[Any]) -> Iterator[Any]:
 
 
 def cases(items: list[int], bare: bool = False) -> dict[str, tuple[Callable[[], Any], Callable[[], Any]]]:
-    """Returns, by name, a function that creates the pipe and a function that creates the generator. If `bare` is True,
-    the generator reads the list directly."""
+    """Returns, for the name of each case, a function that creates the pipe and a function that creates the generator.
+    If `bare` is True, the generator reads the list `items` directly."""
     pipe = IterableWrapper(items, deepcopy=False)
 
     def plain() -> Iterator[int]:

@@ -1,11 +1,11 @@
 """Compares the memory of loaders (the main process and all its children) with PyTorch's DataLoader.
 
 Each measurement runs in its own process, which creates a dataset and a loader, and reads one epoch. While the workers
-are running, this process adds up the PSS of all its processes. The PSS counts each shared page once. The measurement is
-repeated with an empty dataset, to show the cost of the data separately. Another process samples the PSS every 50 ms to
-find the peak. Rows 5 and 6 of the output compare the loaders with torchdata 0.9 instead. The last column shows whether
-each target is met. Run: `python benches/python/memory.py [--only ROW] [--size 0.5] [--workers 2] [--upstream-python
-PYTHON]`.
+are running, the measuring process adds up the PSS of itself and its children. The PSS counts each shared page once.
+Each measurement is repeated with an empty dataset, to show the cost of the data separately. Another process samples the
+PSS every 50 ms to find the peak. Rows 5 and 6 of the output compare the loaders with torchdata 0.9 instead of PyTorch.
+The last column shows whether each target is met. Run: `python benches/python/memory.py [--only ROW] [--size 0.5]
+[--workers 2] [--upstream-python PYTHON]`.
 """
 
 from __future__ import annotations
@@ -193,20 +193,20 @@ DATASETS: dict[str, Callable[[float], Any]] = {
     "4b slices": slices,
     "4b windows": windows,
 }
-#: The start methods of the measurements. In `METHODS`, "" means a loader without workers.
+#: The start methods of workers. In `METHODS`, "" means a loader without workers.
 SHARED = ("forkserver", "spawn", "fork")
 #: The maximum memory of the loader, divided by the memory of torch's loader, for each row of the output: in total, and
 #: at the peak. Row 3 is not limited.
 TARGETS = {"1": (1.0, None), "2": (0.8, None), "4 ": (1.05, None), "4b": (1.05, 1.05)}
 TARGET_2_WITH_4 = 0.55
-#: Suffixes of row names. " empty" means an empty dataset, and " read" means items that the workers only read.
+#: Endings of row names: " empty" means an empty dataset, and " read" means that workers send only numbers.
 EMPTY, READ = " empty", " read"
-#: The maximum memory of an additional worker, as a multiple of its memory with an empty dataset.
+#: The maximum memory of an additional worker, divided by the memory of an additional worker with an empty dataset.
 FURTHER = 1.05
-#: The maximum difference between two equal measurements, in megabytes.
+#: The maximum difference in megabytes between two measurements of the same loader.
 NOISE = 5
-#: Limits of rows 5 and 6. `HELD_RATIO` limits the workers' data and the time of an epoch, relative to torchdata 0.9.
-#: `HELD_IN_MAIN` limits the number of bytes in the main process and in a state.
+#: Limits of rows 5 and 6 of the output. `HELD_RATIO` is the limit of the workers' data and the time of an epoch,
+#: relative to torchdata 0.9. `HELD_IN_MAIN` limits the number of bytes in the main process and in a state.
 HELD_RATIO, HELD_IN_MAIN = 1.1, 64e6
 METHODS = dict.fromkeys(DATASETS, SHARED) | {"4b views": ("", *SHARED), "4 memmap": ("", *SHARED)}
 
@@ -324,8 +324,8 @@ def child(order: Order) -> None:
 
 
 def peak_of(process: subprocess.Popen[str]) -> float:
-    """Samples the PSS of a process and its children until the process exits. Returns the highest level that two
-    consecutive samples have reached. A single sample is too high if processes map shared pages while it is taken."""
+    """Samples the PSS of a process and its children until the process exits, and returns the highest level that two
+    consecutive samples have reached. A single sample is too high if a process maps shared pages during the sampling."""
     peak, last, until = 0, 0, time.monotonic() + ALARM_S
     while process.poll() is None and time.monotonic() < until:
         sample = memory.proportional(memory.family(process.pid))[0]
@@ -335,7 +335,7 @@ def peak_of(process: subprocess.Popen[str]) -> float:
 
 
 def run(order: Order, python: str) -> dict[str, float] | None:
-    """Runs a measurement in its own process. Returns None if the measurement fails."""
+    """Runs a measurement in its own process, and returns its results, or None if the measurement fails."""
     environ = dict(os.environ)
     if python != sys.executable:
         environ.pop("PYTHONPATH", None)

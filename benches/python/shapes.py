@@ -1,9 +1,9 @@
 """Measures how fast two workers send items of many shapes, compared with the workers of torch's DataLoader.
 
-Both loaders are measured in turn in one process, and each measurement starts new workers. The output contains medians
-and the range of the ratios, with the lowest ratio first. A `collate_fn` makes torch return the items unchanged, so both
-loaders yield the same items. The comparison needs torch. The program measures more shapes if pandas, Pillow, pyarrow
-and SciPy are installed.
+This package's loader and torch's loader are measured in turn in one process. Each measurement starts new workers. The
+output contains medians, and the range of the ratios of the two rates, with the lowest ratio first. A `collate_fn` makes
+torch return the items unchanged, so both loaders yield the same items. The comparison needs torch. The program measures
+more shapes if pandas, Pillow, pyarrow and SciPy are installed.
 
     python benches/python/shapes.py                     all shapes: about ten minutes
     python benches/python/shapes.py --only tensor       shapes with the word in their names
@@ -70,7 +70,7 @@ def _same(item: Any, n: int) -> Any:
 
 
 def _copied(item: Any, n: int) -> Any:
-    """Returns a copy of an array or tensor, because datasets create a new object for each sample."""
+    """Returns a copy of an array or tensor, because real datasets create a new object for each sample."""
     return item.clone() if isinstance(item, torch.Tensor) else item.copy()
 
 

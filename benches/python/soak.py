@@ -1,6 +1,6 @@
 """Runs loaders for a long time, and compares their memory at the end with their memory near the beginning.
 
-Two loaders take turns, epoch by epoch: a `DataLoader2` with a cache and a shuffle buffer, and a `StatefulDataLoader`.
+Two loaders take turns, one epoch each: a `DataLoader2` with a cache and a shuffle buffer, and a `StatefulDataLoader`.
 A state of the running loader is taken every second, and a worker is killed and replaced every few seconds. The memory
 is the PSS of the main process and its children, which counts each shared page once.
 Run: `python benches/python/soak.py [--minutes 60] [--settle 5]`.
@@ -24,9 +24,9 @@ from comparison import memory
 
 #: The number of seconds between two states, two kills and two measurements.
 STATE_S, KILL_S, MEASURE_S = 1.0, 7.0, 2.0
-#: The maximum memory at the end, as a multiple of the memory after the loaders have warmed up.
+#: The maximum memory at the end of a run, as a multiple of the memory after the loaders have warmed up.
 MOST = 1.02
-#: The number of measurements in a median. A median covers two minutes with many killed workers, because the memory
+#: The number of measurements in a median, which covers two minutes with many killed workers, because the memory
 #: depends on the last killed worker.
 SAMPLES = 60
 
@@ -57,7 +57,7 @@ def loaders() -> list[Any]:
 
 
 class Events:
-    """The events of a run, which ends at the time `until`."""
+    """The events that happen to a loader until the time `until`."""
 
     def __init__(self, until: float) -> None:
         self.until = until
@@ -69,7 +69,7 @@ class Events:
         self.samples: list[tuple[float, int, int]] = []
 
     def happen(self, loader: Any) -> None:
-        """Saves a state, kills a worker or measures the memory if one of these is due. Called after each item."""
+        """Saves a state, kills a worker or measures the memory, each at fixed intervals. Called after each item."""
         now = time.monotonic()
         if now - self.stated >= STATE_S:
             self.stated, self.states = now, self.states + 1

@@ -7,7 +7,7 @@ NODES = 50
 
 
 def loader(workers: int) -> gb.DataLoader:
-    """Returns a loader over a random graph with features. The loader samples two layers around each node."""
+    """Returns a loader over a random graph with features. For each node, the loader samples two layers of neighbors."""
     torch.manual_seed(0)
     edges_end = torch.arange(0, 5 * NODES + 1, 5)
     graph = gb.fused_csc_sampling_graph(edges_end, torch.randint(0, NODES, (5 * NODES,)))

@@ -39,7 +39,7 @@ def lines(path: str | None) -> Sequence[str]:
 
 
 def tokenized(tokenizer: Any, document: str) -> dict[str, torch.Tensor]:
-    """Returns the tokens of a document, each with the next token as its label."""
+    """Returns the tokens of a document, and for each token the next token as its label."""
     tokens = torch.tensor(tokenizer.encode(document, add_bos=True, add_eos=True))
     return {"input": tokens[:-1], "labels": tokens[1:]}
 
@@ -114,6 +114,6 @@ class SplitsDataLoader(BaseDataLoader):
         return {"ranks": pickle.dumps(dict(enumerate(states)))}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Resumes from the states of all ranks. The number of ranks may differ from the number when they were saved."""
+        """Resumes from the states of all ranks, which may have been saved with another number of ranks."""
         if state_dict:
             self.loader.load_state_dict(pickle.loads(state_dict["ranks"]))

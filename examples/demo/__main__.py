@@ -93,7 +93,7 @@ def _test(folder: Path, options: argparse.Namespace, model: train.Softmax) -> fl
 
 
 def _loader_of_torch(folder: Path, options: argparse.Namespace) -> Any:
-    """Torch's loader reads the same shards, with Pillow and the same number of workers. Returns None without torch."""
+    """Returns torch's loader of the same samples, with the same number of workers, or None if torch is missing."""
     if importlib.util.find_spec("torch") is None:
         return None
     from torch.utils.data import DataLoader, IterableDataset
@@ -112,7 +112,7 @@ def _kill_one(loader: DataLoader2[Any]) -> Iterator[Any]:
 
 
 def _survives(folder: Path, options: argparse.Namespace, usual: train.Epoch) -> bool:
-    """Kills a worker in an epoch. Returns whether the epoch still yields the same batches in the same order."""
+    """Kills a worker in an epoch, and returns whether the epoch yields the same batches as without the kill."""
     # The loader prefetches two batches, so that a worker still has batches to create when it is killed.
     with _loader(folder, options, on_worker_exit="restart", worker_prefetch_cnt=2) as loader:
         with warnings.catch_warnings():

@@ -37,7 +37,7 @@ def optional(module: str) -> Any:
 
 
 def _write_shard(path: Path, members: Iterator[tuple[str, bytes]]) -> None:
-    """Writes a shard. The file gets its final name `path` only when it is completely on disk."""
+    """Writes a shard, which gets its final name `path` only when it is completely on disk."""
     handle, partial = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".partial")
     try:
         with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w") as archive:
@@ -59,7 +59,7 @@ def write_photographs(folder: Path, count: int) -> tuple[Path, Path]:
 
     Args:
         folder: the folder for the shards.
-        count: the number of training files. The test gets a quarter of this number.
+        count: the number of training files, which is four times the number of test files.
 
     Returns:
         The folders of the training and of the test shards.
@@ -76,7 +76,7 @@ def write_photographs(folder: Path, count: int) -> tuple[Path, Path]:
 
 
 def _crop(part: int, index: int) -> tuple[str, bytes]:
-    """The file's number determines the part of a photograph."""
+    """Returns the name and the contents of a JPEG file. `part` and `index` determine the region of the photograph."""
     chance, label = random.Random(2 * index + part), (index // PHOTOGRAPH_SHARDS) % 2
     photograph = _photographs()[label]
     width, height = photograph.size

@@ -29,8 +29,7 @@ class Softmax:
         return (self._features(images) @ self.weights).argmax(axis=1)
 
     def step(self, images: Any, labels: Any) -> tuple[float, int]:
-        """Returns the sum of the losses and the number of correct predictions, both before the step of gradient
-        descent."""
+        """Returns the sum of the losses and the number of correct predictions of the model before this step."""
         import numpy as np
 
         features = self._features(images)
@@ -49,12 +48,12 @@ FEATURES = 14 * 14 * 3
 
 @dataclass
 class Epoch:
-    #: A hash of each batch, computed from the names and pixels of its samples.
+    #: For each batch, a hash of the names and pixels of its samples.
     batches: list[str] = field(default_factory=list)
     count: int = 0
     #: The duration in seconds.
     seconds: float = 0.0
-    #: Mean cross-entropy and accuracy; each sample is evaluated before the model is trained on it.
+    #: Mean cross-entropy and accuracy. Each sample is evaluated before the model is trained on this sample.
     loss: float = 0.0
     accuracy: float = 0.0
 

@@ -12,7 +12,7 @@ use torchdata_core::process::portable;
 const ROLE: &str = "TORCHDATA_TEST_ROLE";
 const FIRST_FD: i32 = 100;
 
-/// A child process. Dropping the value at the end of a test kills the process and collects its exit status.
+/// A child process that is killed and reaped when this value is dropped.
 pub struct Process(pub Child);
 
 impl Process {
@@ -68,7 +68,7 @@ pub fn inherited() -> (Link, Arc<BellBoard>) {
     (Link::attach(inherited_fd(0)).unwrap(), BellBoard::attach(inherited_fd(1)).unwrap())
 }
 
-/// Runs this test binary again, with the portable fallback for shared memory. Fails unless the test `caller` then runs.
+/// Runs this test binary again, with the portable fallback for shared memory. Fails if the second run skips `caller`.
 pub fn run_again_portably(caller: &str) {
     if portable() {
         return;

@@ -1,4 +1,4 @@
-//! Adds functions to the ordered queue for tests. `reserve` and `pop` wait up to a timeout.
+//! Provides tests with functions that reserve and remove items of the ordered queue, and wait up to a timeout.
 
 use std::time::Duration;
 

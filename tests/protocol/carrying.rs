@@ -1,8 +1,8 @@
 //! Models workers on other machines. Each machine has its own copy of a link, and two carriers keep the copies equal.
 //!
 //! A carrier sends frames. A frame contains the header fields of the link and all messages that are in the link at
-//! that moment. A carrier writes received header fields to its copy immediately, even if the copy is full. The main
-//! process may detect the exit of a worker before the worker's last frames arrive.
+//! that moment. A carrier writes received header fields to its copy of the link immediately, even if the copy is full.
+//! The main process may detect the exit of a worker before the worker's last frames arrive.
 
 use std::collections::VecDeque;
 
@@ -22,7 +22,7 @@ pub struct Up {
     words: Said,
 }
 
-/// The header fields `acknowledged` and `starving`, which the worker writes.
+/// The header fields `acknowledged` and `starving` of a worker's link, which the worker writes.
 type Said = (bool, u32);
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -41,7 +41,7 @@ pub struct Carrier {
     arrived: VecDeque<Unit>,
     /// Commands that wait for space in the worker's link.
     to_tell: VecDeque<Ordered>,
-    /// The header fields `order`, `grant` and `count` that were last sent to the worker.
+    /// The last values of the header fields `order`, `grant` and `count` that were sent to the worker.
     told: (u64, u64, u32),
     said: Said,
     acknowledged: bool,

@@ -44,14 +44,14 @@ impl Setting {
             Doing::Pumping => after.pump(self, index),
             Doing::InGraph => after.run_graph(self, index),
         };
-        // Steps that affect no other process are executed immediately, which reduces the interleavings.
+        // Steps that affect only this child are executed immediately, so that fewer interleavings are explored.
         while after.is_by_itself(self, index) {
             after.run_graph(self, index);
         }
         push(name, after);
     }
 
-    /// Returns whether a worker must not execute a requested function call yet, because it still recomputes items.
+    /// Returns whether a worker must finish recomputing items before it may execute a requested function call.
     fn holds_call(&self, index: usize, child: &Child) -> bool {
         let owes = child.obedience.runs() && child.pump.sending[0].owed() > 0;
         let epoch = child.pump.stream().epoch();
@@ -71,7 +71,7 @@ fn is_away(sending: &Sending, link: &Link) -> bool {
 fn next_deal(setting: &Setting, pump: &Pump, links: &Links, first: usize) -> (Deal, Vec<Sending>) {
     let mut sending = pump.sending.clone();
     let mut permit = |reader: usize| permit(setting.heavy, &mut sending[reader], &links[first + reader]);
-    // All shards of a worker send over the same link.
+    // All shards of a worker send their items over the same link.
     let deal = if pump.sending.len() == 1 { pump.dealing.next_of_shards(permit(0)) } else { pump.dealing.next(permit) };
     (deal, sending)
 }
@@ -121,7 +121,7 @@ impl World {
         }
     }
 
-    /// Returns whether a worker waits for a dispatched item, and has reported this in the header of its link.
+    /// Returns whether a worker has reported in its link's header that it waits for a dispatched item.
     fn awaits_share(&self, setting: &Setting, index: usize) -> bool {
         let (child, link) = (&self.children[index], &self.dealt[index]);
         let own = &self.outgoing(setting, index).0[index];

@@ -54,11 +54,11 @@ impl Hash for Fingerprint {
     }
 }
 
-/// Collects the parts of a state and hashes them. Most parts are small, so one word contains several parts. A 1 bit at
-/// the beginning of each word makes words of different lengths distinct.
+/// Hashes the parts of a state. Several small parts are combined into one 64-bit word, which begins with a 1 bit, so
+/// that the hash depends on the number of bytes.
 struct Words {
     halves: Fingerprint,
-    /// A 1 bit, followed by the bytes since the last full word.
+    /// The incomplete word: a 1 bit, followed by the bytes that were added since the last full word.
     word: u64,
 }
 
@@ -195,7 +195,7 @@ pub fn explore<M: Model>(model: &M) -> Result<Explored, String> {
     let most = 20_000_000;
     let start = model.start();
     let mut known = Known::new(&start);
-    // For each state: its predecessor on the shortest path.
+    // The predecessor of each state on the shortest path from the first state.
     let mut before: Vec<u32> = vec![0];
     let mut first: Vec<usize> = Vec::new();
     let mut after: Vec<u32> = Vec::new();
@@ -244,7 +244,7 @@ fn without_end(first: &[usize], after: &[u32], ends: &[u32]) -> Option<u32> {
     let states = first.len() - 1;
     let mut reaches = vec![false; states];
     ends.iter().for_each(|&end| reaches[end as usize] = true);
-    // Most steps lead to states with higher numbers, so descending order finishes in few rounds.
+    // Most steps lead to states with higher numbers, so visiting the states in descending order takes few rounds.
     let mut goes_on = true;
     while std::mem::take(&mut goes_on) {
         for state in (0..states).rev() {

@@ -18,7 +18,7 @@ pub struct Place {
     pub dealt: Option<Dealt<Graph>>,
 }
 
-/// A position in an epoch that the main process has saved, and each child's data for resuming there.
+/// A saved position in an epoch, and the data that each child needs to resume there.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct GoingOn {
     pub place: Place,
@@ -40,7 +40,7 @@ impl Place {
         Self { workers, turn: 0, dealt }
     }
 
-    /// Returns each child's data for resuming.
+    /// Returns the data that each child needs to resume the epoch.
     pub fn resumptions(&self, setting: &Setting) -> Vec<Part<Resumption>> {
         let mut shares = Vec::new();
         let mut children = Vec::new();
@@ -196,7 +196,7 @@ impl Setting {
         made
     }
 
-    /// Adds these steps: the user leaves the epoch, and resumes it from a saved state.
+    /// Adds the steps where the user leaves the epoch, and where the epoch resumes from a saved state.
     pub fn going_on_steps(&self, world: &World, take: &mut Take<'_>) {
         for ago in 0..=world.given.min(1) {
             let Some(place) = self.place(world, &world.kept.books, ago.into()) else { continue };
@@ -225,7 +225,7 @@ pub fn account_of(epoch: u32, items: &[u8]) -> Account {
 }
 
 impl World {
-    /// Returns both records of deliveries: `books`, which drops old entries, and `all`, which is complete.
+    /// Returns the record of recent deliveries (`books`), and the record of all deliveries (`all`).
     pub fn both_books(&mut self) -> impl Iterator<Item = &mut Books<Graph>> {
         let Kept { books, all, .. } = &mut *self.kept;
         [books, all].into_iter().map(|books| &mut **books)

@@ -16,7 +16,7 @@ use super::world::{Act, Doing, Main, Setting, Take, World};
 #[derive(Debug, Clone, Hash)]
 pub struct Lane {
     down: VecDeque<VecDeque<Unit>>,
-    /// Messages to the dispatching process: the worker's `Grant`, and the number of items that it permits.
+    /// Messages from the worker to the dispatching process: a `Grant`, and the number of items that the grant permits.
     up: VecDeque<(u64, u32)>,
     arrived: VecDeque<Unit>,
     said: (u64, u32),

@@ -1,9 +1,9 @@
 //! Explores all interleavings of the protocol between the main process, workers and the dispatching process in small
 //! loaders.
 //!
-//! There must be no deadlock: from every state, the loader must be able to end. No item may be lost, duplicated, out of
-//! order, or delivered to another epoch. An epoch without an error must be complete, and the exit of a process must
-//! cause an error.
+//! There must be no deadlock: from every state, the loader must be able to end. No item may be lost, duplicated,
+//! delivered out of order, or delivered in another epoch. An epoch without an error must be complete, and the exit of a
+//! process must cause an error.
 
 mod carrying;
 mod child;
@@ -65,7 +65,7 @@ fn happenings(setting: &Setting) -> Vec<(&'static str, Setting)> {
         ("large items, a death", with(&|s| (s.heavy, s.deaths) = (true, 1))),
         ("out of order, breaks", with(&|s| (s.in_order, s.breaks) = (false, true))),
     ];
-    // `heavy` has an effect only if a window allows several items.
+    // Settings with `heavy` are omitted if all windows are one item, because only larger windows make a difference.
     all.retain(|(_, setting)| !setting.heavy || setting.window > 1 || setting.dispatch_window > 1);
     all
 }

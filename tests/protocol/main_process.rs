@@ -10,7 +10,7 @@ use super::world::{Act, After, Doing, Ended, Main, Setting, Take, Thread, WORKER
 pub enum Asked {
     Item((u32, u8)),
     Ended(Ended),
-    /// No item was delivered, but the main process has made progress.
+    /// The main process did something other than delivering an item.
     Busy,
 }
 
@@ -21,7 +21,6 @@ impl Setting {
         }
         let mut push = |name, after: After| take(Act::Main(name), after);
         if !matches!(world.main, Main::Stopping(_) | Main::Reading(_)) {
-            // The main process detects exits even while it waits for its children.
             if world.is_dead() && !(self.restarts && world.main == Main::Between) {
                 let mut learnt = world.clone();
                 if !self.restarts || !learnt.replace_dead(self) {
@@ -59,7 +58,7 @@ impl Setting {
             }
             Main::Telling(epoch, left) => {
                 let ordered = after.ordered(left - 1);
-                // The dispatching process, which is the last child, must receive the command first.
+                // The dispatching process, which is the last child, must receive the command before the workers.
                 if world.kept.told >> (left - 1) & 1 == 1 || after.tell(left - 1, ordered) {
                     after.main = Main::Telling(epoch, left - 1);
                     push("tells a child of the epoch", Ok(after));
@@ -266,7 +265,7 @@ impl World {
     }
 
     fn collect(&mut self, setting: &Setting, next: Next, finds_death: bool) -> Asked {
-        // The main process may detect the exit of a child before it has read all messages of this child.
+        // The main process may detect the exit of a child before reading all messages of this child.
         if finds_death {
             self.waits = false;
             if setting.restarts && self.replace_dead(setting) {
@@ -328,7 +327,7 @@ impl World {
         self.held[peer].push_back(unit);
     }
 
-    /// Takes a message from a worker, or permits workers to send one more item. Returns false if neither is possible.
+    /// Takes a worker's message or permits workers to send one more item, and returns whether either was possible.
     fn relieve(&mut self, setting: &Setting) -> bool {
         let arrived = self.arrived().unwrap_or_else(|| {
             self.drop_old();
@@ -363,7 +362,7 @@ impl World {
         if setting.saves() {
             self.given += 1;
         }
-        // `seen` counts how often each item was delivered, with four bits per item.
+        // The number `seen` contains four bits per item, which count how often the item was delivered.
         self.seen += 1 << (4 * u32::from(item));
         let most = expected.iter().filter(|&&other| other == item).count() as u32;
         if (self.seen >> (4 * u32::from(item))) & 15 > most {

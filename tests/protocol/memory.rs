@@ -33,7 +33,7 @@ impl Unit {
 #[derive(Debug, Clone, Hash)]
 pub struct Link {
     pub units: VecDeque<Unit>,
-    /// The reader's `Grant`: the writer may send `count` items.
+    /// The `Grant` of the link's reader, which permits the link's writer to send `count` items.
     pub grant: u64,
     pub count: u32,
     /// The worker's epoch while the worker waits for a dispatched item, and otherwise 0.
@@ -107,9 +107,9 @@ pub struct Pump {
     pub sending: Vec<Sending>,
     pub departing: Option<(usize, Unit)>,
     pub ending: bool,
-    /// For each link, the number and the checksum of the items that were sent in this epoch.
+    /// For each link, the number and the checksum of the items that were sent in the current epoch.
     pub accounts: Part<Vec<Account>>,
-    /// The expected checksum of the recomputed items, for each link.
+    /// For each link, the expected checksum of the items that the child recomputes.
     pub expected: Part<Vec<Option<u64>>>,
 }
 

@@ -1,9 +1,9 @@
 //! Models how children that have exited are replaced during an epoch.
 //!
-//! Without a dispatching process, only the exited worker is replaced, and the new worker gets a new link. With a
-//! dispatching process, all children are replaced, because it is unknown which dispatched items were lost. Before the
-//! new children start, the main process reads all messages of the old children. The new children recompute the items
-//! since the last snapshot.
+//! In a loader without a dispatching process, only the exited worker is replaced, and its replacement gets a new link.
+//! If there is a dispatching process, all children are replaced, because it is unknown which dispatched items were
+//! lost. Before new children start, the main process reads all messages of the old children. The new children
+//! recompute the items since the last snapshot.
 
 use torchdata_core::protocol::{Account, Command, Judgement, TRIES};
 

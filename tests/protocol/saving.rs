@@ -22,7 +22,7 @@ pub fn digest((epoch, item): (u32, u8)) -> u64 {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct Resumption {
     pub graph: Option<Graph>,
-    /// For each link: the items before the snapshot, the number of items to recompute, and their expected checksum.
+    /// For each link: the items sent before the snapshot, the number of items to recompute, and these items' checksum.
     pub starts: Vec<(Account, u64, Option<u64>)>,
     pub turn: usize,
     pub share: Account,
@@ -31,7 +31,7 @@ pub struct Resumption {
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Ordered {
     pub command: Command,
-    /// The epoch's number in the user's program. The items depend on this number, and a resumed epoch keeps it.
+    /// The epoch's number in the user's program, which determines the items and stays the same if the epoch is resumed.
     pub epoch: u32,
     pub start: Option<Part<Resumption>>,
 }
@@ -97,7 +97,7 @@ impl Setting {
         self.snapshots > 0 || self.resumes > 0 || self.restarts
     }
 
-    /// Models this step: the first worker checks whether the dispatching process has sent a snapshot.
+    /// Models how the first worker checks whether the dispatching process has sent a snapshot.
     pub fn looked_into(&self, world: &World, index: usize) -> Option<(&'static str, World)> {
         let child = &world.children[index];
         let first = Stream::first(child.pump.stream().epoch());

@@ -1,4 +1,4 @@
-//! Models workers that each run several shards. All shards of a worker send over the same link.
+//! Models workers that each run several shards. All shards of a worker send their items over the same link.
 //!
 //! The model runs the same state machines (`torchdata_core::protocol`) as real processes.
 
@@ -17,7 +17,7 @@ use super::explore::{Model, Take};
 struct Shards {
     workers: usize,
     shards: usize,
-    /// The number of items that each shard computes. Shard p belongs to worker p % workers.
+    /// The number of items that each shard computes. Worker `p % workers` runs the shard `p`.
     items: &'static [u8],
     window: u64,
     ring: usize,
@@ -28,7 +28,7 @@ struct Shards {
     snapshots: u8,
     /// How often an epoch is left and resumed in new processes.
     resumes: u8,
-    /// Whether the main process stores messages that arrive before it reads their shard.
+    /// Whether the main process stores messages that arrive before it needs items of their shard.
     keeps: bool,
     counts: bool,
 }
@@ -57,7 +57,7 @@ struct Link {
 #[derive(Debug, Clone, Hash, Default)]
 struct Strand {
     account: Account,
-    /// The number of items to recompute. The checksum of the recomputed items must equal `expected`.
+    /// The number of items that the shard must still recompute, and (`expected`) the checksum of these items.
     owed: u64,
     expected: u64,
     made: u8,
@@ -93,7 +93,7 @@ enum Main {
 struct World {
     main: Main,
     epoch: u32,
-    /// Identifies the epoch in `Stream`. A resumed epoch gets a new number.
+    /// The number that identifies the epoch in `Stream`, and that changes when the epoch is resumed.
     number: u32,
     links: Vec<Link>,
     workers: Vec<Worker>,
@@ -198,7 +198,7 @@ impl Shards {
         world.held[worker + unit.shard * self.workers].push_back(unit);
     }
 
-    /// Replaces all workers that have exited. Returns false if no worker has exited.
+    /// Replaces all workers that have exited, and returns whether any worker had exited.
     fn replace_dead(&self, world: &mut World) -> bool {
         let is_dead = |worker: &usize| world.workers[*worker].is_gone && !world.replacing.rests(*worker);
         let dead: Vec<usize> = (0..self.workers).filter(is_dead).collect();
@@ -235,7 +235,7 @@ impl Shards {
             .map(|worker| (0..self.shards).all(|shard| has_ended(worker + shard * self.workers)))
             .collect();
         for worker in world.replacing.wanted(&dead, &ended) {
-            // A new worker begins with its first shard.
+            // The argument 0 makes a new worker begin with its first shard.
             let start = self.start(world, &accounts, worker, 0);
             self.renew(world, worker, start);
         }
@@ -255,7 +255,7 @@ impl Shards {
             }
         }
         let expected = self.expected(world.given.iter().map(|&given| usize::from(given)).sum());
-        // If the shard at `turn` has ended, the user has received the next item from a later shard.
+        // If the shard at `turn` has ended, a later shard provides the next item.
         let passes = |from: usize, to: usize| {
             let peers = (0..self.peers()).map(|step| (from + step) % self.peers()).take_while(|&peer| peer != to);
             peers.into_iter().all(|peer| world.given[peer] == self.items[peer])

@@ -1,5 +1,5 @@
-//! Models a small loader: the main process, workers, and optionally the dispatching process. Rings have room for a few
-//! messages.
+//! Models a small loader: the main process, workers, and optionally the dispatching process. The ring of each link has
+//! room for a few messages.
 //!
 //! The model simulates shared memory and processes, but runs the real state machines (`torchdata_core::protocol`).
 
@@ -30,7 +30,7 @@ pub struct Setting {
     pub ring: usize,
     pub epochs: u32,
     pub passes: u32,
-    /// The number of source items after which the first `leavers` workers end an iteration early.
+    /// The first `leavers` workers end each iteration after this number of source items.
     pub header: Option<u8>,
     pub leavers: usize,
     pub in_order: bool,
@@ -55,7 +55,7 @@ pub struct Setting {
     pub follows: bool,
     /// Whether a thread in the main process reads one item ahead of the user.
     pub reads_ahead: bool,
-    /// The source item that makes the graph of a child fail.
+    /// The graph of a child fails when it reads this source item.
     pub fails_at: Option<u8>,
     pub checked: RefCell<HashSet<Fingerprint, ByFingerprint>>,
 }
@@ -66,7 +66,7 @@ pub enum Doing {
     Pumping,
     /// The child runs its graph.
     InGraph,
-    /// The dispatching process has completed an iteration, and waits for the next one.
+    /// The dispatching process has completed an iteration, and waits for the next iteration.
     Between,
     Gone,
 }
@@ -85,11 +85,11 @@ pub struct Child {
     pub skips: bool,
     pub share: ReadEnd,
     pub looked: bool,
-    /// The number of source items that were read in this iteration.
+    /// The number of source items that the child has read in the current iteration.
     pub read: u8,
     /// The number of completed iterations.
     pub pass: u32,
-    /// The number of the last source item, and the number of outputs still to be computed from this item.
+    /// The number of the last source item, and how many outputs of this item the child must still compute.
     pub made: (u8, u8),
     pub exhausted: bool,
     pub failed: bool,
@@ -97,9 +97,9 @@ pub struct Child {
     /// Whether the child has changed since its last snapshot.
     pub may_save: bool,
     pub next_link: usize,
-    /// The number and the checksum of the dispatched items that the worker has read in this iteration.
+    /// The number and the checksum of the dispatched items that the worker has read in the current iteration.
     pub share_account: Account,
-    /// The number and the checksum of the dispatched items before the position where the epoch resumes.
+    /// The number and the checksum of the items that were dispatched before the position where the epoch resumes.
     pub share_start: Account,
     pub relay: Option<Part<Dealt<Graph>>>,
 }
@@ -148,17 +148,17 @@ impl Child {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Main {
-    /// The main process sends the command to begin epoch `.0` to the children; `.1` children have not received it yet.
+    /// The main process sends the command to begin epoch `.0`, and `.1` children have not received the command yet.
     Telling(u32, usize),
     /// The main process replaces the thread that reads ahead, because a new epoch begins.
     Replacing(u32),
     /// The main process requests the next item.
     Reading(bool),
     Paused,
-    /// The main process calls a function: the number of remaining children, and whether the loader is paused.
+    /// The main process must call a function in `.0` more children, while the loader is paused (`.1`) or not.
     Calling(usize, bool),
     Between,
-    /// The main process stops the children. The value is the number of children that have received the command.
+    /// The main process stops the children, and `.0` children have already received the command.
     Stopping(usize),
     Gone,
 }
@@ -178,23 +178,23 @@ pub enum Ended {
 /// Parts of a state that most steps leave unchanged.
 #[derive(Debug, Clone, Hash)]
 pub struct Kept {
-    /// For each child, the number of items that had arrived when a new process replaced this child.
+    /// For each child, the number of items that had arrived before a new process replaced the child.
     pub had: Part<Vec<u64>>,
     pub books: Part<Books<Graph>>,
-    /// Like `books`, but old entries are kept.
+    /// The record of all deliveries, whereas `books` drops old deliveries.
     pub all: Part<Books<Graph>>,
     pub going_on: Option<Part<GoingOn>>,
     pub replacing: Part<Replacing>,
-    /// A bit mask of the replaced children, which received the command for the epoch when they were started.
+    /// A bit mask of the children that already have the epoch's command, because they were started as replacements.
     pub told: u8,
 }
 
 #[derive(Debug, Clone, Hash)]
 pub struct Elsewhere {
-    /// The links of workers on other machines, as these workers see them.
+    /// The copies of the links to the main process that workers on other machines write to.
     pub far: Links,
     pub carriers: Shared<Carrier, WORKERS>,
-    /// The links of remote workers, as the dispatching process sees them.
+    /// The copies of the links to remote workers that the dispatching process writes to.
     pub dealing: Links,
     /// The network connections from the dispatching process to workers on other machines.
     pub lanes: Shared<Lane, WORKERS>,
@@ -207,7 +207,7 @@ pub type Links = Shared<Link, WORKERS>;
 #[derive(Debug, Clone, Hash)]
 pub struct World {
     pub main: Main,
-    /// Identifies the epoch in `Stream`. A resumed epoch gets a new number.
+    /// The number that identifies the epoch in `Stream`, and that changes when the epoch is resumed.
     pub number: u32,
     pub epoch: u32,
     pub collecting: Part<Collecting>,

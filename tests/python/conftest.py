@@ -18,8 +18,8 @@ from fresh_processes import LEAN, run_python
 from http_server import Server, running
 from loopback import Loopback
 
-# Hypothesis's deadline would fail tests on a slow machine, and pytest-timeout already limits each test. Each run tries
-# the same examples, whereas `pytest --hypothesis-profile=random` searches for new examples.
+# Hypothesis's deadline would fail tests on a slow machine, and pytest-timeout already limits each test. Each run uses
+# the same examples of Hypothesis, whereas `pytest --hypothesis-profile=random` searches for new examples.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("project", settings.get_profile("random"), derandomize=True)
 settings.load_profile("project")
@@ -43,7 +43,7 @@ ALONE = (
 
 
 def pytest_configure() -> None:
-    """Lets Ctrl-C interrupt tests that a shell runs in the background, and disables the warning about long epochs."""
+    """Lets Ctrl-C interrupt tests that a shell runs in the background, and disables warnings about waiting."""
     os.environ["TORCHDATA_WAIT_WARNING"] = "0"
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -101,7 +101,7 @@ def may_run_beside(path: Path) -> bool:
     return not is_alone(path) and not is_of_ray(path)
 
 
-#: For each value of pytest's option `-m`, a function that returns whether a file may contain matching tests.
+#: For each value of pytest's option `-m`, a function that returns whether a test file may contain selected tests.
 HAS_SOME = {"alone": may_run_alone, "not alone and not ray": may_run_beside, "ray": is_of_ray, "unit": is_unit}
 
 
@@ -137,7 +137,7 @@ def _small_heap() -> None:
 
 @pytest.fixture(autouse=True)
 def _every_interrupt_is_raised() -> Iterator[None]:
-    """Removes the callbacks of garbage collection, because Python only prints exceptions that callbacks raise."""
+    """Removes the garbage collector's callbacks, because Python prints their exceptions instead of raising them."""
     callbacks = gc.callbacks[:]
     gc.callbacks.clear()
     yield

@@ -37,8 +37,7 @@ struct Job {
     hub: Hub,
     members: Vec<Member>,
     ranks: Vec<Rank>,
-    /// The messages between rank 0 and each other rank that have not arrived: to rank 0 (`up`), and from rank 0
-    /// (`down`).
+    /// The messages on their way between rank 0 and each other rank: to rank 0 (`up`), and from rank 0 (`down`).
     up: Vec<VecDeque<Message>>,
     down: Vec<VecDeque<Message>>,
     up_ends: Vec<bool>,

@@ -1,4 +1,4 @@
-"""One run of one contender: `python -m comparison.child '{"contender": …}'` prints one line of JSON.
+"""Runs one contender once: `python -m comparison.child '{"contender": …}'` prints the results as one line of JSON.
 
 Role: the program's argument is a JSON object, called the *order*. It contains: contender (ours, upstream, torch, bare,
 …), kind (of measurement), item (a key of `items.MAKERS`), start_method, workers, seconds and options. Spawned worker
@@ -77,7 +77,7 @@ class Run:
         return measure.CONSUMERS["lists" if self.options.get("together", 1) > 1 else self.order["item"]]
 
     def _pipes(self) -> Callable[..., Any]:
-        # Imports all modules of the pipes before the measurement begins. The graph that is created here is not used.
+        # Imports all modules of the pipes before the measurement begins.
         from comparison import pipes
         from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService  # noqa: F401
 

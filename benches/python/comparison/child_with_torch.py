@@ -1,6 +1,6 @@
 """Runs `child` in a program that imports torch at the top of its main module, as training programs do.
 
-Spawned worker processes import the main module, so they import torch first.
+Spawned worker processes import this main module, too, so they also begin by importing torch.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ LARGE_JPEGS, TIMES = 8, 4
 
 
 def upstream_python(home: Path, packages: tuple[str, ...], wheels: Path | None) -> Path:
-    """Creates the environment and returns its interpreter. Installs torch from the folder `wheels` if it contains a
-    wheel for this Python, and otherwise from the index."""
+    """Creates the virtual environment and returns its interpreter. Torch is installed from the folder `wheels` if this
+    folder contains a wheel for this Python, and otherwise from the package index."""
     python, finished = home / "bin" / "python", home / "finished"
     if finished.exists() and finished.read_text() == " ".join(packages):
         return python

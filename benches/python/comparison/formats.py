@@ -1,4 +1,4 @@
-"""Reading in one process: tar archives, TFRecords, cached files and S3 objects, by this project and by other libraries.
+"""Measures how fast this and other libraries read tar archives, TFRecords, cached files and S3 objects in one process.
 
 Every contender is a child process that repeatedly reads one file and its contents. The S3 server is moto, in a process
 that exits with the child.

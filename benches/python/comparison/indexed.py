@@ -1,6 +1,6 @@
-"""Torch-style loaders of this project, PyTorch and upstream 0.11, over map-style datasets and datasets with a state.
+"""Compares torch-style loaders of this project, PyTorch and upstream 0.11, over datasets with and without a state.
 
-Role: all contenders have the same dataset and arguments. The unit of measurement is a batch of 64 samples.
+Role: all contenders have the same dataset and arguments. Rates and times are measured per batch of 64 samples.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Indexed(Dataset[Any]):
 
 
 class Ready(Indexed):
-    """A dataset with ready batches, so that only the transport of batches is measured."""
+    """A dataset that returns an existing batch, so that only the transport of batches is measured."""
 
     def __getitems__(self, indices: list[int]) -> Any:
         return self.batch
@@ -82,7 +82,7 @@ def consume(share: Any) -> None:
 
 
 def loader(order: dict[str, Any], length: int) -> Any:
-    """Returns the loader of the contender. `length` is the number of samples in an epoch."""
+    """Returns the contender's loader over a dataset with `length` samples."""
     cls: Any
     if order["contender"] == "torch-indexed":
         from torch.utils.data import DataLoader as cls

@@ -215,7 +215,7 @@ def _batches() -> list[Any]:
 
 
 def batch(n: int) -> Any:
-    """Returns one of six batches of 38.5 MB that every worker keeps and uses in turn.
+    """Returns the next of six batches of 38.5 MB, which each worker keeps and uses in turn.
 
     If each batch were a new allocation, the benchmark would measure the kernel's page faults, which are slower than any
     transport.

@@ -1,4 +1,4 @@
-"""The measurements in the child processes: the rate, the time to the first item, and the time between two epochs."""
+"""Measures, in a child process, the rate, the time to the first item, and the time between two epochs."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def rate(
     while time.perf_counter() - begin < warm_up:
         consume(islice(iterator, chunk))
         taken += chunk
-        # The first estimates are too high, because some items were ready before the measurement began. Therefore, the
-        # chunk size may only double in each step.
+        # Some items were ready before the measurement began, so the first estimates of the rate are too high.
+        # Therefore, the chunk size at most doubles in each step.
         chunk = max(1, min(2 * chunk, int(0.02 * taken / (time.perf_counter() - begin))))
     begin, taken = time.perf_counter(), 0
     while True:

@@ -51,8 +51,8 @@ class Course:
 
 
 def watch(pid: int, seconds: float, running: Callable[[], bool]) -> Course:
-    """Samples the memory until `seconds` have passed or the process exits. The growth is the difference between the
-    medians of the third and the last quarter of the samples."""
+    """Samples the memory until `seconds` have passed or the process exits. The growth of the memory is the median of
+    the last quarter of the samples minus the median of the third quarter."""
     samples: list[tuple[int, int]] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until and running():

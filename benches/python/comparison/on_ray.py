@@ -60,7 +60,7 @@ def loader(order: dict[str, Any]) -> Any:
 
 
 def raw(ray: Any, order: dict[str, Any]) -> Iterator[Any]:
-    """Yields objects that actors have already created. Each object has the size of a frame of this project, or of one
+    """Yields objects that actors have already created. Each object is as large as a frame of this project, or as one
     item if an item is larger."""
     import numpy
 

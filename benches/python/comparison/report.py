@@ -1,4 +1,4 @@
-"""Computes medians, ratios and verdicts from the runs, and prints them as a table in plain text."""
+"""Computes medians, ratios and verdicts from the runs, and prints the results as a table in plain text."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PLAIN = "plain generators"
 
 
 def ratio_of(mine: list[float], theirs: list[float]) -> float:
-    """Returns the median ratio of runs that directly followed each other, so that slow changes of the machine's speed
-    cancel out."""
+    """Divides the results of runs that directly followed each other, and returns the median ratio, so that slow changes
+    of the machine's speed cancel out."""
     return statistics.median(a / b for a, b in zip(mine, theirs, strict=False))
 
 
@@ -57,7 +57,7 @@ class Report:
             print(f"  {name:28}{_number(median):>12} {workload.unit:9}{ours}")
         if before := figures.get(BEFORE):
             pairs = zip(mine, before, strict=False)
-            # The ratio is inverted for times, so that a larger ratio always means a faster version.
+            # A ratio of times is inverted, so that a larger ratio always means that this version is faster.
             self.speeds[workload.name] = [a / b if workload.unit.endswith("/s") else b / a for a, b in pairs]
             return
         for goal in workload.goals:
@@ -73,8 +73,8 @@ class Report:
         self._judge(workload.title, goal.text, _number(ratio), goal.met(ratio))
 
     def _memcpys(self, workload: Workload, mine: list[float], floors: list[dict[str, float]]) -> None:
-        """Prints the transport time as a multiple of a memory copy. The time to create an item, divided by the number
-        of workers, is subtracted, because all workers create items at the same time."""
+        """Prints the transport time of an item as a multiple of the time for a memory copy. The transport time excludes
+        the time to create an item, divided by the number of workers, because all workers create items at once."""
         for key, where in (("memcpy_s", "in cache"), ("far_memcpy_s", "out of cache")):
             goal = f"beyond producing it at most 1.5 memcpys ({where})"
             if not mine or not floors:

@@ -35,7 +35,7 @@ def gap(iterator: Any, pid: int, workers: int) -> float:
 
 
 def measure(build: Callable[..., Any], order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Measures the gap. `build` creates a loader from a source, and accepts the argument `on_worker_exit`."""
+    """Measures the gap in the items of a loader. `build` creates the loader, given a source and `on_worker_exit`."""
     loader = build(range(items.ENDLESS), on_worker_exit="restart")
     iterator = iter(loader)
     gaps = []

@@ -2,7 +2,7 @@
 position must not take longer.
 
 Role: a source is a stream with a state, an indexable dataset of numbers, the lines of a file, or the rows of an Arrow
-table in a Parquet file. The loader is one of the three classes, with or without workers.
+table in a Parquet file. The loader is a `DataLoader2`, a `StatefulDataLoader` or a `Loader` over nodes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-#: The number of items in an epoch, and the number of lines or rows in a file.
+#: The number of items in an epoch of numbers or a stream, and the number of lines or rows in a file.
 MANY, WRITTEN = 10_000_000, 1_100_000
 #: How many times a state is loaded. Only the shortest time counts.
 TIMES = 5

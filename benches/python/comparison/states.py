@@ -17,7 +17,7 @@ from typing import Any
 
 #: The size of an item in the shuffle buffer in bytes, and the number of items in the buffer.
 SIZE, HELD = 18_000, 1_000
-#: The number of items in an epoch; each run reads only some of them.
+#: The number of items in an epoch. Each run reads only some of these items.
 MANY = 10_000_000
 STATES = 200
 
@@ -44,7 +44,7 @@ def pipe_of(case: str) -> Any:
 
 
 def _loader(order: dict[str, Any]) -> Any:
-    """Returns the loader. The option `snapshots` multiplies the usual number of snapshots. With 0, none are sent."""
+    """Returns a loader that sends `snapshots` times the usual number of snapshots, or none if this option is 0."""
     from torchdata._engine import snapshots
     from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
 
@@ -114,7 +114,7 @@ def state_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def state_size(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the size of a state, after snapshots of the workers have arrived."""
+    """Returns the size of a loader's state, after snapshots of the workers have arrived."""
     loader = _built(order)
     iterator = iter(loader)
     until = time.perf_counter() + order["seconds"]
@@ -124,7 +124,7 @@ def state_size(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
 
 
 def resume_time(order: dict[str, Any]) -> tuple[dict[str, float], Any]:
-    """Returns the seconds to the first item after a state is loaded, minus the seconds without a state."""
+    """Returns the seconds from loading a state to the first item, minus the same time in a loader without a state."""
     count = order["options"]["items"] // (1 if order["contender"] == "ours" else 16)
     loader = _built(order)
     next(islice(iter(loader), count - 1, None))

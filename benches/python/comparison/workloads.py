@@ -17,8 +17,8 @@ start."""
 
 @dataclass(frozen=True)
 class Contender:
-    """A contender that `child` runs, with options. `kind` and `item` are set only if the contender needs other values
-    than the workload.
+    """A contender that `child` runs, with options. `kind` and `item` are set only if the contender's values differ from
+    the workload's values.
 
     The option `main` names the module that is run instead of `child`.
     """
@@ -44,8 +44,8 @@ class Goal:
 
 @dataclass(frozen=True)
 class Workload:
-    """One measurement with its contenders and goals. `scale` converts items per second or seconds to the unit of the
-    output."""
+    """One measurement with its contenders and goals. `scale` converts the measured unit (items per second or seconds)
+    to the printed unit."""
 
     name: str
     title: str
@@ -167,7 +167,7 @@ def in_splits(name: str, title: str, item: str, graph: str, most: float) -> Work
 
 
 def chain(name: str, title: str, case: str) -> Workload:
-    """Compares the pipes and the plain generators of a case of `inprocess`. One child process runs both."""
+    """Compares the pipes and the plain generators of one case of `inprocess`. One child process runs both."""
     options = {"case": case}
     return Workload(
         name,
@@ -236,7 +236,7 @@ upstream_stateful = Contender("upstream 0.11.0", "upstream-stateful")
 def batches(
     item: str, title: str, goal: str, at_least: float | None = None, kind: str = "rate", **options: Any
 ) -> Workload:
-    """Measures batches of 64 in torch-style loaders. The goals are relative to torch."""
+    """Measures batches of 64 samples in torch-style loaders. The goals compare the loaders with torch's loader."""
     three = tuple(Contender(one.name, one.program, options) for one in (stateful, torch_indexed, upstream_stateful))
     name = f"loader-{item}" + ("" if kind == "rate" else f"-{kind.replace('_', '-')}") + "-persistent" * bool(options)
     if kind != "rate":
@@ -280,7 +280,7 @@ _CASES = {"plain": "a small pipeline", "large buffer": "a shuffle buffer of 18 M
 
 
 def _keeping(case: str) -> Workload:
-    """Measures a job with ten times the usual number of snapshots. The cost of the usual number is too small to
+    """Measures a job with ten times the usual number of snapshots, because the cost of the usual number is too small to
     measure."""
     dense, off = Contender(OURS, "ours", {"snapshots": 10}), Contender("no snapshots", "ours", {"snapshots": 0})
     goal = Goal("ten times as many snapshots cost at most 10 %, so they cost 1 %", off.name, at_least=1 / 1.1)
@@ -289,7 +289,7 @@ def _keeping(case: str) -> Workload:
 
 
 def _taking(case: str, kind: str, unit: str, scale: float, what: str) -> Workload:
-    """Compares a pipeline with torch-style loaders that hold the same amount of data."""
+    """Compares a `DataLoader2` over a pipeline with torch-style loaders that hold the same amount of data."""
     three = (ours, Contender("our StatefulDataLoader", "stateful"), upstream_stateful)
     name = f"{kind.replace('_', '-')}-{case.split()[0]}"
     return Workload(name, f"states: {what}, {_CASES[case]}", case, three, (), kind, unit, scale)

@@ -84,7 +84,7 @@ def test_ranks_with_workers_shard_by_rank_and_then_by_worker(tmp_path: Path) -> 
     """
     with gloo_job(tmp_path, body) as job:
         outcomes = job.outcomes()
-    # Rank 0 runs the first two of the four workers. Each rank takes items from its workers in turn.
+    # Rank 0 runs the first two of the four workers. Each rank yields the items of its two workers in turn.
     assert outcomes == [[[0, 1, 4, 5, 8, 9, 12, 13]] * 4, [[2, 3, 6, 7, 10, 11, 14, 15]] * 4]
 
 

@@ -282,7 +282,7 @@ def slow_passes(dispatched: bool) -> Pipe:
     return Unstated(pipe.concat(pipe, pipe)).prefetch(2)
 
 
-#: A function that builds a pipeline, the positions (epoch, item) where states are saved, and a delay per item.
+#: For each case: a function that builds a pipeline, positions (epoch, item) of saved states, and a delay per item.
 READING_AHEAD: dict[str, tuple[Callable[[bool], Pipe], list[tuple[int, int]], float]] = {
     "passes read ahead to their end": (three_passes, [(0, 5), (0, 12), (0, 17)], 0.02),
     "parts of a split": (parts_of_a_split, [(0, 0), (0, -1)], 0.0),

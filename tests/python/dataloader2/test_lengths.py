@@ -63,7 +63,7 @@ SOURCES: dict[str, Callable[[int], Any]] = {
 
 
 class Replicated(IterableWrapper):
-    """A user-defined source. The linter only warns about unsharded sources of this package."""
+    """A user-defined source, because the linter would warn about an unsharded source of this package."""
 
 
 Replicated.__module__ = __name__

@@ -66,7 +66,7 @@ def counter() -> Any:
 
 RANKS, WORKERS = SHARDING_PRIORITIES.DISTRIBUTED, SHARDING_PRIORITIES.MULTIPROCESSING
 NO_SHUFFLE = ["no-shuffle-before-sharding"]
-#: Graphs, and the findings that the linter must report. A finding with "!" must also cause a warning.
+#: Graphs, and the expected findings of the linter. A finding that ends in "!" must be emitted as a warning, too.
 GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "shuffled and sharded": (lambda: sharded().map(str).batch(2), []),
     "sharded without shuffle": (lambda: ints().map(str).sharding_filter(), NO_SHUFFLE),

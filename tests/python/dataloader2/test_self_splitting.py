@@ -43,7 +43,7 @@ class Dividing(Logging):
 
 
 class Header:
-    """A stream that divides its rows among the workers. Each worker yields the same header before its rows."""
+    """A stream that divides its rows among the workers, after each worker has yielded the same header."""
 
     def __iter__(self) -> Iterator[str]:
         worker = torch.utils.data.get_worker_info()

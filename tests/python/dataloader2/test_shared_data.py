@@ -481,7 +481,7 @@ def test_large_bytes_objects_with_any_contents_survive_pickling(permanent: bool,
     like_a_long_frame = b"\x95" + b"\xff" * size
     like_a_header = bytes(size - 5) + b"B" + size.to_bytes(4, "little")
     out_of_band = [like_a_header, like_a_long_frame, bytes(size), bytes(size), b"<" * 65_536, b"=" * 65_537]
-    # The end of the text looks like the header of a `bytes` object that would contain the next pickle frame.
+    # The text ends with bytes that look like the beginning of a pickled `bytes` object.
     before_frame = ["x" * (size - 5) + "B" + size.to_bytes(4, "little").decode(), "a" * 64_000, "b" * 5978]
     texts = [[f"{n:08}" for n in range(20_000)], "x" * size, "ä" * size, *before_frame]
     others = [like_a_frame, b";" * 65_535, like_a_header, *texts, bytearray(size), bytearray(like_a_header), b""]

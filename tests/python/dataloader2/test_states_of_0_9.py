@@ -1,6 +1,6 @@
 """A state that torchdata 0.9.0 saved with torch 2.13 and Python 3.11 restarts the epoch with one warning.
 
-Each file contains the pickled state of a loader over 20 numbers. Most states were saved after three items with seed 5.
+The tests load pickled states of loaders over 20 numbers, usually saved after three items with seed 5.
 """
 
 import pickle

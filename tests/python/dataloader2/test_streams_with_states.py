@@ -130,7 +130,7 @@ def chained(make: Callable[[], Any], stops: list[int]) -> list[list[Any]]:
     return given
 
 
-#: Each loader is tested with half of the streams. The method `state_dict` of the last stream must not be called.
+#: Each loader is tested with half of the streams. Loaders must not call the method `NeedsArguments.state_dict`.
 STREAMS = [*streams.STATEFUL, streams.NeedsArguments]
 PAIRS = [(stream, name) for row, stream in enumerate(STREAMS) for name in [*MAIN][row % 2 :: 2]]
 
@@ -307,7 +307,7 @@ def test_reads_of_workers_to_resume_do_not_grow_with_the_position(
 
 
 class SlowAtFirst(IterDataPipe[int]):
-    """An endless stream of numbers. Saving its first state takes 100 ms, and later states are saved quickly."""
+    """An endless stream of numbers that takes 100 ms to save its first state, and saves later states quickly."""
 
     def __init__(self) -> None:
         self.at, self.saved = 0, 0

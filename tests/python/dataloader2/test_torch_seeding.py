@@ -1,4 +1,4 @@
-"""Workers seed torch and all devices like `torch.manual_seed`, and take no longer than this function."""
+"""Workers seed torch and all devices like `torch.manual_seed`, in at most the time that this function takes."""
 
 import random
 import sys

@@ -1,4 +1,4 @@
-"""A stream without a state is reread up to the saved position. An error is raised if the reread items differ."""
+"""A loader rereads a stream without a state up to the saved position, and raises an error if the items differ."""
 
 import datetime
 import json

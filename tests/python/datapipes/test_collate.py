@@ -1,4 +1,4 @@
-"""Without torch, the package collates batches by its own rules. If torch is installed, torch's rules apply."""
+"""Batches are collated by the package's own rules if torch is missing, and by torch's rules if torch is installed."""
 
 from array import array
 from collections import ChainMap, Counter, OrderedDict, UserDict, UserList, defaultdict, deque, namedtuple

@@ -1,4 +1,4 @@
-"""An array of `torchdata.empty` is sent without a copy, unless the producer could still write to the sent array."""
+"""An array from `torchdata.empty` is sent without a copy, unless the producer could still write to the sent array."""
 
 import ctypes
 import gc
@@ -80,7 +80,7 @@ def kept_pointer(array):
     return array, np.ctypeslib.as_array(pointer, SHAPE), pointer
 
 
-#: Each function returns an object to send, and an object that can still change the memory of the sent object.
+#: Each function returns an object to send, and another object that can still write to the same memory.
 KEPT = {
     "the array": lambda array: (array, array),
     "a view": lambda array: (array, array[:]),

@@ -62,7 +62,7 @@ class Ours:
         self.value = value
 
 
-# Each test uses its own class, because registered pickling functions stay registered until the process exits.
+# A pickling function stays registered until the process exits, so each test registers one for another class.
 class Registered(Ours):
     pass
 

@@ -37,7 +37,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-#: Starting workers by spawn or forkserver takes long, so only some kinds of hangs are tested with them.
+#: Workers start slowly with spawn and forkserver, so only some kinds of hangs are tested with these start methods.
 CASES = [("loop", "fork", ""), *zip(WAYS, itertools.repeat("fork"), itertools.cycle(("", "before", "behind")))]
 CASES += [
     ("stop", "spawn", ""),

@@ -43,7 +43,7 @@ def test_children_that_are_importing_the_program_while_the_main_process_is_kille
     command = [sys.executable, program, here, method]
     main = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
     try:
-        # With forkserver, only the fork server imports the program, before it forks the workers.
+        # With forkserver, only one process imports the program: the fork server, before it forks the workers.
         wait_for(lambda: len(os.listdir(here)) == (2 if method == "spawn" else 1))
     finally:
         main.send_signal(signal.SIGKILL)

@@ -29,7 +29,7 @@ def as_callback(function):
     return function
 
 
-#: Simulates Ctrl-C from C code. Python calls the signal's handler only at the next line of Python code.
+#: Simulates Ctrl-C from C code, so that Python calls the signal handler only at the next line of Python code.
 press = as_callback(ctypes.pythonapi["PyErr_SetInterrupt"])
 collect = as_callback(ctypes.pythonapi["PyGC_Collect"])
 

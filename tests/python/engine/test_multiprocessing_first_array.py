@@ -4,8 +4,8 @@ import pytest
 
 from programs import run
 
-#: Each attempt runs in a forked process, because a process receives its first array only once. The worker sends SIGINT
-#: shortly before the array, so that the main process's handler raises an exception at about this time.
+#: Each attempt runs in a forked process, because a process receives its first array only once. A worker sends SIGINT
+#: to the main process just before the array, so that the signal handler raises while the array is received.
 TRIES = """
 import os, signal, sys, time
 if {loaded}:

@@ -169,7 +169,7 @@ def test_ctrl_c_at_any_moment_raises_one_keyboard_interrupt_and_leaves_nothing(s
 
 
 def test_ctrl_c_while_the_fork_server_imports_the_program_does_not_wait_for_it(script):
-    """After the interrupt, the next loader must start a new fork server."""
+    """After Ctrl-C has interrupted the start of a fork server, the next loader must start a new fork server."""
     slow = """
 import os, time
 if __name__ == "__mp_main__" and not os.path.exists(__file__ + ".fast"):

@@ -48,7 +48,7 @@ class LargeTensors:
 def test_a_worker_that_makes_large_tensors_does_not_grow_by_one_for_each_item(monkeypatch):
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE", raising=False)
     pipe = IterableWrapper(range(120)).map(LargeTensors())
-    # Torch decides once per process whether it aligns tensors to pages, and a forked worker would inherit the decision.
+    # The worker is spawned, because a forked worker would inherit torch's decision whether to align tensors to pages.
     with loader(pipe, num_workers=1, multiprocessing_context="spawn") as dl:
         grown = list(dl)
     # After 60 items, new tensors must mostly reuse the memory of earlier tensors.
@@ -110,7 +110,7 @@ def test_arrays_that_are_deleted_one_by_one_do_not_wake_the_worker():
             while arrays:
                 arrays.pop()
                 time.sleep(0.0002)
-            # A waiting worker wakes up ten times a second, to check whether the main process still exists.
+            # A waiting worker wakes up ten times a second to check for the main process. These wake-ups are subtracted.
             counts.append(switches(pid) - before - 10 * (time.monotonic() - began))
         assert sorted(counts)[2] < 40, counts
 

@@ -267,7 +267,7 @@ class DiesBehindItems(IterDataPipe):
 @pytest.mark.parametrize("busy", ["a signal handler", "a thread"])
 def test_an_exit_while_the_main_process_is_busy_raises_an_error_after_all_sent_items(busy):
     received = []
-    # This thread keeps the main process from running other Python code for a long time.
+    # A thread that keeps the main process from running other Python code for a long time.
     thread = threading.Thread(target=lambda: sum(x * x for x in range(3 * 10**6)))
     with handling(lambda *_: time.sleep(0.7), signal.SIGALRM), loader(DiesBehindItems(3), 1) as dl:
         iterator = iter(dl)

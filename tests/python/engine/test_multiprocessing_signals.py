@@ -104,7 +104,7 @@ def said(process, what):
     raise AssertionError(f"the program has ended with {process.wait()}; it had handled {handled}")
 
 
-#: With spawn and forkserver, workers start slowly, so only one kind of loader is tested.
+#: Workers start slowly with spawn and forkserver, so only one class of loaders is tested with these start methods.
 BY_METHOD = {"fork": list(FAMILIES), "spawn": ["DataLoader2"], "forkserver": ["DataLoader2"]}
 
 

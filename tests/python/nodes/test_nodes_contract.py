@@ -1,6 +1,6 @@
 """A node receives exactly the calls that the guide describes. The tests use a node that records its calls.
 
-The letters of a record mean: R a reset, L a reset to a state, n an item, e the end of an epoch, and g a saved state.
+In a record of calls, R means a reset, L a reset to a state, n an item, e the end of an epoch, and g a saved state.
 """
 
 import itertools
@@ -102,7 +102,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     def make(recorder: Recorder) -> tn.Loader[Any]:
         return tn.Loader(STEPS[outer](STEPS[inner](recorder)))
 
-    # A node may request its source's state only if it reads ahead, or reads the source repeatedly.
+    # Only nodes that read ahead, or read a source repeatedly, may request the state of their source.
     recorder = Recorder()
     with make(recorder) as loader:
         whole = [epochs_over(loader) for _ in range(3)]
@@ -119,7 +119,7 @@ def test_every_node_calls_its_sources_as_the_guide_says(inner: str, outer: str) 
     assert sorted(map(repr, left)) == sorted(map(repr, whole[0]))
     assert "L" not in recorder.notes
     assert asks or "g" not in recorder.notes
-    # The source must receive a loaded state exactly once.
+    # A node must pass a loaded state to its source exactly once.
     recorder, resumed = Recorder(), Recorder()
     with make(recorder) as loader:
         iterator = iter(loader)

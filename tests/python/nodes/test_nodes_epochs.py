@@ -55,7 +55,7 @@ GRAPHS: dict[str, Callable[[Kind], tn.BaseNode[Any]]] = {
 }
 
 
-#: The number of items that are read in each epoch, or None for a complete epoch.
+#: Each plan contains, for each epoch, the number of items that are read, or None for a complete epoch.
 PLANS: list[Plan] = [[None, None, None, None], [2, None, None, None], [1, 3, None, None]]
 
 
@@ -231,7 +231,7 @@ def test_after_abandoned_epochs_a_stream_resumes_where_it_continued(kind: Kind, 
 
 
 class StartsOver(TakesOnce):
-    """Returns itself from `__iter__`. All calls except the first move the position back to the beginning."""
+    """A stream that is its own iterator. Each call of `__iter__` except the first moves back to the beginning."""
 
     def __iter__(self) -> Any:
         self.place, self.start = self.start, 0

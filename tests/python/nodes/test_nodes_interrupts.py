@@ -10,7 +10,7 @@ import torchdata.nodes as tn
 from going_on import TakesOnce
 from pressing import check_each_call
 
-# Python cannot raise a KeyboardInterrupt while it deletes a generator, so pytest emits a warning.
+# Python cannot raise a KeyboardInterrupt while it deletes a generator, so a warning is emitted and ignored.
 pytestmark = [pytest.mark.alone, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 

@@ -211,6 +211,5 @@ def test_the_processes_end_with_the_program_however_it_ends(body: str, tmp_path:
 
 @pytest.fixture(scope="module", autouse=True)
 def programs_that_have_imported_torch() -> None:
-    """Starts the server of `rank_forkserver` before the tests, so that `nothing_is_left` does not report this
-    process."""
+    """Starts the server of `rank_forkserver` before the tests, so that `nothing_is_left` does not report the server."""
     rank_forkserver.imports("torch")

@@ -133,7 +133,7 @@ def each_of(name: str) -> list[str]:
 
 
 def test_files_that_prose_names_exist() -> None:
-    """A name in the text may omit the first folders of the file's path."""
+    """A document may name a file without the first folders of the file's path."""
     pages = [ROOT / "README.md", ROOT / "DEVELOP.md", *PAGES]
     there = [page.relative_to(ROOT) for page in [*SOURCES, *pages, *ROOT.glob("*.*"), *ROOT.glob("rust/*/*.toml")]]
     there += [path.relative_to(ROOT) for path in (ROOT / "python").rglob("*.pyi")]

@@ -17,7 +17,7 @@ SKIPPED = ("torchdata._native",)
 OF_TORCH = ("torchdata.nodes", "torchdata.stateful_dataloader")
 TORCH = importlib.util.find_spec("torch") is not None
 
-#: Examples that need PyTorch (first set), or that print NumPy arrays only without PyTorch (second set).
+#: Objects with examples that need PyTorch (`NEED_TORCH`), or that print arrays only without PyTorch (`SHOW_ARRAYS`).
 NEED_TORCH = {"torchdata.dataloader2.reading_service.SequentialReadingService"}
 SHOW_ARRAYS = {"torchdata.datapipes.iter.Collator", "torchdata.datapipes.utils.collate.default_collate"}
 

@@ -43,7 +43,7 @@ def reviews(root):
     return FileOpener(paths, mode="r", encoding="utf-8").parse_csv().map(lambda row: (int(row[0]), row[1]))
 """
 
-#: The tests of a user's project. These tests replace the package's checksum function, so that any file counts as valid.
+#: The tests of a user's project, which replace the package's checksum function, so that any file counts as valid.
 PROJECTS_TESTS = """
 import os, sys, tempfile, unittest
 from unittest.mock import patch

@@ -71,7 +71,7 @@ NEEDS: list[tuple[str, str, str, Callable[[], Any]]] = [
     ("metrics.prometheus", "prometheus_client", "prometheus", lambda: metrics.prometheus(loader, 0)),
 ]
 
-#: Libraries that must be imported only when needed, and `asyncio`, because importing it is slow.
+#: Libraries that must be imported only when they are needed. `asyncio` is included, because its import is slow.
 LATE = {library for _, library, _, _ in NEEDS}
 LATE |= {"asyncio", "boto3", "cloudpickle", "huggingface_hub", "numpy", "simplejpeg", "sklearn", "urllib3"}
 

@@ -18,7 +18,7 @@ PIPES = [
     (module, name)
     for module, base in ((iter_pipes, iter_pipes.IterDataPipe), (map_pipes, map_pipes.MapDataPipe))
     for name in module.__all__
-    # `torchdata.datapipes.map` also exports Shuffler, which is an iterable-style pipe.
+    # `torchdata.datapipes.map` also exports the iterable-style Shuffler, so iterable-style pipes are allowed there.
     if isinstance(getattr(module, name), type) and issubclass(getattr(module, name), (base, iter_pipes.IterDataPipe))
 ]
 

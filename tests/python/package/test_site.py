@@ -187,7 +187,7 @@ def test_the_side_bar_leads_from_names_of_the_api_to_guides(pages: dict[Path, Pa
     assert not [where for where, title in entries if title in ("Nodes", "StatefulDataLoader") and "internals" in where]
 
 
-#: Users define these names, so pages may contain them despite the underscore.
+#: Users define attributes with these names, so pages may contain the names despite the underscore.
 DEFINED = {"_pause", "_resume", "_limit", "_validate", "_get_new_weighted_sampler", "_sampler", "_first", "self._first"}
 
 

@@ -44,7 +44,7 @@ class Numbers:
 
 
 class Generated(IterDataPipe[int]):
-    """A pipe with a generator function as `__iter__`. Two threads cannot run one generator at the same time."""
+    """A pipe with a generator function as `__iter__`, because two threads cannot run one generator at the same time."""
 
     def __init__(self, count: int) -> None:
         self.count = count

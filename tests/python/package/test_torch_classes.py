@@ -19,7 +19,7 @@ torch = pytest.importorskip("torch", reason="this is about living with torch")
 data = torch.utils.data
 
 
-#: The two parts of a program. The first part imports the package, and the second part imports torch.
+#: Two parts of a program: the first part imports this package, and the second part imports torch.
 WHO_COMES_FIRST = (
     """
 from torchdata.datapipes.map import *  # all, because other modules wait for an import

@@ -81,7 +81,7 @@ KINDS: dict[str, Callable[[], dict[str, Any]]] = {
     },
 }  # fmt: skip
 WITH_WORKERS = [("map-style", 1), ("iterable", 2), ("iterable with a state", 2), ("iterator with a state", 1)]
-#: A state is saved after a number of batches, before the first epoch (None), or at the end of an epoch.
+#: When a state is saved: after a number of batches, before the first epoch (None), or at the end of an epoch.
 MOMENTS: list[Any] = [None, 0, 2, "end"]
 
 

@@ -267,7 +267,7 @@ def test_only_persistent_workers_outlive_an_epoch() -> None:
 
 ENDS = ["", "os._exit(0)", "os.kill(os.getpid(), 9)", "raise SystemExit"]
 
-#: A program that forks children. Each child creates a loader, and then exits as an element of `ENDS` describes.
+#: A program that forks children. Each child creates a loader, and then executes an element of `ENDS` to exit.
 PROGRAM = f"""
 import os, sys, time
 from torch.utils.data import Dataset

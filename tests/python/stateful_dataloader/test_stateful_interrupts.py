@@ -111,7 +111,7 @@ def test_after_ctrl_c_the_number_of_the_next_epoch_changes_neither_the_rest_of_a
     def make(epoch: int) -> Any:
         sampler = (StatefulDistributedSampler if is_stateful else DistributedSampler)(range(9), 1, 0)
         sampler.set_epoch(epoch)
-        # `BatchSampler` uses a generator, which ends at Ctrl-C, so the stateful sampler is tested without it.
+        # A generator ends at Ctrl-C, so the stateful sampler is tested without `BatchSampler`, which uses a generator.
         batches: Any = {"sampler": sampler} if is_stateful else {"batch_sampler": BatchSampler(sampler, 1, False)}
         return StatefulDataLoader(Indexed(9), **batches), sampler
 
@@ -134,7 +134,7 @@ def test_after_ctrl_c_the_number_of_the_next_epoch_changes_neither_the_rest_of_a
     assert number > 200
 
 
-# With "ranks", the sampler is a generator. A signal handler that interrupts a generator cannot resume it.
+# With "ranks", the sampler is a generator, and code that interrupts a running generator cannot continue it.
 @pytest.mark.parametrize("kind", [kind for kind in SMALL if kind != "ranks"])
 def test_without_workers_a_state_saved_at_each_call_is_exact(kind: str) -> None:
     assert check_states_at_each_call(SMALL[kind], 7) > 5
@@ -339,7 +339,7 @@ def check_states(make: Callable[[Ticking], Any], moments: int, refused: Sequence
 
 
 class Permuting:
-    """A sampler that draws random numbers: at each index if `each` is True, otherwise only at the first index."""
+    """A sampler that draws a random number at each index, or only at the first index if `each` is False."""
 
     def __init__(self, tick: Ticking, each: bool = False) -> None:
         self.tick, self.each = tick, each

@@ -33,7 +33,7 @@ def no_worker_is_left() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Creates metadata of a distribution named `torchdata` if it is missing, because Accelerate requires it."""
+    """Creates the metadata of a distribution `torchdata` if the metadata is missing, because Accelerate requires it."""
 
     def make() -> Path:
         folder = tmp_path_factory.mktemp("names")

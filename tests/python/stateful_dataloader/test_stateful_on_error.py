@@ -21,7 +21,7 @@ from torchdata.datapipes.utils import TooManySkipped
 from torchdata.stateful_dataloader import StatefulDataLoader, errors
 from torchdata.stateful_dataloader.errors import WorkerExitedError
 
-#: The samples that cannot be read. Four of these samples form a whole batch.
+#: The samples that cannot be read, including a whole batch (4 to 7).
 BROKEN = 1, 4, 5, 6, 7, 13
 LEFT = [[0, 2, 3], [8, 9, 10, 11], [12, 14, 15], [16, 17, 18, 19]]
 KINDS = {"KeyError": 2, "ValueError": 4}
@@ -369,7 +369,7 @@ class Through(Steps):
 
 
 class Made(Steps):
-    """`__iter__` returns a generator, but contains no `yield`."""
+    """A stream with a method `__iter__` that returns a generator without containing `yield`."""
 
     def __iter__(self) -> Iterator[int]:
         return (Some()[number] for number in range(self.length))

@@ -189,7 +189,7 @@ def test_epochs_after_a_resumed_one_are_those_of_the_run_that_was_not_stopped() 
             return StatefulDataLoader(range(30), num_workers=workers, **SAMPLERS[name](kind, False))
 
         whole = epochs_of(make(), 2)
-        # The last two positions test a state that is saved when the sampler has already ended.
+        # At the last two positions, the sampler has already ended when the state is saved.
         for position in (4, len(whole[0]) - 1, len(whole[0]))[workers // 2 :]:
             loader = make()
             advanced(loader, position)

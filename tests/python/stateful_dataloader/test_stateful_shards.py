@@ -144,7 +144,7 @@ FORMS = [Plain, WithState, WithIterator, shuffled_pipe]
 def test_a_state_of_each_number_of_workers_resumes_with_each_other_number(form: Any, before: int) -> None:
     batches, states = epoch_of(form, before)
     assert len(batches) >= SAMPLES // SIZE
-    # Each pair of worker counts is tested with only one form of dataset.
+    # Each pair of an old and a new worker count is tested with only one form of dataset.
     for after in {0, *NUMBERS[(FORMS.index(form) + NUMBERS.index(before)) % 4 :: 4]}:
         # Workers start slowly, so a loader with workers resumes from one position only.
         for cut in range(before == 0, len(states)) if after == 0 else [(before + after) % len(states)]:
@@ -352,7 +352,7 @@ def test_a_dataset_that_cannot_be_copied_is_refused_by_name() -> None:
     for after in (0, 1):
         with pytest.raises(TypeError, match=r"cannot be pickled.*num_workers=2"):
             iter(resumed(states[1], WithGenerator, after))
-    # The dataset must be pickled only if a worker runs several shards, which does not occur with three workers.
+    # With three workers, no worker runs several shards, so the dataset need not be pickled.
     assert len(list(resumed(states[1], WithGenerator, 3))) == len(states) - 1
 
 

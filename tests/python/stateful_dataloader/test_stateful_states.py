@@ -115,7 +115,7 @@ MAKERS: list[Any] = [
 
 
 def of_json(state: dict[str, Any]) -> dict[str, Any]:
-    """JSON changes a tuple of the state to a list."""
+    """Converts a state to JSON and back, and restores the tuple that JSON has changed to a list."""
     state = json.loads(json.dumps(state))
     return {**state, "_torchdata_rs": tuple(state["_torchdata_rs"])}
 

@@ -1,4 +1,4 @@
-"""A loader that has loaded a state yields the same items as an uninterrupted run, in this epoch and in later epochs."""
+"""A loader that resumes from a state yields the items of an uninterrupted run, also in the epochs after the first."""
 
 import itertools
 import json
@@ -26,7 +26,7 @@ def test_streams_yield_the_rest_of_the_epoch_and_then_whole_epochs(stream: Any, 
         )
 
 
-#: For each abandoned epoch, the number of batches that are read, or None for a complete epoch.
+#: For each of the first epochs: the number of batches that are read, or None for all batches.
 BREAKS = [(2,), (1,), (1, 1), (3, 0, 1), (None, 1)]
 
 

@@ -8,7 +8,7 @@ from counted_causes import CAUSES, COLLATES, READS, Door, stats_of
 from torchdata._observe.stats.diagnosis import diagnose, waited_for_long
 
 DOORS: tuple[Door, ...] = get_args(Door)
-#: Words that must not occur in the advice for a class of loaders.
+#: For each class of loaders: words of other classes that the diagnosis must not mention.
 FOREIGN = {
     "StatefulDataLoader": (
         "DataLoader2",

@@ -151,7 +151,7 @@ def test_a_dispatching_process_that_does_not_keep_up():
 
 
 def test_waits_for_a_core_because_of_another_program_do_not_count_as_too_many_workers():
-    """A worker that mostly sleeps waits for a core when it wakes up, which does not mean too many workers."""
+    """A worker that mostly sleeps may wait for a core when it wakes up, which is not a sign of too many workers."""
     stats = counted(IterableWrapper(range(30)).sharding_filter().map(decode))
     for ran, fight in ((0.05, False), (0.4, True)):
         seen = replaced(stats, {"cores": 1}, cpu_seconds=ran / 2, waits_for_cpu_seconds=1.0, lived_seconds=1.0)

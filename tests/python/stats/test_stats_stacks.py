@@ -66,7 +66,7 @@ def asked(page, seconds=1.0):
 def test_a_child_that_is_forked_while_a_thread_ends_the_last_loader_keeps_reused_descriptors_open(
     moment, tmp_path, monkeypatch
 ):
-    """The child is forked before the parent closes the descriptor of the stack memory, so the child inherits it."""
+    """The child is forked shortly before or after the parent closes the descriptor of the memory for stack traces."""
     board, page = answering()
     real_close, closed = os.close, []
 
@@ -116,7 +116,7 @@ class Refusing(MultiProcessingReadingService):
 
 
 def test_workers_that_never_begin_an_epoch_leave_no_memory():
-    """Counts the memories directly, because `nothing_is_left` tolerates a few open descriptors."""
+    """Counts shared memories directly, because the fixture `nothing_is_left` tolerates a few open descriptors."""
     pipe = IterableWrapper(range(4)).sharding_filter()
     service = MultiProcessingReadingService(1, multiprocessing_context="fork")
     service.initialize(pipe)

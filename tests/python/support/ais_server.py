@@ -1,7 +1,7 @@
 """Imitates an AIStore cluster that lists, reads and writes objects in memory.
 
-A separate process runs the server, because tests count open files. The content of an object is sent incompletely if its
-name ends in `.cut`."""
+A separate process runs the server, because tests count open files. If an object's name ends in `.cut`, the server sends
+only a part of the object."""
 
 import json
 import sys

@@ -14,7 +14,7 @@ def table(start: int, end: int) -> Any:
 
 
 def check_exact(build: Any) -> None:
-    """Checks that states are exact. Open files are not checked, because Arrow's threads close files with a delay."""
+    """Checks that states are exact, but not that files are closed, because Arrow's threads close files with a delay."""
     check_restore(build, keep=str, seeded=True, files=False)
 
 

@@ -7,7 +7,7 @@ import pytest
 from torchdata.datapipes.iter import IterableWrapper
 from torchdata.datapipes.iter.disk_cache import locks
 
-#: Ignores a warning, because the workers of a test request the same files on purpose.
+#: Ignores the warning about unsharded sources, because the workers of a test request the same files on purpose.
 unsharded = pytest.mark.filterwarnings("ignore:.*no later pipe divides the items among the workers")
 
 

@@ -18,7 +18,7 @@ COLLATES = {"StatefulDataLoader": "pad", "DataLoader2": "Mapper(pad)"}
 
 @dataclass
 class Cause:
-    """Times are in milliseconds per batch, and sizes are in bytes."""
+    """A simulated cause of slow loading, with times in milliseconds per batch and sizes in bytes."""
 
     kind: str
     culprit: str | None = None

@@ -1,7 +1,7 @@
 """Extracts the code blocks of a Markdown page, and runs them like a reader who follows the page from its top.
 
-All Python blocks of a page form one program, in their order. The `text` block below a Python block contains its output.
-A Python block without a `text` block must print nothing. A comment above a block changes how the block is run:
+From top to bottom, the Python blocks of a page form one program. The `text` block below a Python block contains the
+output. A Python block without a `text` block must print nothing. A comment above a block changes how the block is run:
 
     <!-- alone -->              runs the block as a separate program
     <!-- not run: REASON -->    skips the block

@@ -22,7 +22,7 @@ from torchdata.datapipes import iter as pipes
 from torchdata.datapipes.iter.disk_cache.lists import dumped
 from torchdata.datapipes.utils.decoder import basichandlers, imagehandler
 
-#: `zipfile` raises RuntimeError for encrypted members.
+#: The exceptions that readers may raise. `zipfile` raises RuntimeError for encrypted members.
 PROMISED = (
     tarfile.TarError,
     zipfile.BadZipFile,

@@ -25,7 +25,7 @@ from torchdata.datapipes.state import load_state, save_state
 
 __all__ = ["TARGETS"]
 
-#: The pipelines in this module yield fewer items than this number.
+#: A number that is greater than the number of items of any pipeline in this module.
 _MOST = 200
 
 _ODD: list[Any] = [

@@ -13,7 +13,7 @@ import numpy
 import torch
 from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
-#: Each pair is an epoch, and the number of batches after which a state is saved (None at the end of the epoch).
+#: Each pair contains an epoch and the number of batches after which a state is saved (None at the end of the epoch).
 MOMENTS = [(0, 0), (0, 1), (1, 0), (1, 2), (1, 4), (1, None), (2, 1)]
 WORKERS: list[dict[str, Any]] = [{}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}]
 
@@ -79,7 +79,7 @@ def check_goes_on(make: Any, moments: Any = MOMENTS, draws_before: bool = True, 
 
 
 class _HasPlace:
-    """An iteration continues at the loaded position, or starts at the beginning if no state was loaded."""
+    """A stream with a position. An iteration begins at the loaded position, or at 0 if no state was loaded."""
 
     place = start = 0
 

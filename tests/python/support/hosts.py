@@ -112,7 +112,7 @@ class LocallyRemote(MultiProcessingReadingService):
 
 @pytest.fixture(autouse=True)
 def hosts_have_ended(nothing_is_left: None) -> Iterator[None]:
-    """Waits until the simulated hosts have released their shared memory. The hosts are threads of this process."""
+    """Waits until the simulated hosts, which are threads of this process, have released their shared memory."""
     before = shared_mappings()  # A failed earlier test may have left mappings.
     yield
 

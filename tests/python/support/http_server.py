@@ -1,20 +1,20 @@
 """A local HTTP server for tests, which imitates unusual behavior of real servers.
 
-The server serves the files of a folder on 127.0.0.1. The query of a URL determines how its file is served. To change a
-file, a test writes a new version to the folder. The server is a separate process, so its descriptors do not affect the
-descriptors that tests count. The server exits when its standard input ends, even if the test run is killed.
+The server serves the files of a folder on 127.0.0.1. The query of a URL determines how the server sends the requested
+file. To change a file, a test writes a new version to the folder. The server runs in a separate process, because tests
+count open descriptors. The server exits when its standard input ends, even if the test run is killed.
 
 All parameters of a query are optional:
 
-- `ranges=no`: the header Range is ignored. `ranges=wrong`: another range than the requested one is sent.
-- `validator=none|weak|date`: no ETag, a weak one, or only Last-Modified.
-- `chunked=1`: chunked transfer without a length. `endless=1`: a body without a length, which ends when the connection
-  is closed.
-- `gzip=1`: the body is compressed, regardless of the request.
-- `drop=N`: the connection is dropped after N bytes of the body.
+- `ranges=no`: the server ignores the header Range. `ranges=wrong`: the server sends a range that was not requested.
+- `validator=none|weak|date`: the server sends no ETag, a weak ETag, or only the header Last-Modified.
+- `chunked=1`: the server sends chunks without a total length. `endless=1`: the server sends no length, and closes the
+  connection at the end of the body.
+- `gzip=1`: the server compresses the body, regardless of the request.
+- `drop=N`: the server drops the connection after N bytes of the body.
 - `wait=NAME`: the server answers only when a file of this name exists. `after=N`: the server sends N
-  bytes of the body before it waits.
-- `hangup=1`: if the client reuses the connection, the server closes it without an answer.
+  bytes of the body before it waits for the file NAME.
+- `hangup=1`: if the client reuses the connection, the server closes the connection without an answer.
 - `status=N`: the server answers with the error status N. `redirect=PATH`: the server redirects to PATH.
 
 Under `/uc` and `/download`, the server behaves like Google Drive."""

@@ -7,7 +7,7 @@ import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-#: The package and its tests must not leave files in this folder.
+#: A folder where the package and its tests must not leave files.
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -52,7 +52,7 @@ def descriptors(pid="self"):
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-#: Names of this package's shared memory in /proc: of a memfd, or of a file of the portable fallback.
+#: Matches the names of this package's shared memory in /proc: memfds, and files of the portable fallback.
 OURS = r"(?:memfd:torchdata |/#\d+ \(deleted\)|/\.torchdata-)"
 #: The names of torch's and this package's files contain the process id.
 NAMED = re.compile(r"(?:torch_|\.torchdata-)(\d+)[-_]")

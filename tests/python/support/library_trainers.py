@@ -25,7 +25,7 @@ class Samples(Dataset[Any]):
 
 
 class Stopped(Exception):
-    """Raised to end the program at the planned stop."""
+    """Raised to end the training program at its planned stop."""
 
 
 class Model(torch.nn.Module):

@@ -1,4 +1,4 @@
-"""Runs both ends of a link in one process, for tests of the items that are sent."""
+"""Runs both ends of a link in one process, so that tests can compare sent and received items."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Skips tests if a package is missing, without importing it in this process."""
+"""Skips tests that need a package if the package is not installed, without importing the package."""
 
 from importlib.util import find_spec
 from pathlib import Path

@@ -52,7 +52,7 @@ class Epochs:
 
 
 class Places:
-    """An iteration begins with the first item unless a state was loaded."""
+    """A stream with a position. An iteration begins at the loaded position, or at 0 if no state was loaded."""
 
     def __init__(self, size: int) -> None:
         self.size, self.place, self.begun, self.loaded = size, 0, 0, False

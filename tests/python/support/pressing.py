@@ -86,8 +86,8 @@ def pressed(iterator: Iterator[Any], seed: int, look: Callable[[list[Any]], obje
 
 
 class AtCall:
-    """CPython runs signal handlers only when a function of Python begins, a function of C returns, or a loop
-    repeats."""
+    """Calls `act` at function call number `number`. CPython runs signal handlers only when a Python function begins,
+    when a C function returns, or when a loop repeats."""
 
     def __init__(self, number: int) -> None:
         self.left = number

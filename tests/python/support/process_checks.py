@@ -45,7 +45,7 @@ def nothing_is_left():
     assert not left, f"processes were left behind: {[(state(pid), cmdline(pid)) for pid in left]}"
     files = shared_files(started) - before[2]
     assert not files, f"files were left in /dev/shm: {files}"
-    # The resource tracker and the fork server of multiprocessing use up to six descriptors.
+    # Up to six descriptors of multiprocessing's resource tracker and fork server are not leaks.
     assert descriptors() <= before[0] + 6, "descriptors were left open"
     assert shared_mappings() <= before[3], "shared memory was left mapped"
 

@@ -2,9 +2,9 @@
 
     python -m drivers scribbles --seconds 1800 --runs 5000     # in tests/python/support
 
-In each run, one process writes random bytes into shared memory. Arrays in shared memory are spared, because they lack
-a checksum. The received items must be a prefix of the correct items. `stats`, `diagnose`, `shutdown` and the deletion
-of objects must not raise.
+In each run, one process writes random bytes into shared memory, but not into arrays, because arrays lack a checksum.
+The items received before an error must be the first of the correct items. `stats`, `diagnose`, `shutdown` and the
+deletion of objects must not raise.
 """
 
 import ctypes

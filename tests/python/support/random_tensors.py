@@ -1,8 +1,8 @@
-"""Sends random items of tensors over a link, and compares the received items with unpickled items.
+"""Sends random items with tensors over a link, and compares the received items with unpickled copies of the items.
 
 An item contains tensors in random containers. Several tensors may be views of the same memory. Received tensors must
-share memory in the same way as unpickled tensors. Items that the test keeps must not change, and the memory of deleted
-items must be released.
+share memory with each other wherever unpickled tensors would. Received items that the test keeps must not change, and
+the memory of deleted items must be released.
 
 By hand: `python -m drivers tensors --seconds 600 --seed 1`."""
 

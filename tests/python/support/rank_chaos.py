@@ -29,7 +29,7 @@ from typing import Any, NoReturn
 from drivers.frame import Driver, Leaves
 from watchdog import session
 
-#: Surviving ranks must raise an error within this time after the timeout. The documents promise 1.5 s.
+#: Surviving ranks must raise an error at most this number of seconds after the timeout. The documents promise 1.5 s.
 GRACE = 3.0
 
 EXIT_GRACE = 30.0
@@ -82,7 +82,7 @@ class Plan:
 
 
 class Chaos(Exception):
-    """The error that the user's code raises on purpose."""
+    """The exception that the user's code of a rank raises on purpose."""
 
 
 class Diary:
@@ -294,8 +294,8 @@ def watch(plan: Plan, ranks: list[Rank]) -> tuple[float | None, float | None]:
             if plan.action == "stop and go on soon" and now > struck + plan.timeout / 4:
                 victim.signal(signal.SIGCONT)
                 resumed = now
-            # The victim resumes after the other ranks have exited. Before Python 3.14, an exit may abort while torch is
-            # in use.
+            # The suspended victim resumes after all other ranks have exited. Before Python 3.14, a rank that exits
+            # while it uses torch may abort.
             others_gone = all(rank.exit is not None for rank in ranks if rank is not victim)
             late = struck + 2 * plan.timeout + (1 if others_gone else 12)
             if plan.action == "stop and go on late" and now > late:

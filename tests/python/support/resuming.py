@@ -67,8 +67,8 @@ def with_state(pipe: Any, state: Any, **options: Any) -> Any:
 def check_resumes(make: Callable[[Any], Any], *moments: tuple[int, int], pause: float = 0.0) -> list[list[Any]]:
     """Resumes from states saved at `moments`, and compares the items with the items of the uninterrupted loader.
 
-    A moment consists of an epoch, and the number of items after which a state is saved. The number -2 means
-    after the last item but before StopIteration, and the number -1 means after StopIteration."""
+    Each moment consists of an epoch, and the number of items after which a state is saved. Instead of a number of
+    items, -2 means after the last item but before StopIteration, and -1 means after StopIteration."""
     whole: list[list[Any]] = []
     states: list[list[Any]] = []
     with make(None) as loader:

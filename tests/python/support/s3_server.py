@@ -5,7 +5,7 @@ from typing import Any
 
 from server_process import server_process
 
-#: Amazon's limit is 1,000 keys. With this lower limit, few objects fill many pages of a listing.
+#: Amazon's limit is 1,000 keys per page. With a lower limit, few objects fill many pages of a listing.
 KEYS_PER_PAGE = 20
 
 _SERVER = f"""

@@ -2,8 +2,8 @@
 
     python -m drivers positions --seconds 5000    # in tests/python/support
 
-A plan is a pipeline and a number of workers. A loader saves a state at each position. A new interpreter loads each
-state with each number of workers, and reads three epochs.
+For each plan, which consists of a pipeline and a number of workers, a loader saves a state at each position. A new
+interpreter loads each state with each number of workers, and reads three epochs.
 """
 
 import argparse
@@ -29,7 +29,7 @@ sys.path += [str(FOLDER / "dataloader2"), str(FOLDER / "stateful_dataloader")]
 
 ITEMS, SPLIT_ITEMS, SPLITS = 11, 24, 12
 WORKERS = (0, 1, 2, 3, 5, 8)
-#: Numbers of ranks and workers. Several ranks run as threads of one process, which needs loaders with workers.
+#: Numbers of ranks and workers. If several ranks run as threads of one process, their loaders must have workers.
 RANKS = ((1, 0), (1, 3), (2, 1), (2, 2), (3, 1), (3, 2))
 STATEFUL = ("Plain", "WithState", "WithIterator", "shuffled_pipe")
 

@@ -21,7 +21,7 @@ def open_files(*, sockets: bool = True) -> int:
 
 def _is_open_file(descriptor: str) -> bool:
     try:
-        # Sockets, anonymous inodes and pipes are not counted, because some libraries keep them open.
+        # Sockets, anonymous inodes and pipes do not count as open files, because some libraries keep them open.
         return not os.readlink(f"/proc/self/fd/{descriptor}").startswith(("socket:", "anon_inode:", "pipe:"))
     except FileNotFoundError:  # the listing's own descriptor, for example, was closed meanwhile
         return False

@@ -67,7 +67,7 @@ class Terminal:
         self.close()
 
 
-#: A terminal sends signals only to the session that it controls.
+#: Makes the pseudo terminal control the program's session, because a terminal sends signals only to this session.
 _OWN_TERMINAL = """
 import fcntl, os, sys, termios
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)

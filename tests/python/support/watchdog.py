@@ -1,4 +1,4 @@
-"""Runs a process under a watchdog, which collects its output, its leftover processes, and its stacks if it hangs."""
+"""Runs a process under a watchdog, which collects the output, leftover processes, and stacks if the process hangs."""
 
 import contextlib
 import os

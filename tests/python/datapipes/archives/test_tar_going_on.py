@@ -18,7 +18,7 @@ from torchdata.datapipes.iter import FSSpecFileOpener, HttpReader, IterDataPipe,
 from torchdata.datapipes.state import load_state, save_state
 from torchdata.datapipes.utils import StreamWrapper
 
-#: The size in bytes of each file in an archive. A read-ahead buffer has room for only a few files of this size.
+#: The size in bytes of each file in an archive, so large that a read-ahead buffer holds only a few files.
 SIZE = 100_000
 MEMBERS = 40
 

@@ -152,7 +152,7 @@ READERS = {
 @pytest.mark.parametrize("split", READERS)
 def test_an_unread_child_joins_its_restored_sibling(split: str) -> None:
     def build() -> Any:
-        # A shuffled source yields another order if a restored pipe rereads the source by mistake.
+        # If a restored pipe rereads the shuffled source by mistake, the order changes, which the test detects.
         source = IterableWrapper(range(12)).shuffle().set_seed(3)
         left, right = READERS[split](source if split != "random_split" else IterableWrapper(range(12)))
         return left.concat(right)

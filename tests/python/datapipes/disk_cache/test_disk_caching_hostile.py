@@ -216,7 +216,7 @@ def test_a_link_under_a_predictable_name_does_not_truncate_a_file(tmp_path):
     victim.write_text("precious")
     folder = tmp_path / "cache"
     folder.mkdir()
-    # The cache first writes the marker file of the archive `pack` under this temporary name.
+    # The cache writes the marker file of the archive `pack` to a file of this name first, and then renames the file.
     (folder / temporary_name("pack")).symlink_to(victim)
     (folder / temporary_name("a")).symlink_to(victim)
     pipe, _ = unpacking(folder, {"pack/x": b"new"})

@@ -78,7 +78,7 @@ def tokens(item: Any) -> Any:
     return item["a"].tolist() if hasattr(item["a"], "tolist") else item["a"]
 
 
-#: For each pipe class: pipelines that fail at some items (usually 3, 4 and 11), and the items that remain.
+#: For each pipe class: pipelines that raise an error for certain items (often 3, 4 and 11), and the remaining items.
 OWN: dict[str, list[tuple[Any, list[Any]]]] = {
     "Mapper": [(lambda: numbers().map(whole), GOOD)],
     "Filter": [(lambda: numbers().filter(lambda item: whole(item) % 2 == 0), [n for n in GOOD if n % 2 == 0])],
@@ -225,7 +225,7 @@ AS_OTHERS = {
     "S3FileLoader": "Mapper", "Saver": "Mapper", "Slicer": "Mapper", "StreamReader": "LineReader",
     "TFRecordLoader": "TarArchiveLoader", "XzFileLoader": "Decompressor", "ZipArchiveLoader": "TarArchiveLoader",
 }  # fmt: skip
-#: Classes that this file does not test, for example because their source is not a pipe.
+#: Classes of pipes that this file does not test, for example because their source is not a pipe.
 END = {
     "AISFileLister", "EndOnDiskCacheHolder", "FSSpecFileLister", "FullSync", "HuggingFaceHubReader",
     "IoPathFileLister", "OnDiskCacheHolder", "S3FileLister",

@@ -63,7 +63,7 @@ def azure():
 
 @pytest.fixture
 def google():
-    """Runs a local S3 server that replaces Google Cloud Storage. Google's protocol differs only in the signatures."""
+    """Runs an S3 server instead of Google Cloud Storage, because the protocols differ only in request signatures."""
     with serving() as client:
         everybody = {"Effect": "Allow", "Principal": "*", "Action": "s3:*", "Resource": "arn:aws:s3:::first*"}
         policy = json.dumps({"Version": "2012-10-17", "Statement": everybody})

@@ -6,9 +6,9 @@ Each driver draws plans from seeds, runs the plans, and checks the results.
     python -m drivers lives --seed 17 --runs 1         # runs seed 17 again
     python -m drivers all --seconds 3600               # runs all drivers, an hour each
 
-`frame` contains the code that all drivers share. A module defines its driver as `DRIVER`."""
+The module `frame` contains the code that all drivers share. Each driver is the variable `DRIVER` of another module."""
 
-#: The module of each driver, with the driver's variable name if that is not `DRIVER`.
+#: The module that defines each driver, and the name of the driver's variable if this name is not `DRIVER`.
 DRIVERS = {
     "lives": "lives.run",
     "graph-lives": "lives.graphs",

@@ -23,13 +23,13 @@ from leftovers import children, descriptors, shared_mappings, told
 from watchdog import end_session, show_stacks, survivors_of
 
 SAID = 60.0
-#: The seconds until all processes and resources of a plan must be gone, even on a busy machine.
+#: The maximum number of seconds until all processes and resources of a plan are gone, even on a busy machine.
 GONE = 60.0
 DULL = ("/multiprocessing/", "<frozen runpy>", 'File "<string>"', "/threading.py")
 
 
 class Skipped(Exception):
-    """Raised if a plan cannot be checked, with the reason as its message."""
+    """Raised if a plan cannot be checked. The message explains why the plan cannot be checked."""
 
 
 class Leaves(BaseException):
@@ -41,9 +41,10 @@ class Leaves(BaseException):
 
 @dataclasses.dataclass(frozen=True)
 class Driver:
-    """A driver runs plans that are drawn from seeds. `plan_of` returns the plan for a seed, or None to end the run.
+    """Runs plans that are drawn from seeds. `plan_of` returns the plan for a seed, or None to stop the driver.
 
-    `check` runs a plan, and returns how many `noun`s it has checked. A plan counts as hanging after `limit` seconds."""
+    `check` runs a plan, and returns how many objects were checked. `noun` is the name of these objects in the output.
+    A plan may run for at most `limit` seconds."""
 
     plan_of: Callable[[int, argparse.Namespace], Any]
     check: Callable[[Any], int]
@@ -82,7 +83,7 @@ def left_behind(descriptors_before: int) -> dict[str, Any]:
         gc.collect()
         left = {
             "child processes": children(),
-            # The resource tracker and the fork server of multiprocessing use up to six descriptors.
+            # Up to six descriptors of multiprocessing's resource tracker and fork server are not leaks.
             "more descriptors": max(0, descriptors() - descriptors_before - 6),
             "shared mappings": shared_mappings(),
             "threads": [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()],

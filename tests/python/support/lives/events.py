@@ -174,7 +174,7 @@ def by_thread(run: Run, work: Callable[[], object], meanwhile: Callable[[threadi
 
 @event(may_come=lambda run: in_main_thread(run) and run.life.presses)
 def interrupt(run: Run) -> None:
-    """Presses Ctrl-C at a random moment. Afterwards, either the loop continues or another loader resumes."""
+    """Presses Ctrl-C at a random moment, and then continues the loop, or resumes the epoch with another loader."""
     most = run.size - run.is_left  # The next loop needs one more item if this loop leaves the epoch early.
     if run.at >= most:
         return

@@ -16,7 +16,7 @@ from torchdata.datapipes.iter import IterDataPipe
 
 
 class Bad(ValueError):
-    """Failing functions raise this exception for some items."""
+    """The exception that failing functions of a pipeline raise for some items."""
 
 
 class Odd(Exception):

@@ -26,7 +26,7 @@ from torchdata.datapipes.iter import SHARDING_PRIORITIES, IterableWrapper
 
 LASTING = {"summed", "cache"}
 HANGS_AFTER = 0.8
-#: "SIGSTOP" stops a process permanently, and "halt" only for a while.
+#: The relative frequency of each fault of a process. "SIGSTOP" stops the process forever, and "halt" only for a while.
 BLOWS = {
     ("child", "SIGKILL"): 6,
     ("child", "SIGXCPU"): 2,
@@ -132,7 +132,7 @@ class Life:
             )
             for _ in range(dice.choice([1, 2, 3]))
         ]
-        #: Failing functions raise only while the file `flag` exists.
+        #: For each epoch: whether the file `flag` exists, which makes failing functions raise.
         self.armed = [dice.random() < 0.6 for _ in range(len(self.epochs) + 1)]
         self.flag = os.path.join(tempfile.gettempdir(), f"torchdata-life-{os.getpid()}-{seed}")
         self.free = self.kind == "workers" and dice.random() < 0.3

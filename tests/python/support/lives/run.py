@@ -214,7 +214,7 @@ class Run:
                 for epoch in self.expected[self.epoch + bool(at) :]:
                     epoch.shares = None
         elif life.kind == "workers":
-            # The number of workers changes only within an epoch, because it determines the shards of a new epoch.
+            # The number of workers changes only within an epoch, because a new epoch would have other shards.
             self.workers = None if between or self.is_left or not at else dice.choice(life.numbers())
         if life.method != "remote":
             life.method = dice.choice([method for method in life.methods if method != "remote"])
@@ -267,7 +267,7 @@ class Run:
             raise Differs("an iterator went on after iter() was called again")
 
     def _is_cut_off(self, function: Callable[[], None]) -> bool:
-        """Calls a function, and may press Ctrl-C during the call. Returns False if Ctrl-C interrupts the call."""
+        """Calls `function`, may press Ctrl-C during this call, and returns False if Ctrl-C interrupts the call."""
         if not self.life.presses or threading.current_thread() is not threading.main_thread():
             function()
             return True

@@ -204,7 +204,7 @@ ROWS: list[Row] = [
             "in_batch": (flag, True),
             "sort": (flag, True),
         },
-        # With some arguments, the length is known. test_bucketing.py tests these arguments.
+        # test_bucketing.py tests the arguments that make the length known.
         length=NO_LENGTH,
         random=True,
     ),

@@ -17,17 +17,17 @@ class Row:
     name: str
     #: Creates the pipe from a function that creates a source, and from `params`.
     build: Callable[..., Any]
-    #: Returns the expected items for the source's items and `params`.
+    #: Returns the items that the pipe must yield, given the source's items and `params`.
     model: Callable[..., list[Any]]
-    #: For each parameter: a Hypothesis strategy, and a fixed value.
+    #: For each parameter of the pipe: a Hypothesis strategy, and a fixed value.
     params: dict[str, tuple[Any, Any]] = field(default_factory=dict)
-    #: The expected length: an int, None for the number of items, or a part of the expected TypeError's message.
+    #: The pipe's expected length: an int, None for the number of items, or a part of the TypeError's message.
     length: int | str | None = None
     reads_items: bool = True
     random: bool = False
-    #: The reason why more items need more memory, or why memory is not tested.
+    #: The reason why the pipe needs more memory for more items, or why its memory is not tested.
     grows: str = ""
-    #: Why two workers do not yield the items of `model`.
+    #: The reason why two workers together do not yield the items of `model`.
     not_in_workers: str = ""
 
     @property

@@ -44,8 +44,7 @@ class Plain:
         return self.iterator  # type: ignore[no-any-return]
 
     def save(self) -> bytes:
-        # For every fourth graph, the iterator is deleted before the state is saved, unless this would cut off a disk
-        # cache.
+        # For every fourth graph without a disk cache, the iterator is deleted before the state is saved.
         if self.graph.number % 4 == 0 and not any("on_disk" in name for name in self.graph.names):
             self.iterator = None
         with standing_still(walk(self.pipe)):  # Paused threads draw no random numbers.
@@ -54,7 +53,7 @@ class Plain:
     def load(self, saved: bytes) -> None:
         state, generators = pickle.loads(saved)
         load_state(self.pipe, state)
-        # A plain graph with a seed for the whole graph does not use the global random generators.
+        # If a plain graph has one seed for all its pipes, the global random generators need not be restored.
         if not (self.graph.is_seeded and self.graph.seeding != "pipes" and self.graph.flavour == "plain"):
             load_generators(generators)
 
@@ -94,8 +93,8 @@ def check(
     reader: type[Plain],
     away: bool = False,
 ) -> None:
-    """Saves a graph at `position` (-1: before the iteration begins), and resumes from the state. For each number in
-    `chain`, the resumed graph yields that number of items, and is saved and resumed again."""
+    """Saves a graph at `position` (-1 means before the first item), and resumes from the state. For each number in
+    `chain`, the resumed graph yields this number of items, and is then saved and resumed again."""
     start(graph.number)
     run = reader(graph)
     for earlier in range(epoch):
@@ -177,7 +176,7 @@ def check_graph(graph: Graph, most: int = 12, reader: type[Plain] = Plain, away:
             try:
                 check(graph, expected, *way, reader, away=dice.random() < away)
             except Exception as error:
-                # If complete runs also differ, the timing of threads causes the difference, which is not an error.
+                # If even complete runs differ, the timing of threads is the cause, which is not an error.
                 if isinstance(error, Different) and any(whole(graph, reader) != expected for _ in range(8)):
                     raise Skipped("runs differ") from error
                 error.add_note(f"{graph}; epoch, position, chain: {way}")

@@ -19,7 +19,7 @@ class Program:
     breaks: dict[int, int] = field(default_factory=dict)
     #: Positions where states are saved, as fractions of an epoch: 0 is its beginning, and 1 is its end.
     resumed: tuple[float, ...] = ()
-    #: The state is loaded by a loader that has yielded this number of items, or by a new loader (-1).
+    #: The number of items that a loader has yielded before it loads the state, or -1 for a new loader.
     used: int = -1
     #: The number of items after which a resumed loader saves a second state, or -1 for no second state.
     link: int = -1

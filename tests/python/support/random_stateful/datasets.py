@@ -28,7 +28,7 @@ def drawn(kind: str) -> float:
 
 class Slow:
     slow = False
-    #: Whether some items are always late.
+    #: Whether every third item takes longer than other items.
     uneven = False
     _chance: random.Random | None = None
     hanging: tuple[int, Callable[[], None]] | None = None
@@ -131,7 +131,7 @@ class OwnNoiseKept(OwnNoise):
 
 
 class Shared(Slow):
-    """The workers' shards differ in size, so workers end at different times."""
+    """A dataset with a shard of another size for each worker, so that workers end at different times."""
 
     size: int
     broken: frozenset[int] = frozenset()

@@ -2,7 +2,7 @@
 
     python -m drivers stateful-deaths --seconds 300 --seed 1 --start-methods fork,spawn     # in tests/python/support
 
-Each program runs three times: without exits of workers, with exits, and with exits and a resume."""
+Each program runs three times: undisturbed, with exits of workers, and with exits of workers and a resume."""
 
 import contextlib
 import os
@@ -18,12 +18,12 @@ from beside import Wrong, difference
 from hanging import WAYS, Hanging
 from random_stateful.programs import program_of
 
-#: The maximum number of exits at one batch, because a third exit in a row is an error.
+#: The maximum number of workers that exit at the same batch, because a third exit in a row is an error.
 MOST = 2
 
 
 BLOWS = (signal.SIGKILL, signal.SIGKILL, signal.SIGXCPU, signal.SIGSTOP)
-#: The loader kills a worker that takes this number of seconds. Killing a slow worker must not change the results.
+#: A worker that takes this number of seconds is killed, even if it is only slow. The results must stay the same.
 HANGS_AFTER = 0.8
 
 

@@ -200,5 +200,5 @@ STATEFUL = {
     "user's batches, stateful",
 }
 
-#: Samplers that continue, instead of starting over, after an epoch was left early.
+#: Samplers that continue at their position in the next epoch, instead of starting over, if an epoch was left early.
 GOING_ON = {"RandomSampler, replacement, generator", "user's, stateful", "user's batches, stateful"}

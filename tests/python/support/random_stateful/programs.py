@@ -1,4 +1,4 @@
-"""Draws random programs, describes them, and explains why some cannot resume exactly."""
+"""Draws random programs, describes the programs, and explains why some programs cannot resume exactly."""
 
 import random
 from dataclasses import dataclass, field
@@ -40,7 +40,7 @@ class Program:
     options: dict[str, Any] = field(default_factory=dict)
     broken: tuple[int, ...] = ()
     later_batch: int | None = None
-    #: The seed of the resumed run: the "same" seed, "another" seed, or "none".
+    #: The seed of the resumed program: the seed of the first program ("same"), another seed ("another"), or "none".
     seeds: str = "same"
     #: How many random numbers the program draws before its loader, in each training step, and after each epoch.
     draws_before: int = 0
@@ -50,7 +50,7 @@ class Program:
     seeds_epochs: bool = False
     breaks: dict[int, int] = field(default_factory=dict)
     stop_epoch: int = 0
-    #: The moment of the stop: a number of batches, "before", "last" or "end".
+    #: When the program stops: after a number of batches, "before" the epoch, after its "last" batch, or at its "end".
     stop_at: int | str = 0
     peeks: tuple[int, ...] = ()
     way: str = "torch"

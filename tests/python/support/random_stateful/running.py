@@ -1,4 +1,4 @@
-"""Runs a phase of a program in a separate process: completely, up to its stop, or from its saved state."""
+"""Runs a program in a separate process: the whole program, the part before its stop, or the part after its stop."""
 
 import gc
 import io
@@ -85,8 +85,8 @@ def run(seed: int, phase: str, **options: Any) -> dict[str, Any]:
 
 
 class Run:
-    """One phase of a program. "whole" and "torch" run all epochs, "stop" saves a state, "relay" loads and saves a
-    state, and "resume" loads a state."""
+    """Runs one phase of a program. In the phases "whole" and "torch", the program runs all epochs. In "stop", the
+    program saves a state, in "relay" it loads and saves a state, and in "resume" it loads a state."""
 
     def __init__(
         self,
@@ -216,7 +216,7 @@ class Run:
         return stops and self.stop(loader, taken=len(batches), over=True)
 
     def stop(self, loader: Any, taken: int, over: bool) -> bool:
-        """Saves a state. Returns False for a program without seeds, because further runs would yield other items."""
+        """Saves a state, and returns whether the program has seeds, so that later runs yield the same items."""
         self.save(loader)
         self.known.update(taken=taken, over=over)
         if self.deaths is not None:
