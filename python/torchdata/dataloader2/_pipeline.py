@@ -162,8 +162,8 @@ class Pipeline:
         return [work for work in works if work is not None]
 
     def leave_ranks(self, for_good: bool) -> None:
-        """Notifies other ranks that this rank has left the epoch. If `for_good` is True, the other ranks raise an
-        error."""
+        """Notifies other ranks that this rank has left the epoch. If `for_good` is True, all ranks except this one
+        raise an error."""
         for pipe in Graph(self.datapipe):
             if isinstance(pipe, FullSync):
                 pipe.leave(for_good)

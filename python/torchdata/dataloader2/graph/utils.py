@@ -118,7 +118,7 @@ def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
 
     Args:
         graph: a result of `traverse_dps`.
-        dp_type: the type; instances of subclasses are not found. If torch has a class with the same name as `dp_type`,
+        dp_type: the type; instances of subclasses are not found. If torch and this package have a class of this name,
             such as `torch.utils.data.datapipes.iter.Shuffler`, pipes of both classes are found.
 
     Returns:
@@ -219,7 +219,8 @@ def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
 
 
 def _reached(end: DataPipe, without: DataPipe, sources: Callable[[DataPipe], list[DataPipe]]) -> dict[int, DataPipe]:
-    """Returns the pipes from which `end` reads, directly or indirectly, without following the sources of `without`."""
+    """Returns `end` and all its direct and indirect sources, except `without` and the sources that only `without`
+    reads."""
     found: dict[int, DataPipe] = {}
     waiting = [end]
     while waiting:

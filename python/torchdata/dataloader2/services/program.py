@@ -544,7 +544,7 @@ class GraphProgram(EpochProgram):
 
 def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
     """Seeds the global generators. Always draws three seeds, even if NumPy or torch is not loaded, so that the seeds of
-    the pipes do not depend on which of them is loaded."""
+    the pipes do not depend on the loaded libraries."""
     draw = seed_generator.generate_shared_seed if shared else seed_generator.generate_seed
     python_seed, torch_seed, numpy_seed = draw(), draw(), draw()
     random.seed(python_seed)

@@ -26,8 +26,8 @@ class Shard:
         worker: the worker that began the shard, on its rank.
         of_main: whether the epoch began in the main process, where the pipes get the loader's seeds instead of a
             worker's seeds.
-        moved: whether the shard may run on another rank than the rank that began it. If `moved` is True, the shard
-            still yields the items of rank `rank`, and derives its seeds from seeds that all ranks share.
+        moved: whether the shard may run on another rank than the rank that began it. If so, the shard still yields the
+            items of rank `rank`, and derives its seeds from seeds that all ranks share.
         splits: whether the user has set the number of shards (`splits`).
     """
 
