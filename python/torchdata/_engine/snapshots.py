@@ -19,8 +19,8 @@ from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
 #: After a snapshot that took c seconds, a process takes the next snapshot at least max(SECONDS, FACTOR * n * c) seconds
-#: later (for n, see `FEWEST`). Snapshots therefore take at most 1 % of the time, because FACTOR * n is at least 100. In
-#: this formula, the part of c beyond a millisecond is multiplied by five (`Cadence`).
+#: later (for n, see `FEWEST`). Snapshots therefore take at most 1 % of the time, because FACTOR * n is at least 100. If
+#: a snapshot takes more than a millisecond, the time beyond a millisecond is multiplied by five in c (`Cadence`).
 SECONDS, FACTOR = 0.005, 50.0
 #: The factor n of the pause is the number of processes, but at least FEWEST and at most MOST. The pause grows with n,
 #: because a main process that takes items in strict order may wait for the snapshots of all processes. A snapshot also

@@ -57,7 +57,7 @@ class IteratingNode(BaseNode[T]):
     _started = False
     _to_drop = 0
     #: For an iterable without a state, a checksum of some of its items. `_loaded_digest` is the checksum in the loaded
-    #: state. A warning is issued if the two checksums differ after the items were reread.
+    #: state. A warning is issued if `_digest` differs from `_loaded_digest` after the items were reread.
     _digest: SampleDigest | None = None
     _loaded_digest: SampleDigest | None = None
 

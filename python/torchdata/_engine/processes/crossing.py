@@ -4,8 +4,7 @@ With "spawn" and "forkserver", multiprocessing passes file descriptors, and all 
 from shared memory.
 
 A spawned child imports the program's main module before any code of this package runs. To run code before this import,
-the package uses the process name, which multiprocessing sends first. The name is a `ChildName`, and unpickling a
-`ChildName` runs the code.
+the process name, which multiprocessing sends first, is a `ChildName`: unpickling a `ChildName` runs the code.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class ChildName(str):
 
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
-        # Only the first pickle of the name reaches the child, so only this pickle contains the code.
+        # Only the first pickle of the name reaches the child, so later pickles do not contain the code.
         if start is None or getattr(start, "_was_told", False):
             return str, (str(self),)
         start._was_told = True
@@ -162,8 +161,8 @@ class SharedPickle:
         else:
             with tempfile.TemporaryFile() as file:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
-        # The contents are written to the file, because a lack of memory then raises an error. Writing to mapped memory
-        # would cause SIGBUS instead.
+        # The contents are written to the file, because a write raises an error if memory is lacking, whereas access to
+        # mapped memory would cause SIGBUS.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
             places: list[tuple[int, int, bool]] = []
             written: dict[tuple[int, int], tuple[int, int, bool]] = {}

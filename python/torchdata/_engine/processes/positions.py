@@ -36,8 +36,8 @@ class SharedPositions:
     """This object must be created right before the children are forked.
 
     Args:
-        differ: whether one of the children is the dispatching process, which runs another graph. The first epoch is
-            then not checked, because children also read files while they start.
+        differ: whether one of the children is the dispatching process, which runs another graph. If so, the first epoch
+            is not checked, because children also read files while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:
@@ -81,7 +81,7 @@ def _open_for_reading() -> dict[int, tuple[int, int]]:
     found = {}
     with contextlib.suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
-            # The list also contains the descriptor of `os.listdir` itself, which is already closed.
+            # `os.listdir` also returns the file descriptor that it has used and closed.
             with contextlib.suppress(OSError):
                 status = os.fstat(number)
                 is_read_only = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY

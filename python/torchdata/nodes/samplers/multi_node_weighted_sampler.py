@@ -51,8 +51,8 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     Raises:
         TypeError: a source is not a node, or a numeric argument is not an integer.
         ValueError: `source_nodes` is empty, `stop_criteria` is unknown, or the rank is out of range; or `weights` has
-            other keys than `source_nodes`, or a value that is not a positive finite number. While reading: an item
-            already has a key named `"dataset_key"`.
+            other keys than `source_nodes`, or a value that is not a positive finite number. Reading raises ValueError
+            if an item already has a key named `"dataset_key"`.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, MultiNodeWeightedSampler
