@@ -24,8 +24,8 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
 
     The array is sent without a copy only if nothing except the item refers to it, for example after a function has
     created, filled and returned the array. The array is copied if a variable, view, tensor or container also refers to
-    it when the item is yielded. Later writes to the array do not change this copy, so you may fill and yield the array
-    again.
+    it when the item is yielded. After the array was copied, you may fill and yield it again, because later writes do
+    not change the copy.
 
     Args:
         shape: the number of elements along each dimension.

@@ -139,8 +139,8 @@ class StateKeeper:
 
     def note_left(self, works: bool) -> None:
         """Records the position of a loader that is being shut down, for states that are requested later. `works`:
-        whether pipes in the main process run threads. If they do, their last recorded state is used, because the
-        shutdown does not wait for the threads."""
+        whether pipes in the main process run threads; if so, the last recorded state of these pipes is used, because
+        the shutdown does not wait for the threads."""
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
                 self.left = self._whereabouts(0, looks=not works)

@@ -6,8 +6,8 @@ waits for an item, another thread can save a state.
 
 Pipes that run in the main process can be inspected only between two items. A *mark* is a state of the main process's
 pipes that the loader has recorded between two items. User code may request a state even while an item is being
-computed. A state therefore contains the newest mark before the requested position, and the number of items that were
-delivered after the mark.
+computed. A state contains the newest mark before the requested position, and the number of items that were delivered
+after the mark.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ class SavedPositions:
         return any(position.given for position in self.positions.values())
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
-        """Returns whether the saved epoch began in workers, or with another number of ranks than now. If so, a loader
+        """Returns whether the saved epoch began in workers, or with another number of ranks than now; if so, a loader
         without workers runs the saved shards in its main process.
         """
         if not all(position.in_main for position in self.positions.values()):

@@ -1,5 +1,5 @@
-"""Adapts a pipe of `torchdata.datapipes` to the protocol `Stateful`. The state also contains the seed and the number of
-the epoch."""
+"""Adapts a pipe of `torchdata.datapipes` to the protocol `Stateful`. The pipe's state also contains the seed and the
+number of the epoch."""
 
 from __future__ import annotations
 

@@ -6,8 +6,8 @@ takes an item from the source. While this thread processes the item, another thr
 The queue stores the results and the position: a snapshot of the source, and the numbers of the items that were yielded
 after the snapshot. A resumed node rereads items that were in progress.
 
-If the program abandons an epoch, a thread first reads all items that may be read ahead. The counters and random draws
-of the source then do not depend on the speed of the threads.
+If the program abandons an epoch, a thread first reads all items that may be read ahead. After an abandoned epoch, the
+counters and random draws of the source therefore do not depend on the speed of the threads.
 
 Threads refer to `_Work` and the source, but not to the node, so that deleting the node ends the threads.
 """

@@ -333,7 +333,8 @@ class SamplerWrapper(IteratingNode[T]):
 
     A sampler that is not `Stateful` is reread when a state is loaded, so its order must depend only on the epoch's
     number. If the order differs when the sampler is reread, a `RuntimeWarning` is issued. A state contains the number
-    of the epoch. Loading a state calls `set_epoch` with this number, and then loads the sampler's state.
+    of the epoch. Loading a state calls `set_epoch` with the saved number of the epoch, and then loads the sampler's
+    state.
 
     The node has a length if the sampler has a length.
 

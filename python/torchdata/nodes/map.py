@@ -186,9 +186,9 @@ class ParallelMapper(PassingNode[T]):
             default.
         max_concurrent: the maximum number of items that the node has read from the source but not yet yielded; it must
             not exceed `num_workers`. By default (None), `max_concurrent` is twice `num_workers`. With processes, this
-            default grows while items and results are small (numbers, short strings, and tuples of these). The default
-            grows by one for every eight yielded items, up to 128 times `num_workers`. Several small items are sent
-            together.
+            default grows while items and results are small (numbers, short strings, and tuples of these). For small
+            items, the default of `max_concurrent` grows by one for every eight yielded items, up to 128 times
+            `num_workers`. Several small items are sent together.
         snapshot_frequency: the number of items (with `prebatch`, of batches) between saved states of the source; see
             `Prefetcher`.
         prebatch: the number of items that a worker receives together; None (the default) for single items. Sending

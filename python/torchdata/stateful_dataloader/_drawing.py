@@ -143,8 +143,8 @@ class Drawing:
         self._at_load |= {name: (read(name), self._restores[name]) for name in names}
 
     def restore(self, moment: Moment) -> None:
-        """Sets the program's global generators to saved states. Counts these changes in `_restores`, so that `was_set`
-        of other loaders detects them."""
+        """Sets the program's global generators to saved states. Each restored generator is counted in `_restores`, so
+        that `was_set` of other loaders detects the change."""
         set_all(moment)
         self._restores.update([*moment])
         self.loaded(moment)

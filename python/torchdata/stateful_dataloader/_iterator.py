@@ -204,8 +204,8 @@ class StatefulIterator(_BaseDataLoaderIter):
     def state_at(self) -> StateAt:
         """Returns a function that takes the states of all generators and returns the state of the iterator.
 
-        The function can still be called after the next epoch has begun. The function does not refer to the iterator, so
-        it keeps no workers running.
+        The returned function can still be called after the next epoch has begun. The returned function does not refer
+        to the iterator, so it keeps no workers running.
         """
 
     def state_dict(self) -> dict[str, Any]:

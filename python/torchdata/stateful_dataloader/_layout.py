@@ -10,15 +10,15 @@ checkpoint treats a tuple as one value. The dict has these keys:
   sampler's iterator was created, and "first" the states before its first index. A generator's state is omitted in
   "first" if it equals the state in "iter", and in "now" if it equals the state in "first".
 - "indices": the indices that the sampler had returned before its state was saved, for batches that the user had not
-  received. This key exists for loaders with `in_order=False` and, for a user's sampler, before the first batch
+  received. The key "indices" exists for loaders with `in_order=False` and, for a user's sampler, before the first batch
 - "indices_since": the number of indices that were drawn after the sampler's state was saved
 - for a sampler without a state, "ahead": the number of indices (or of samples, if this package forms the batches) that
   the sampler had returned for samples that the user had not received; "used_up": whether the sampler had returned all
   indices; "digest": a checksum of the indices; "draws": the generators' states at each draw of the sampler that
   followed a draw by other code
 - "batch_size": the number of samples per batch, if the sampler provides it
-- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Within an epoch, this is the epoch
-  of the current order, even if the program has already set the next epoch
+- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Within an epoch, the value is the
+  epoch number of the current order, even if the program has already set the next epoch
 - "skipped": if samples may be skipped, the number of skipped samples by kind of exception, and the number of all
   samples
 - "workers", or "reading" without workers: for each worker, the part of its position that torchdata 0.11 does not save

@@ -264,7 +264,7 @@ class IndexOrder:
         """Returns a function that creates an `OrderState` with the position after the last batch that the user
         received.
 
-        The function takes the generators' states, and can still be called after the next epoch has begun.
+        The returned function takes the generators' states, and can still be called after the next epoch has begun.
 
         Args:
             waiting: the indices of batches that the user has not received, in the order of drawing.
@@ -351,7 +351,7 @@ class IndexOrder:
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
         """Adds to `state` the sampler's last recorded state before the batches that the user has not received. Also
-        returns the generators' states from the same time."""
+        returns the generators' states that were recorded together with the sampler's state."""
         if not self._kept and self._read is not _NONE:
             self._keep(1)
         if not self._kept:

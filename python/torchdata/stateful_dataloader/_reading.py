@@ -150,7 +150,7 @@ class EpochReader:
         random = position.random or {}
         set_all(random)
         # Loading a dataset's state may set the global generators. Unless the state is from within an epoch, the
-        # generators' previous states are then restored, because the reader must use its own generators.
+        # generators' previous states are restored after loading, because the reader must use its own generators.
         with put_back_afterwards(GLOBAL if position.ended or (position.unstarted and not position.begins) else ()):
             self._fetcher = None
             if not position.ended or position.has_state:
@@ -290,8 +290,8 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program has received the last batch. If the program has not received this batch, the
-            returned position is from before the batch.
+            is_given: whether the program has received the last batch; if not, the returned position is from before this
+            batch.
         """
         if self._back is not None:
             return self._back

@@ -41,8 +41,8 @@ from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# The first use of `record_function` imports a module, which reads files. If this happened during an epoch,
-# `processes/positions.py` could not detect files that children share.
+# The first use of `record_function` imports a module, which reads files. During an epoch, this import would prevent
+# `processes/positions.py` from detecting files that children share.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 

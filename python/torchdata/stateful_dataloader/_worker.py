@@ -125,8 +125,8 @@ class ShardReader:
         return error if self.worker is None else describe(error, self.worker.setup.name)
 
     def work_off(self, indices: list[Any]) -> None:
-        """Reads the ordered batches of an epoch that the program has abandoned. As in PyTorch, the dataset's next epoch
-        then does not depend on the worker's speed."""
+        """Reads the ordered batches of an epoch that the program has abandoned. As in PyTorch, the worker's speed
+        therefore does not affect the dataset's next epoch."""
         if self.reader is None or self.failure is not None:
             return
         for index in indices:
@@ -277,12 +277,12 @@ class Job(Program):
     base_seed: int
     persistent: bool
     every: int = 1
-    #: The number of shards; 0 if the worker resumes an epoch of a loader without workers. If it is 0, the worker has
-    #: copies of the main process's generators, and no worker info.
+    #: The number of shards; 0 if the worker resumes an epoch of a loader without workers. With `num_shards=0`, the
+    #: worker has copies of the main process's generators, and no worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     lasts_one_epoch: bool = False
-    #: Makes copies of the dataset and the functions, for a process that runs several shards. If there are such copies,
+    #: Makes copies of the dataset and the functions, for a process that runs several shards. If this attribute is set,
     #: `reading` contains neither the dataset nor functions.
     copies: Copies | None = None
 
@@ -341,7 +341,7 @@ class Batches(Iterator[Unit]):
 
         Args:
             went_on: whether the epoch resumes from a position, which the main process already knows.
-            told: whether this worker replaces a failed worker that has sent messages of this epoch. If so, no snapshot
+            told: whether this worker replaces a failed worker that has sent messages of this epoch; if so, no snapshot
                 is taken, because the main process might assign the snapshot to a wrong batch.
         """
         self._reader, self._digest = reader, reader.digest

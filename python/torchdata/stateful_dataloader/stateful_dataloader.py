@@ -68,8 +68,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         dataset: a map-style or iterable dataset.
         batch_size: the number of samples per batch; None returns single samples.
         shuffle: whether to read a map-style dataset in random order.
-        sampler: an iterable of indices, instead of `shuffle`. The indices in a set are sorted, because different
-            processes may iterate over a set in different orders.
+        sampler: an iterable of indices, instead of `shuffle`. If the sampler is a set, its indices are sorted, because
+            different processes may iterate over a set in different orders.
         batch_sampler: an iterable of lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: the number of worker processes; 0 reads in the main process.
         collate_fn: a function that turns a list of samples into a batch.
@@ -261,8 +261,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         return self._iterator
 
     def _state_at(self) -> StateAt:
-        """Returns a function that creates the loader's present state. The function can also be called later, while the
-        next epoch begins."""
+        """Returns a function that creates the loader's present state. The returned function can also be called later,
+        while the next epoch begins."""
         if self._before is not None:  # beginning an epoch has failed
             return self._before[0]
         last = self._iterator

@@ -64,7 +64,7 @@ class _ProgramFile:
 
     Pickle itself never moves `bytes` objects to separate buffers, and ignores reducers for `bytes`. However, a pickler
     passes each large `bytes` object to `write` in a separate call, after a call with the object's opcode and length.
-    This class appends the object to `buffers`, and replaces the opcode and the length by the opcode `NEXT_BUFFER`.
+    This class appends the `bytes` object to `buffers`, and replaces its opcode and length by the opcode `NEXT_BUFFER`.
     """
 
     def __init__(self, buffers: list[Any]) -> None:

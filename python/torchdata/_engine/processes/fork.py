@@ -40,7 +40,7 @@ from torchdata._engine.processes.process import LOOK, ChildProcess, sentinels
 from torchdata._importing import loaded
 from torchdata._native import fork_waits_for
 
-#: The maximum number of seconds to wait for each lock before a fork. If a lock is still held after this time, the
+#: The maximum number of seconds to wait for each lock before a fork. If a lock is still held after `KEPT` seconds, the
 #: thread forks anyway, and the child detects the held lock.
 KEPT = 1.0
 #: The time limit in seconds for a new child to acquire all locks, for each attempt to fork this child. The limits grow,

@@ -67,8 +67,8 @@ class ForkingProcess:
     """
 
     #: The start of the forking process is abandoned if it takes more than this number of seconds and a signal has
-    #: arrived. This number doubles whenever a start is abandoned, so that a start succeeds even if signals arrive
-    #: continuously.
+    #: arrived. The number doubles whenever a start of the forking process is abandoned, so that a start succeeds even
+    #: if signals arrive continuously.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
@@ -120,7 +120,7 @@ class ForkingProcess:
 
     @classmethod
     def spawned(cls, modules: Sequence[str]) -> ForkingProcess:
-        """The process imports `modules` before it forks children."""
+        """The forking process imports `modules` before it forks children."""
 
         def launch(theirs: socket.socket, _ours: socket.socket) -> ChildProcess:
             arguments = theirs, os.getpid(), None, None, (), modules

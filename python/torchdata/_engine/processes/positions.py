@@ -6,7 +6,7 @@ processes. Each read in one process moves the shared file position, so other pro
 
 The check warns if, within one epoch, a file's position has changed, at least two children have read data, and the main
 process has read nothing. The kernel counts the reads of each process (`/proc/PID/io`). If a child exits, the kernel
-adds its reads to the reads of the main process, so this epoch causes no warning.
+adds the child's reads to the reads of the main process, so the check issues no warning for this epoch.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class SharedPositions:
     """This object must be created right before the children are forked.
 
     Args:
-        differ: whether one of the children is the dispatching process, which runs another graph. If so, the first epoch
+        differ: whether one of the children is the dispatching process, which runs another graph; if so, the first epoch
             is not checked, because children also read files while they start.
     """
 

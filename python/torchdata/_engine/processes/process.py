@@ -1,8 +1,8 @@
 """A child process as its parent sees it: the process id, a file descriptor for the process, and its exit code.
 
 Role: `Popen` of multiprocessing creates each process, so that it starts and exits like other processes of
-multiprocessing. The process is removed from multiprocessing's list of children. At exit, multiprocessing sends SIGTERM
-to the processes in this list and waits for them, but the engine's children ignore SIGTERM.
+multiprocessing. The process is removed from multiprocessing's list of children, because at exit, multiprocessing sends
+SIGTERM to the children in this list and waits for them, but the engine's children ignore SIGTERM.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class Pidfd:
                 os.kill(self._pid, number)
 
     def close(self) -> None:
-        # The attribute is cleared first. A child that another thread forks meanwhile would otherwise close a closed
-        # descriptor.
+        # The attribute is cleared first, because a child that another thread forks meanwhile would otherwise close a
+        # closed descriptor.
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)

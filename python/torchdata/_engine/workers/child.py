@@ -158,8 +158,8 @@ def run_child(setup: ChildSetup) -> None:
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.number}")
-    # The program is imported before the `ChildLoop` opens the control link. Until then, a shutdown kills the child
-    # without waiting, so a slow import does not delay the shutdown.
+    # The program is imported before `ChildLoop` opens the control link, because until the link is open, a shutdown
+    # kills the child without waiting for the slow import.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner
     child = ChildLoop(setup, runner.is_interrupted)
@@ -239,9 +239,9 @@ def _keep_freed_memory() -> None:
     A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. Each page that
     glibc has returned to the system causes a page fault when the child uses it again. Page faults take a tenth of the
     time for decoding an image. When a process frees a large block, glibc raises its limit for kept memory. A child may
-    never free such a block, because its large arrays are in shared memory. This function therefore allocates and frees
-    one large block, without touching its pages. A limit that the user has set by `MALLOC_TRIM_THRESHOLD_` remains in
-    effect.
+    never free such a block, because its large arrays are in shared memory. To raise this limit, the function allocates
+    and frees one large block, without touching its pages. A limit that the user has set by `MALLOC_TRIM_THRESHOLD_`
+    remains in effect.
     """
     bytes(_LARGEST_LEARNT)
 

@@ -27,8 +27,8 @@ class RestartableEpoch:
     """The data that a replacement needs to resume an epoch.
 
     Args:
-        commands: a function that returns the seeds and the reset function for the shard with the given number. The
-            number after the last shard means the dispatching process.
+        commands: a function that returns the seeds and the reset function for the shard with the given number. Given
+            the number of shards, this function returns the data for the dispatching process.
         resume: a function that computes the positions where the shards and the dispatching process resume, given the
             items that were received.
         before: the previous epoch, and each child's position in that epoch; None if no pipe keeps state from one epoch

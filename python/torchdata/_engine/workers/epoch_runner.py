@@ -202,8 +202,8 @@ class EpochRunner:
         program = self.programs[place]
         # Only a graph that starts from its beginning sends a snapshot before it reads its sources.
         unread = announced and start.content is None
-        # In this context, threads of pipes do not read ahead before the first request. They might otherwise wait
-        # forever for a dispatched item, which other workers delay until this worker has sent its snapshot.
+        # Threads of pipes must not read ahead before this worker has sent its snapshot, because they might wait
+        # forever: other workers delay dispatched items until then.
         with beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if unread:

@@ -26,7 +26,7 @@ class SeedGenerator(_native.SeedGenerator):
     """Draws seeds that are all derived from one number.
 
     The generator has two streams. *Shared* seeds are equal in all generators with the same seed: on every rank and in
-    every worker. The second stream yields other seeds for each worker, in the generators that `spawn` returns. A
+    every worker. The second stream has different seeds in each worker: `spawn` returns a generator for a worker. A
     shuffle before a `sharding_filter` uses shared seeds, so it has the same order in a single process and in workers.
     ChaCha12 generates both streams.
 

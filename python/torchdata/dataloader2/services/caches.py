@@ -139,7 +139,8 @@ class Caches:
             self._filled = filled._replace(start=snapshot) if filled.start == b"" else filled
 
     def put_back(self, filled: Filled, values: list[Any], is_strict: bool) -> None:
-        """Must be called after all pipes were loaded, because it replaces the cached items of the loaded pipes.
+        """Must be called after all pipes were loaded, because this method replaces the cached items of the loaded
+        pipes.
 
         Raises RuntimeError if `is_strict` is True and the items differ from the original items. Items that differ only
         in floating-point numbers and arrays cause only a warning.

@@ -62,7 +62,7 @@ class CommonParts:
     """Creates a `CommonPart` for each `sharding_filter` if the pipes before the filter can run once for all shards.
 
     Args:
-        is_alone: whether the process runs only one shard; it then needs a `CommonPart` only for pipes that may draw
+        is_alone: whether the process runs only one shard, which needs a `CommonPart` only for pipes that may draw
             random numbers.
     """
 
@@ -237,7 +237,7 @@ class CommonPart:
             self._deal()
 
     def _remove(self, share: Share, start: _Start | None) -> None:
-        """Removes a shard from this common part. The shard then runs its own replica of the pipes."""
+        """Removes a shard from this common part, so that the shard runs its own replica of the pipes."""
         part = CommonPart(self._seed)
         part._shares.append(share)
         part._attributes = self._attributes

@@ -138,12 +138,12 @@ class ReadingServiceInterface(ABC):
             full_stats: whether the time of each pipe is measured.
             resumed: a function that returns the shards of the epoch that the loader resumes, or None at the beginning
                 of an epoch. `resumed` must not be called before the rank is known.
-            ranks: a function that returns the rank of the loader, or None if it is not known yet.
+            ranks: a function that returns the rank of the loader, or None if the rank is not known yet.
         """
 
     def with_shards(self) -> ReadingServiceInterface:
         """Returns the service that a loader without workers uses to finish an epoch that began in workers. By default,
-        the same service is used."""
+        `with_shards` returns the service itself."""
         return self
 
     def runs_shards(self) -> bool:

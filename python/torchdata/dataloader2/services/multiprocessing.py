@@ -93,8 +93,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             default. With `in_order=False`, the first ready item of any worker is taken. The dispatching process always
             sends its items to the workers in turn, regardless of `in_order`.
         memory_budget: the maximum number of bytes of shared memory for all the workers' items, until the program frees
-            the items; None for a quarter of the machine's memory. Only memory that items actually use is allocated.
-            Items beyond `memory_budget` are copied, which is slower.
+            the items; None for a quarter of the machine's memory. Only memory that items actually use is allocated. If
+            the items exceed `memory_budget`, further items are copied, which is slower.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" raises `WorkerExitedError` if a worker or the dispatching process exits. "restart"
             replaces the process that has exited. The replacement resumes from the last snapshot of the exited process.
@@ -105,10 +105,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             least a tenth of the last `timeout / 2` seconds.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
             for no limit. If the data in a worker's pipes exceed the worker's share of `snapshot_budget`, the worker
-            sends snapshots only when a state is requested. A restarted worker then recomputes all items since its last
-            snapshot, or since the beginning of the epoch. To refill a cache, a restarted worker repeats the epoch that
-            filled the cache. If the cached items were modified, the snapshot at the start of an epoch contains the
-            cached items regardless of `snapshot_budget`.
+            sends snapshots only when a state is requested. If a worker without recent snapshots is restarted, it
+            recomputes all items since its last snapshot, or since the beginning of the epoch. To refill a cache, a
+            restarted worker repeats the epoch that filled the cache. If the cached items were modified, the snapshot at
+            the start of an epoch contains the cached items regardless of `snapshot_budget`.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService

@@ -35,8 +35,8 @@ class _Order:
         self._whole: dict[int, list[int]] = {}
 
     def differs(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Returns None if the orders do not differ. Otherwise, returns an item's position, a worker that has read this
-        item at another position, and this second position."""
+        """If the orders differ, returns an item's position, a worker that has read this item at another position, and
+        this second position; otherwise None."""
         found: tuple[int, int, int] | None = None
         positions, at = self._positions.setdefault(worker, {}), self._at.setdefault(worker, {})
         for position, checksum in note.samples:

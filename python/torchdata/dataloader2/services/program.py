@@ -374,7 +374,7 @@ class GraphProgram(EpochProgram):
         return _yielded(self.datapipe) == self._running[1]
 
     def _begin_common_part(self, seeds: bytes) -> None:
-        """Runs pipes once for all shards. The number of shards must be fixed, and no user function may change a shard's
+        """Runs pipes once for all shards if the number of shards is fixed and no user function may change a shard's
         pipes.
         """
         if self._shard.splits and not self.replaced and self.init_fn is None and self.reset_fn is None:
@@ -442,8 +442,8 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # Without a new snapshot, the main process uses the last snapshot that this process has sent in the epoch
-            # or, if there is none, receives the reason.
+            # Without a new snapshot, the main process uses the last snapshot of this epoch or, if none was sent,
+            # receives the reason.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:

@@ -38,8 +38,8 @@ class ReusedObjects:
 
     Args:
         waits: a function that returns whether the item at a position still waits for its shard.
-        oldest: a function that returns the lowest position of an item that may wait for its shard. Records of items
-            before this position can be removed.
+        oldest: a function that returns the lowest position of an item that may wait for its shard; records of earlier
+            items can be removed.
     """
 
     def __init__(self, waits: Callable[[int], bool], oldest: Callable[[], int]) -> None:
@@ -149,7 +149,7 @@ def _has_hidden_memory(kind: Any) -> bool:
 
 
 def _parts_of(item: Any) -> Sequence[Any]:
-    """Returns the objects that `item` refers to, but the attributes in its `__dict__` instead of the dict."""
+    """Returns the objects that `item` refers to; the values in its `__dict__` replace the `__dict__` itself."""
     parts = gc.get_referents(item)
     if type(item).__dictoffset__ and any(type(part) is dict for part in parts):
         attributes = item.__dict__

@@ -30,7 +30,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
     Args:
         lasts: whether a pipe that runs in the child processes keeps state from one epoch to the next.
-        may_count: whether later epochs may depend on attributes that pipes change in an epoch. If so, each worker sends
+        may_count: whether later epochs may depend on attributes that pipes change in an epoch; if so, each worker sends
             a snapshot at the beginning of every epoch except the first.
         lasts_in_workers: the names of pipes in the workers that keep state between epochs.
         lasts_dealt: the names of pipes in the dispatching process that keep state between epochs.
@@ -196,7 +196,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
     def read_out(self) -> None:
         """Makes the workers finish an epoch that is resumed after its last item, because no pipe in the main process
-        requests an item then.
+        requests a further item.
 
         Raises RuntimeError if the workers yield a further item.
         """
