@@ -22,10 +22,10 @@ def empty(shape: int | tuple[int, ...], dtype: Any = float) -> Any:
     reaches the main process without a copy. Outside a worker process, or if the shared memory for items is full, the
     result is an ordinary array or tensor.
 
-    The array is sent without a copy only if the item holds the only reference to the array, for example after a
-    function has created, filled and returned the array. If a variable, view, tensor or container also refers to the
-    array when the item is yielded, the array is copied. Later writes to the array do not change the copy, so you may
-    fill and yield the array again.
+    The array is sent without a copy only if nothing except the item refers to it, for example after a function has
+    created, filled and returned the array. The array is copied if a variable, view, tensor or container also refers to
+    it when the item is yielded. After the array was copied, you may fill and yield it again, because later writes do
+    not change the copy.
 
     Args:
         shape: the number of elements along each dimension.

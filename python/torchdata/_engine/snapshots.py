@@ -19,12 +19,13 @@ from torchdata._native import Collector
 from torchdata._plain_pickles import loads_plain
 
 #: After a snapshot that took c seconds, a process takes the next snapshot at least max(SECONDS, FACTOR * n * c) seconds
-#: later (for n, see `FEWEST`). Snapshots therefore take at most 1 % of the time, because FACTOR * n is at least 100. In
-#: this formula, the part of c beyond a millisecond is multiplied by five (`Cadence`).
+#: later (for n, see `FEWEST`). Snapshots therefore take at most 1 % of the time, because FACTOR * n is at least 100. If
+#: a snapshot takes more than a millisecond, the time beyond a millisecond is multiplied by five in c (`Cadence`).
 SECONDS, FACTOR = 0.005, 50.0
-#: The factor n of the pause is the number of processes, but at least FEWEST and at most MOST. The pause grows with n,
-#: because a main process that takes items in strict order may wait for the snapshots of all processes. A snapshot also
-#: slows down other processes, because it evicts their data from the processor's caches.
+#: In the formula for the pause between snapshots, n is the number of processes, but at least FEWEST and at most MOST.
+#: The pause after a snapshot grows with the number of processes, because a main process that takes items in strict
+#: order may wait for the snapshots of all processes. A snapshot also slows down other processes, because it evicts
+#: their data from the processor's caches.
 FEWEST, MOST = 2, 4
 
 #: `BUDGET` is the default for the total size in bytes of all snapshots in the main process. `COPIES` is the approximate
@@ -68,10 +69,10 @@ class Resumption:
 
     Args:
         content: the sealed snapshot; None for the epoch's beginning.
-        starts: for each link over which the child sends items, a tuple of three entries. The first entry is the
-            `Account` of the items that were sent before the snapshot. The second entry is the number of items after the
-            snapshot that the child recomputes but does not send again. The third entry is the checksum after the
-            recomputed items; None if checksums are not compared.
+        starts: for each link over which the child sends items, a tuple of three entries. The tuple's first entry is the
+            `Account` of the items that were sent before the snapshot. The tuple's second entry is the number of items
+            after the snapshot that the child recomputes but does not send again. The tuple's third entry is the
+            checksum after the recomputed items; None if checksums are not compared.
         turn: the index of the worker's shard that sends the next item or, for the dispatching process, the index of the
             link for the next item.
         passed: for a worker, the number of completed iterations over the dispatched items.

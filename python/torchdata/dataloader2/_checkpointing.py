@@ -97,7 +97,7 @@ class StateKeeper:
         """Returns the position, the randomness and the ranks for a state.
 
         Args:
-            looks: whether to save the current state of the main process's pipes. Saving may wait for the threads of
+            looks: whether to save the current state of the main process's pipes, which may wait for the threads of
                 these pipes.
         """
         run = self._run
@@ -139,8 +139,8 @@ class StateKeeper:
 
     def note_left(self, works: bool) -> None:
         """Records the position of a loader that is being shut down, for states that are requested later. `works`:
-        whether pipes in the main process run threads. With such threads, the last recorded state of the pipes is used,
-        because the shutdown does not wait for the threads."""
+        whether pipes in the main process run threads; if so, the last recorded state of these pipes is used, because
+        the shutdown does not wait for the threads."""
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
                 self.left = self._whereabouts(0, looks=not works)
@@ -200,7 +200,7 @@ class StateKeeper:
             delivery.begun = True
 
     def _snapshot_for(self, state: LoaderState, strict: bool, allow_pickle: bool) -> GraphTemplate | None:
-        """Returns a template for copies of the saved pipe, if the loader lacks a pipe; otherwise None."""
+        """If the loader lacks a pipe, returns a template for copying the pipe in the state; otherwise None."""
         pipeline = self._pipeline
         if state.is_of_0_9:
             warn_of_0_9(stacklevel=4)
@@ -294,7 +294,7 @@ def _check_alike(states: Mapping[int, LoaderState]) -> None:
 
 
 def _moment(state: LoaderState) -> tuple[str, Any]:
-    """Describes when a state was saved, and returns this text with the seed of the next epoch."""
+    """Describes the moment of a saved state in words, and returns the text and the seed of the next epoch."""
     position, randomness = state.position, state.randomness
     if position is None:
         return "between two epochs", None

@@ -45,7 +45,7 @@ _LEAST = 10
 
 
 class FinishedIterator(Iterator[Any]):
-    """Replaces the pipeline's iterator after its end or an error.
+    """Replaces the pipeline's iterator once it has ended or raised an error.
 
     Args:
         iterator: the pipeline's iterator, for access to its attributes; None if it was dropped.

@@ -5,9 +5,9 @@ the loader counts the items that the user has received. The engine records the p
 waits for an item, another thread can save a state.
 
 Pipes that run in the main process can be inspected only between two items. A *mark* is a state of the main process's
-pipes that the loader has recorded between two items. User code may nevertheless request a state while an item is being
-computed. A state therefore contains the newest mark before the requested position, and the number of items that were
-delivered after this mark.
+pipes that the loader has recorded between two items. User code may request a state even while an item is being
+computed. A state contains the newest mark before the requested position, and the number of items that were delivered
+after the mark.
 """
 
 from __future__ import annotations
@@ -100,8 +100,8 @@ class Tracker:
         """Returns the position before the last `items_ago` items; None if seeds alone suffice to begin the next epoch.
 
         Args:
-            looks: whether to record the current state of the main process's pipes first. If `looks` is False, an
-                earlier recorded state is used.
+            looks: whether to record the current state of the main process's pipes first; if not, an earlier recorded
+                state is used.
 
         Raises:
             ValueError: `items_ago` exceeds the number of items delivered in this epoch, or since the epoch was resumed.
@@ -141,7 +141,7 @@ class Tracker:
         return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest mark before the last `items_ago` items, and the number of items that were delivered before
+        """Returns the newest recorded position before the last `items_ago` items, and the number of items that precede
         these `items_ago` items.
         """
         given = self._delivery.given - items_ago
@@ -192,7 +192,8 @@ class Tracker:
         """Returns the current position with the state of the main process's pipes; None if this state cannot be saved.
 
         Args:
-            beginning: the workers' positions at the start of the epoch, for the case that `_read_by_main` returns None.
+            beginning: the workers' positions at the start of the epoch, which are used if the number of read items is
+                unknown.
         """
         output, position = self.output, None
         run = None if output is None else output.run
@@ -225,8 +226,8 @@ class Tracker:
             from its beginning.
         """
         if entry.restores:
-            # In a resumed epoch, `entry.yielded` also counts the items that were read before the loaded state was
-            # saved, so their number is subtracted.
+            # If the epoch was resumed, `entry.yielded` also counts items from before the loaded state, so their number
+            # is subtracted.
             return entry.yielded - self._yielded_before if output.is_in_first_pass else entry.yielded
         if not output.is_in_first_pass or output.delivered or (token_of(output).finished and not output.is_unread):
             return None
@@ -276,15 +277,15 @@ class Tracker:
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _below_counting(graph, WorkerOutput) is not None
-        # If a thread in the main process reads shards ahead, the number of delivered items does not determine the
-        # positions of these shards.
+        # If a thread in the main process reads shards ahead, the number of delivered items does not show how far each
+        # shard was read.
         is_local = self.output is not None and self.output.is_local
         reads_ahead = is_local and any(isinstance(pipe, HOLDING) for pipe in graph.pipes)
         self._may_count = self.hands_on and not reads_ahead
 
     def go_back(self, end: Position | str | None, epochs: int) -> None:
-        """Undoes the beginning of an epoch after an error. `end` is the previous value of `self.end`, and `epochs` is
-        the number of epochs that had begun before the failed epoch."""
+        """Undoes the beginning of an epoch after an error. Undoes the beginning of an epoch after an error, given the
+        values of `end` and `epochs` from before this epoch."""
         self.end = end
         self._epochs_before = epochs if self._run.epochs > epochs else None
 
@@ -396,16 +397,16 @@ class Tracker:
         except Exception as error:
             self.end = str(error)  # a stored exception would keep the processes alive
             return
-        # If only an earlier state of the pipes could be saved, the workers' items are not marked as finished, because a
-        # resumed loader rereads the last of them.
+        # If only an earlier state of the pipes could be saved, a resumed loader rereads the last items of the workers,
+        # so these items must not be marked as finished.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))
         self.end = None if position is None else position._replace(ended=True)
 
     def _with_output_read_out(self, graph: Sequence[PipeEntry], output: WorkerOutput) -> Sequence[PipeEntry]:
-        """Returns the pipes' states `graph`, with the state of `output` marked as finished if all items of the workers
-        were read.
+        """Returns `graph`, the states of the pipes, but marks the state of `output` as finished if all items of the
+        workers were read.
         """
         token = token_of(output)
         if not token.finished or output.is_unread:  # a pipe with a cache may not have read the workers' items
@@ -449,7 +450,7 @@ class Tracker:
 
 
 def _below_counting(graph: Graph, kind: type) -> Any:
-    """Returns the graph's last pipe of the class `kind`; None if a later pipe may combine, add, drop or reorder
+    """Returns the last pipe of the class `kind` in the graph; None if a later pipe may combine, add, drop or reorder
     items."""
     pipe = graph.end
     while not isinstance(pipe, kind):

@@ -33,8 +33,8 @@ class SavedPositions:
         return any(position.given for position in self.positions.values())
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
-        """Returns whether the saved epoch began in workers, or with another number of ranks than now. In both cases, a
-        loader without workers runs the saved shards in its main process.
+        """Returns whether the saved epoch began in workers, or with another number of ranks than now; if so, a loader
+        without workers runs the saved shards in its main process.
         """
         if not all(position.in_main for position in self.positions.values()):
             return True
@@ -99,8 +99,8 @@ class SavedPositions:
         return position
 
     def suit_seeds(self, service: ReadingServiceInterface, seeds: Seeds) -> None:
-        """Makes the resumed epoch use the saved epoch's seeds, whether or not the ranks of the saved run had agreed on
-        a seed."""
+        """Makes the resumed epoch use the seeds of the saved epoch, with or without seeds that the ranks had agreed
+        on."""
         agreed = self.ranks is not None and not self.ranks[2]
         if not agreed:
             service.keep_seeds()

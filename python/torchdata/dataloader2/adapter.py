@@ -48,7 +48,8 @@ class Adapter:
         """Changes the loader's copy of the reading service before the service takes over the graph.
 
         Args:
-            reading_service: the loader's copy of the service. This method is not called for a loader without a service.
+            reading_service: the loader's copy of the service. A loader without a reading service does not call this
+                method.
 
         Returns:
             The service that the loader uses, possibly unchanged.

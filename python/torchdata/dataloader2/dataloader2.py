@@ -74,8 +74,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
 
     Several threads may share an iterator, and each item goes to one of these threads. A copy of a loader, by `copy` or
     pickle, is a separate loader that has not started. For type checkers, the loader of an `IterDataPipe[T]` or a
-    `MapDataPipe[T]` is a `DataLoader2[T]`. If adapters are functions, which may change the type of the items, the
-    loader is a `DataLoader2[Any]`.
+    `MapDataPipe[T]` is a `DataLoader2[T]`. If the adapters are functions, the loader is a `DataLoader2[Any]`, because
+    functions may change the type of the items.
 
     Args:
         datapipe: the last pipe of the graph, or a dataset: an object with a length and `__getitem__`, or an iterable
@@ -89,7 +89,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         num_workers: number of worker processes, 0 by default. `num_workers` is short for
             `reading_service=MultiProcessingReadingService(num_workers)`.
         splits: the number of shards of each epoch, for any number of workers and ranks; None for one shard for each
-            worker. This argument has the same effect as the adapter `ShardingPolicy(splits=splits)`.
+            worker. `splits=n` has the same effect as the adapter `ShardingPolicy(splits=n)`.
         stats: "counts", which costs nothing, or "full", which also measures the time of each pipe. With `stats=None`,
             the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set. See `stats()`.
         stall_warning: the number of seconds without an item after which a `RuntimeWarning` describes which processes
@@ -98,7 +98,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             `RuntimeWarning` with the result of `diagnose()` is issued for the first epoch of at least 10 seconds that
             exceeds this fraction. `wait_warning=None`, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the
             warning.
-        of_torchs_loader: not accepted. For arguments of torch's `DataLoader`, the error message names a replacement.
+        of_torchs_loader: not accepted. If you pass an argument of torch's `DataLoader`, the error message names a
+            replacement.
 
     Raises:
         TypeError: an argument has the wrong type, or an attribute of the pipe or the service cannot be copied.
@@ -164,8 +165,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         datapipe = pipe_over(datapipe)
         if isinstance(datapipe, MapDataPipe):
             datapipe = datapipe.to_iter_datapipe()
-        # if there are adapters, `Pipeline` checks their result instead, because an adapter may turn an object into a
-        # pipe
+        # if there are adapters, `Pipeline` checks the adapted object instead of the given object, because an adapter
+        # may turn an object into a pipe
         if datapipe is not None and datapipe_adapter_fn is None:
             require_pipe(datapipe)
         # `GraphTemplate` copies the service, and raises an error if the service is already in use
@@ -240,13 +241,14 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         iterable that already divides its items among the workers. For datasets that the loader divides, items and
         batches are the same for any number of workers.
 
-        Call `set_epoch` of an iterable or a sampler before each epoch. The workers receive the value if the object also
-        has an attribute `epoch`. Before you resume inside an epoch, set the number of the saved epoch.
+        Call `set_epoch` of an iterable or a sampler before each epoch. The workers receive the epoch's number if the
+        iterable or sampler also has an attribute `epoch`. Before you resume inside an epoch, call `set_epoch` with the
+        number of the saved epoch.
 
         Args:
             dataset: an object with a length and `__getitem__`, such as PyTorch's `Dataset`; an iterable that can be
-                read several times; a generator function; or a pipe. If the pipe has a sharding pipe, the loader adds
-                none.
+                read several times; a generator function; or a pipe. If a given pipe graph already has a sharding pipe,
+                the loader adds none.
             batch_size: items per batch; None, the default, yields single items without collating them.
             shuffle: whether each epoch has a random order. An iterable is only shuffled within a buffer; see
                 `shuffle()`.
@@ -261,8 +263,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             reading_service: the service that runs the pipeline, as an alternative to `num_workers`.
             splits_itself: whether an iterable divides its items among workers; if not, the loader divides the items.
                 With None, an iterable is assumed to divide its items if its library does so, or if its code uses
-                `get_worker_info` and `num_workers`. If this assumption is wrong, workers read the same items, and an
-                error is raised.
+                `get_worker_info` and `num_workers`. If the loader wrongly assumes that an iterable divides its items,
+                workers read the same items, and an error is raised.
 
         Returns:
             The loader.
@@ -363,17 +365,17 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Returns the state of the loader, for `load_state_dict` or `from_state`.
 
         You may call `state_dict` at any time: between items, before the first or after the last item, while the loader
-        is paused, in another thread or in a signal handler. The call does not change the loader. A loader that resumes
-        from the state yields the remaining items in the same order, and then the same later epochs. After the last
-        item, a state belongs to the same epoch until `StopIteration` is raised. After `StopIteration` or an error, it
-        belongs to the next epoch.
+        is paused, in another thread or in a signal handler. `state_dict` does not change the loader. A loader that
+        resumes from the state yields the remaining items in the same order, and then the same later epochs. After the
+        last item, a state belongs to the same epoch until `StopIteration` is raised. After `StopIteration` or an error,
+        the state belongs to the next epoch.
 
         The state is a dict of plain data with checksums. `torchdata.dataloader2.describe(state)` shows a state's
         contents.
 
         Args:
-            items_ago: the number of items that you requested and have not used yet; 0 by default. A loader that resumes
-                from the state yields the unused items again.
+            items_ago: the number of items that you requested and have not used yet, and that a resumed loader yields
+                again; 0 by default.
             with_pipe: whether the state contains the pipe, which only `from_state` needs. By default (None), the pipe
                 is included if its pickle has at most 1 MiB.
 
@@ -409,9 +411,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         saved between two epochs. A state of torchdata 0.9 contains no position inside an epoch and no description of
         its pipe: the epoch starts again with the seed of the state, and a UserWarning is issued.
 
-        The number of workers may differ from the number in the saved run. The number of ranks may also differ, if the
-        states of all ranks are given. The remaining items, their order and the random numbers stay the same, because
-        each worker runs one or more of the original shards. The next epoch again has one shard for each worker.
+        The number of workers may differ from the number in the saved run. If the states of all ranks are given, the
+        number of ranks may also differ from the number in the saved run. The remaining items, their order and the
+        random numbers stay the same, because each worker runs one or more of the original shards. After the resumed
+        epoch, each epoch has one shard for each worker.
 
         Args:
             state_dict: a result of `state_dict`, or a dict of the states of all ranks, by rank.
@@ -463,12 +466,12 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     # -- the end -----------------------------------------------------------------------------------
 
     def shutdown(self) -> None:
-        """Ends the epoch and the reading service. The loader cannot be iterated afterwards.
+        """Ends the epoch and the reading service. After the shutdown, the loader cannot be iterated.
 
-        This method waits up to 2 s for the threads of pipes in the main process. A thread that takes longer may still
-        draw random numbers until its current item is done.
+        This method waits up to 2 s for the threads of pipes in the main process. A thread that takes longer than 2 s
+        may still draw random numbers until its current item is done.
 
-        You may call this method several times, and from several threads. A thread that is reading the loader gets a
+        You may call `shutdown` several times, and from several threads. A thread that is reading the loader gets a
         RuntimeError. If Ctrl-C interrupts the call, the next call continues. A forked child that has inherited the
         loader does not end the loader's workers.
         """

@@ -330,7 +330,7 @@ class _Linter:
     # -- questions about the graph -----------------------------------------------------------------
 
     def _upstream(self, pipe: Any) -> list[Any]:
-        """Includes indirect sources, but not the given pipe."""
+        """Includes indirect sources, but not the given pipe itself."""
         return [source for source in self.graph.at(pipe) if source is not pipe]
 
     def _reads(self, reader: Any, pipe: Any) -> bool:
@@ -369,8 +369,7 @@ class _Linter:
         return [pipe for pipe in ends.values() if id(pipe) not in self.in_main | self.dispatched]
 
     def _known(self, pipes: list[Any]) -> bool:
-        """Returns True only if all pipes are certainly finite, and certainly do not divide their items among
-        workers."""
+        """Returns True only if it is certain that all pipes are finite and do not divide their items among workers."""
         return all(
             _is_ours(pipe)
             and not _is_endless(pipe)
@@ -398,7 +397,7 @@ _MAPPING = {"Mapper", "ThreadPoolMapper", "BatchMapper", "BatchAsyncMapper"}
 
 
 def _calls_users(pipe: Any) -> bool:
-    """Returns whether the pipe calls a user's function. Built-in functions do not count, because they are fast."""
+    """Returns whether the pipe calls a user's function, other than a built-in function, which is fast."""
     function = vars(pipe).get("fn")
     module = str(getattr(function, "__module__", None) or "builtins").partition(".")[0]
     return type(pipe).__name__ in _MAPPING and module not in ("torchdata", "builtins", "_operator", "functools")
@@ -414,8 +413,8 @@ def _name(pipe: Any) -> str:
 
 
 def _inputs(sources: list[Any]) -> list[Any]:
-    """Returns the pipes that are iterated. Map pipes next to iterable pipes are omitted, because items are only looked
-    up in them by key."""
+    """Returns the sources that a pipe iterates. If a pipe has iterable sources, its map sources are omitted, because
+    their items are only looked up by key."""
     iterated = [source for source in sources if not isinstance(source, MapDataPipe)]
     return iterated or sources
 

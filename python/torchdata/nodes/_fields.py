@@ -63,7 +63,7 @@ class StateFields:
         return value
 
     def state(self, key: str) -> Any:
-        """Returns a field with the state of another object, such as the source."""
+        """Returns the value of a field that contains the state of another object, such as the source."""
         value = self[key]
         if not isinstance(value, Mapping) and not self._is_beginning:
             raise self.wrong(key, "must be a dict")

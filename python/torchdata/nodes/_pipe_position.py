@@ -1,5 +1,5 @@
-"""Adapts a pipe of `torchdata.datapipes` to the protocol `Stateful`. The state also contains the seed and the number of
-the epoch."""
+"""Adapts a pipe of `torchdata.datapipes` to the protocol `Stateful`. The pipe's state also contains the seed and the
+number of the epoch."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class PipePosition(PipePasses):
             from torchdata.dataloader2.graph import set_graph_random_seed
             from torchdata.dataloader2.random import SeedGenerator
 
-            # Generators that `spawn` returns have equal shared seeds. To get other shared seeds in each epoch, a new
-            # generator is created from an unshared seed.
+            # All generators from `spawn` have equal shared seeds, so each epoch creates a new generator from an
+            # unshared seed.
             of_epoch = SeedGenerator(self.seed).spawn(self._epoch).generate_seed()
             set_graph_random_seed(self.pipe, SeedGenerator(of_epoch))
         else:

@@ -262,7 +262,8 @@ class _Caller:
         while items:
             more = len(items) > 1
             try:
-                # The result is passed without a variable, because a second reference would make `send` copy the result.
+                # The result is passed directly, not in a variable, because a second reference to the result would make
+                # `send` copy it.
                 send(number, function(items.pop()), spent := monotonic() - begun, more)
             except BaseException as error:
                 spent = monotonic() - begun

@@ -6,8 +6,8 @@ takes an item from the source. While this thread processes the item, another thr
 The queue stores the results and the position: a snapshot of the source, and the numbers of the items that were yielded
 after the snapshot. A resumed node rereads items that were in progress.
 
-If the program abandons an epoch, a thread first reads all items that may be read ahead. The counters and random draws
-of the source then do not depend on the speed of the threads.
+If the program abandons an epoch, a thread first reads all items that may be read ahead. After an abandoned epoch, the
+counters and random draws of the source therefore do not depend on the speed of the threads.
 
 Threads refer to `_Work` and the source, but not to the node, so that deleting the node ends the threads.
 """
@@ -51,8 +51,8 @@ class _Work(ReadAhead):
         wanted: the number of items that the source must yield after the loaded snapshot; an error is raised if it
             yields fewer.
         **options: further arguments of the queue: `in_order`, `place` and `grows`. `place` is the loaded position: a
-            snapshot of the source, the number of items to drop directly after the snapshot, and the numbers of further
-            items to drop. `grows` is None for a fixed `limit`; otherwise, the maximum of `limit` for small items, the
+            snapshot of the source, the number of items to drop after the snapshot, and the numbers of later items to
+            drop. `grows` is None if `limit` is fixed; otherwise, a tuple: the maximum of `limit` for small items, the
             number of consecutive small items, and the current limit.
     """
 
@@ -205,8 +205,8 @@ class ReadSource:
         reader = SourceReader(advance_of(source), source.state_dict, Unsaved, frequency, dropped, set(later))
         options = {"in_order": in_order or not repeatable, "place": position, "grows": grows}
         self.work = _Work(name, limit, reader, max(later, default=dropped - 1) + 1, **options)
-        #: Returns the next result, or raises the error of its item. Raises StopIteration at the end, and RuntimeError
-        #: if the threads were shut down or belong to another process.
+        #: A function that returns the next result, or raises the error of the next item. The function raises
+        #: StopIteration at the end, and RuntimeError if the threads were shut down or belong to another process.
         self.next: Callable[[], Any] = reader_of(self.work.queue)
         work = self.work
         for function in functions:

@@ -57,7 +57,7 @@ class IteratingNode(BaseNode[T]):
     _started = False
     _to_drop = 0
     #: For an iterable without a state, a checksum of some of its items. `_loaded_digest` is the checksum in the loaded
-    #: state. A warning is issued if the two checksums differ after the items were reread.
+    #: state. A warning is issued if `_digest` differs from `_loaded_digest` after the items were reread.
     _digest: SampleDigest | None = None
     _loaded_digest: SampleDigest | None = None
 
@@ -333,7 +333,8 @@ class SamplerWrapper(IteratingNode[T]):
 
     A sampler that is not `Stateful` is reread when a state is loaded, so its order must depend only on the epoch's
     number. If the order differs when the sampler is reread, a `RuntimeWarning` is issued. A state contains the number
-    of the epoch. Loading a state calls `set_epoch` with this number, and then loads the sampler's state.
+    of the epoch. Loading a state calls `set_epoch` with the saved number of the epoch, and then loads the sampler's
+    state.
 
     The node has a length if the sampler has a length.
 

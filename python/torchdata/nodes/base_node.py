@@ -23,8 +23,7 @@ _NEVER = object()
 class NotReset:
     """The initial value of `_advance`: a function that raises an error, because the node was never reset.
 
-    `_advance` is an attribute of each node. A method of this name in `BaseNode` would slow down the access to the
-    attribute.
+    `_advance` is an attribute of each node, because a method `_advance` of `BaseNode` would slow down the access.
     """
 
     def __init__(self, name: str) -> None:
@@ -186,8 +185,8 @@ class PassingNode(BaseNode[T]):
 
 
 class Again:
-    """Replaces a node's `_advance` after Ctrl-C has interrupted the processing of an item. The next call returns this
-    item again, and restores the original `_advance`."""
+    """Replaces a node's `_advance` after Ctrl-C has interrupted the processing of an item. The next call returns the
+    interrupted item, and restores the original `_advance`."""
 
     def __init__(self, node: BaseNode[Any], item: Any) -> None:
         self._node: BaseNode[Any] | None = node
@@ -240,8 +239,8 @@ def check_node(node: str, argument: str, value: Any) -> Any:
 def is_repeatable(node: BaseNode[Any]) -> bool:
     """Returns whether a node yields the same items in the same order after it is reset to the same state.
 
-    The result is False if the node, or one of its sources, yields items as soon as they are ready. Some nodes reread
-    items after a state is loaded. If their source is not repeatable, they store these items in their states instead.
+    The result is False if the node, or one of its sources, yields items as soon as they are ready. Nodes that reread
+    items after loading a state store these items in their states instead, if their source is not repeatable.
     """
     return node._repeats() and all(is_repeatable(source) for source in sources_of(node))
 

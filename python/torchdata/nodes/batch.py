@@ -185,8 +185,8 @@ class Unbatcher(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
-            # After loading a state from within a batch, the program begins a new epoch without reading an item. The
-            # batch is read first, because the source's new epoch may depend on the position of the source.
+            # If a new epoch begins before the loaded position was used, the batch at this position is read first,
+            # because the source's new epoch may depend on the source's position.
             with contextlib.suppress(Exception):
                 self._advance()
         fields = StateFields("Unbatcher", initial_state)

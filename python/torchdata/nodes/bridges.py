@@ -83,8 +83,8 @@ class NodePipe(IterDataPipe[T]):
 
     def reset(self) -> None:
         if self._restored is not None and not self._began_for_state:
-            # After loading a state from within an epoch, the program begins a new epoch without reading an item. The
-            # node is reset to the loaded position first, because the new epoch may depend on this position.
+            # If a new epoch begins before the loaded position was used, the node is first reset to this position,
+            # because the node's new epoch may depend on its position.
             self.source_node.reset(self._restored)
             self._restored = None
 

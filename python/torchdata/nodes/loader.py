@@ -46,11 +46,12 @@ class Loader(ObservedLoader, Generic[T]):
     Args:
         root: the last node.
         restart_on_stop_iteration: whether the first `iter()` after loading a state from the end of an epoch begins the
-            next epoch; True by default. With `restart_on_stop_iteration=False`, this `iter()` yields nothing.
+            next epoch; True by default. With `restart_on_stop_iteration=False`, the first `iter()` after loading a
+            state from an epoch's end yields nothing.
         stats: "counts" only counts the items that the loader yields. "full" also measures the time of each node. With
             `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set.
-        wait_warning: if the program waits for the loader for more than this fraction of an epoch of at least 10
-            seconds, a warning is issued; None disables the warning.
+        wait_warning: a warning is issued if the program waits for the loader for more than this fraction of an epoch of
+            at least 10 seconds; None disables the warning.
 
     Raises:
         TypeError: `root` is not a node.
@@ -138,7 +139,7 @@ class Loader(ObservedLoader, Generic[T]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of the latest iterator.
 
-        If a state was loaded after this iterator was created, returns the loaded state. The returned state never
+        If a state was loaded after the latest iterator was created, returns the loaded state. The returned state never
         changes and can be pickled. Before the first iteration, the state describes the beginning of the first epoch.
         """
         if self._loaded is not None:

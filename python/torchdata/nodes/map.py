@@ -184,10 +184,11 @@ class ParallelMapper(PassingNode[T]):
         method: `"thread"` (the default) or `"process"`.
         multiprocessing_context: the start method of processes: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's
             default.
-        max_concurrent: the maximum number of items that the node has read from the source but not yet yielded; at most
-            `num_workers`. By default (None), `max_concurrent` is twice `num_workers`. With processes, this default
-            grows while items and results are small (numbers, short strings, and tuples of these). The default grows by
-            one for every eight yielded items, up to 128 times `num_workers`. Several small items are sent together.
+        max_concurrent: the maximum number of items that the node has read from the source but not yet yielded; it must
+            not exceed `num_workers`. By default (None), `max_concurrent` is twice `num_workers`. With processes, this
+            default grows while items and results are small (numbers, short strings, and tuples of these). For small
+            items, the default of `max_concurrent` grows by one for every eight yielded items, up to 128 times
+            `num_workers`. Several small items are sent together.
         snapshot_frequency: the number of items (with `prebatch`, of batches) between saved states of the source; see
             `Prefetcher`.
         prebatch: the number of items that a worker receives together; None (the default) for single items. Sending
@@ -203,7 +204,7 @@ class ParallelMapper(PassingNode[T]):
             reasons. Each kill at the same item doubles the time limit for that item, and a process has at least a
             minute to start.
         patience: with `on_timeout="restart"`, the time limit for busy processes in seconds, instead of `timeout`. A
-            process is busy if its threads have run or waited for a processor for at least a tenth of the last
+            process is busy if its threads have run, or waited for a processor, for at least a tenth of the last
             `timeout / 2` seconds. With `patience=None`, `timeout` applies to all processes.
 
     Raises:

@@ -53,5 +53,6 @@ class PinMemory(ThreadedNode[T]):
 
     def _begin(self, state: dict[str, Any] | None) -> ReadSource:
         pin = partial(pin_memory_fn, device=self._device)
-        # A copy would use all cores, so `set_num_threads` limits the copying thread, but no other thread, to one core.
+        # By default, torch would use all cores for copying an item, so `set_num_threads` limits torch to one core in
+        # the copying thread.
         return ReadSource(self, [pin], state, limit=1, prepare=partial(torch.set_num_threads, 1))

@@ -20,8 +20,8 @@ class Prefetcher(ThreadedNode[T]):
         source: the node to read. The source runs in the thread, together with all its own sources.
         prefetch_factor: the maximum number of buffered items.
         snapshot_frequency: the number of items between saved states of the source; 1 by default. After loading a state,
-            at most `snapshot_frequency` items are reread. Use a value above 1 if the source's state is large. With
-            `snapshot_frequency=0`, the source's state is saved only at the beginning of an epoch.
+            at most `snapshot_frequency` items are reread. Use a value of `snapshot_frequency` above 1 if the source's
+            state is large. With `snapshot_frequency=0`, the source's state is saved only at the beginning of an epoch.
 
     Raises:
         TypeError: `source` is not a node, or `prefetch_factor` or `snapshot_frequency` is not an integer.

@@ -19,8 +19,8 @@ class Shuffler(BaseNode[T]):
 
     Args:
         source_node: the node to read.
-        buffer_size: the number of items in the buffer. An item is yielded at most `buffer_size` positions earlier than
-            in the source.
+        buffer_size: the number of items in the buffer. `Shuffler` yields an item at most `buffer_size` positions
+            earlier than the source does.
         seed: the seed of the order, which is the same in each epoch. By default (None), each epoch has another order.
         store_buffer: whether a state contains the items in the buffer. If `store_buffer` is False, the state contains
             the source's position at the beginning of the epoch, and all items are reread when the state is loaded. If

@@ -44,13 +44,13 @@ class SnapshotStore(Protocol):
         """Adds a snapshot. The version must be greater than the previous version."""
 
     def pop_version(self, version: int) -> Any | None:
-        """Returns the snapshot with this version, or None if there is none. Removes all snapshots up to this one."""
+        """Returns the snapshot with this version, or None, and removes all snapshots up to this version."""
 
     def append_initial_snapshot(self, snapshot: Any) -> None:
         """Adds the snapshot of the source's beginning, or an `ExceptionWrapper` if reading has failed."""
 
     def get_initial_snapshot(self, thread: threading.Thread, timeout: float) -> Any:
-        """Waits for the snapshot of the beginning, and returns it."""
+        """Waits for the snapshot of the source's beginning, and returns this snapshot."""
 
 
 class QueueSnapshotStore(SnapshotStore):
@@ -85,7 +85,7 @@ class QueueSnapshotStore(SnapshotStore):
             self._changed.notify_all()
 
     def pop_version(self, version: int) -> Any | None:
-        """Returns the snapshot with this version, or None if there is none. Removes all snapshots up to this one."""
+        """Returns the snapshot with this version, or None, and removes all snapshots up to this version."""
         found = None
         with self._changed:
             while self._snapshots and self._snapshots[0][0] <= version:
@@ -99,7 +99,7 @@ class QueueSnapshotStore(SnapshotStore):
         self.append(snapshot, self.SNAPSHOT_INIT_VERSION)
 
     def get_initial_snapshot(self, thread: threading.Thread, timeout: float = 60.0) -> Any:
-        """Waits for the snapshot of the beginning, and returns it.
+        """Waits for the snapshot of the source's beginning, and returns this snapshot.
 
         Args:
             thread: the thread that adds the snapshot.

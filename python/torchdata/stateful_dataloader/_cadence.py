@@ -14,11 +14,12 @@ from collections.abc import Iterable
 
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, read
 
-#: The pause after an expensive snapshot is at least this many times as long as the snapshot, so that expensive
+#: After an expensive snapshot, a worker waits at least this many times the snapshot's duration, so that expensive
 #: snapshots take less than 0.5 % of the time.
 _SPARSELY = 200
 _AT_LEAST = 0.004
-#: A snapshot is expensive if its duration exceeds both this many seconds and this fraction of a batch's duration.
+#: A snapshot is expensive if it takes longer than `_DEAR` seconds, and longer than the fraction `_DEAR_PART` of a
+#: batch's duration.
 _DEAR, _DEAR_PART = 2e-5, 0.01
 
 
@@ -73,9 +74,9 @@ class GeneratorWatch:
 def next_due(now: float, took: float) -> float:
     """Returns the time of the next snapshot, which is a multiple of a period: `_AT_LEAST` times a power of two.
 
-    The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers.
-    Simultaneous snapshots in several workers cause only one delay. The periods are therefore powers of two, because
-    their multiples often coincide.
+    The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. The
+    periods are powers of two, because their multiples often coincide, and simultaneous snapshots in several workers
+    cause only one delay.
 
     Args:
         took: the duration of the last snapshot in seconds.

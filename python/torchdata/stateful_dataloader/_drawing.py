@@ -7,8 +7,8 @@ start at the saved positions. A draw from a global generator also advances its c
 advances the global generator. If the program seeds the global generator, the loader drops the copy.
 
 If a sampler cannot save its state, `Replay` sets the generators to their states from the epoch's beginning, and rereads
-the sampler. The program and the dataset may also have used the generators, so `Draws` has recorded the generators'
-states after such uses. A checksum of some indices shows whether the sampler has repeated its order.
+the sampler. Because other code may also have used the generators within the epoch, `Draws` has recorded the generators'
+states after each such use. A checksum of some indices shows whether the sampler has repeated its order.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Drawing:
     def __init__(self, loader: Any, names: tuple[str, ...]) -> None:
         self._own = found_in(loader)
         self._names = names
-        #: The global generators that may change when an epoch begins. Without workers, these are all global generators,
-        #: because the dataset may use any of them.
+        #: The global generators that may change when an epoch begins. Without workers, this attribute contains all
+        #: global generators, because the dataset may use any of them.
         self._shared = names if loader.num_workers else GLOBAL
         self._all: dict[Any, Any] = {name: name for name in names} | dict(enumerate(self._own))
         #: The state of each displaced copy, and the state of its global generator at the same time.
@@ -98,7 +98,7 @@ class Drawing:
             raise
 
     def marks(self) -> Moment:
-        """Returns a value for each generator. The value changes when the generator is used. Must be called within
+        """Returns a value for each generator, which changes when the generator is used. Must be called within
         `under_way`."""
         marks: Moment = {name: mark_of(name) for name in self._names}
         return marks | {number: comparable(read(one)) for number, one in enumerate(self._own)}
@@ -143,8 +143,8 @@ class Drawing:
         self._at_load |= {name: (read(name), self._restores[name]) for name in names}
 
     def restore(self, moment: Moment) -> None:
-        """Sets the program's global generators to saved states. Counts the change in `_restores`, so that `was_set` of
-        other loaders detects it."""
+        """Sets the program's global generators to saved states. Each restored generator is counted in `_restores`, so
+        that `was_set` of other loaders detects the change."""
         set_all(moment)
         self._restores.update([*moment])
         self.loaded(moment)
@@ -214,8 +214,8 @@ def _advanced(state: Any, count: int) -> Any:
 
 
 def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
-    """Returns how many 32-bit words a generator has produced between the states `before` and `after`. Returns None if
-    it was seeded or set in between."""
+    """Returns how many 32-bit words a generator has produced between the states `before` and `after`; None if the
+    generator was seeded or set in between."""
     first, last = words_of(before), words_of(after)
     if first is None or last is None:
         return None
@@ -250,14 +250,14 @@ class Draws:
         self._left: Moment = self._drawing.marks() if first else {}
         self._before: Moment = {}
         self._moment: Moment = {}
-        #: The recorded draws. Each entry contains the number of indices before the draw, and the encoded states of the
-        #: generators at that time.
+        #: The recorded draws. Each entry contains the number of indices before a draw, and the encoded states of the
+        #: generators at this draw.
         self.noted: deque[list[Any]] = deque(noted, maxlen=_MOST)
         #: For each generator, the number of indices that had been read when the sampler last drew from this generator.
         self.last: dict[Any, int] = {}
 
     def before(self) -> None:
-        """Must be called before an index or a batch is read, and `after` must be called afterwards."""
+        """Must be called before each read of an index or a batch; `after` must be called after the read."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}
@@ -270,9 +270,8 @@ class Draws:
         """Records whether the sampler drew random numbers for an index or a batch.
 
         Args:
-            number: the number of indices before this index or batch.
-            drawn: the number of indices before this index or, if the sampler returns batches, the number of batches
-                before this batch.
+            number: the number of indices that were read before `indices`.
+            drawn: equal to `number` or, if the sampler returns batches, the number of batches that were read before.
         """
         digest = self._digest
         while number <= digest.next < number + len(indices):
@@ -300,8 +299,7 @@ def _sampled(iterator: Iterator[Any], digest: SampleDigest) -> Iterator[Any]:
 class Replay(Iterator[Any]):
     def __init__(self, iterator: Iterator[Any]) -> None:
         self._iterator = iterator
-        #: Indices that were returned in the saved run for samples that the user had not received. They are returned a
-        #: second time.
+        #: Indices that are returned a second time, because the user had not received their samples in the saved run.
         self.early: deque[Any] = deque()
 
     def run(

@@ -143,12 +143,12 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         #: The number of samples and exceptions of this epoch; None if the dataset has loaded a state within the epoch.
         self.position: int | None = 0
         #: The samples of the current batch that were already read. `_is_cut_off` is True if Ctrl-C has interrupted the
-        #: reading of this batch.
+        #: current batch.
         self._data: list[Any] = []
         self._is_cut_off = False
         self._counted = 0
-        #: A checksum of some samples of the complete batches, or None for a dataset with a state. `_samples` includes
-        #: the samples of an incomplete batch.
+        #: A checksum of some samples of the complete batches, or None for a dataset with a state. `_samples` also
+        #: includes the samples of a batch that was not completed.
         self.digest: int | None = None
         self._samples = SampleDigest()
 

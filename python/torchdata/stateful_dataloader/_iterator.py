@@ -49,8 +49,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         self._recorder: BatchRecorder = loader._recorder
         self._order = IndexOrder(loader, self._drawing, loader.num_workers * (loader.prefetch_factor or 0))
         self._facts = facts_of(loader)
-        #: The loader, if it has loaded a state since this iterator was created. `_successor` is the iterator that
-        #: replaces this iterator after the load.
+        #: The loader, if it has loaded a state since this iterator was created; `_successor` is then the iterator that
+        #: replaces this iterator.
         self._loading: Any = None
         self._successor: Iterator[Any] | None = None
         #: `_lives_on`: whether new persistent workers resume from a state that was saved between two epochs.
@@ -94,8 +94,8 @@ class StatefulIterator(_BaseDataLoaderIter):
         """Returns the iterator that replaces this iterator after a state was loaded.
 
         Raises:
-            RuntimeError: this iterator had already returned a batch when the state was loaded. The program must begin a
-                new loop instead.
+            RuntimeError: this iterator had already returned a batch when the state was loaded, so the program must
+                begin a new loop.
         """
         loader = self._loading
         if loader is not None and loader._loaded is not None:
@@ -204,8 +204,8 @@ class StatefulIterator(_BaseDataLoaderIter):
     def state_at(self) -> StateAt:
         """Returns a function that takes the states of all generators and returns the state of the iterator.
 
-        The function can still be called after the next epoch has begun. The function does not refer to the iterator, so
-        it keeps no workers running.
+        The returned function can still be called after the next epoch has begun. The returned function does not refer
+        to the iterator, so it keeps no workers running.
         """
 
     def state_dict(self) -> dict[str, Any]:

@@ -5,25 +5,25 @@ lacks. The states of a user's iterators have unknown keys, so they are stored un
 torchdata 0.11 does not save are also stored there. The value of `OURS` is a tuple with a single dict, because a
 checkpoint treats a tuple as one value. The dict has these keys:
 
-- "generators": the states of the generators for orders and seeds. The key "now" contains their states when the loader's
-  state was saved. For samplers that cannot save their positions, "iter" contains the states before the sampler's
-  iterator was created, and "first" the states before its first index. States that are equal in "iter" are omitted in
-  "first", and states that are equal in "first" are omitted in "now".
+- "generators": the states of the generators for orders and seeds. The key "now" contains the generators' states when
+  the loader's state was saved. For samplers that cannot save their positions, "iter" contains the states before the
+  sampler's iterator was created, and "first" the states before its first index. A generator's state is omitted in
+  "first" if it equals the state in "iter", and in "now" if it equals the state in "first".
 - "indices": the indices that the sampler had returned before its state was saved, for batches that the user had not
-  received. This key exists if batches may be returned out of order and, for a user's sampler, before the first batch
+  received. The key "indices" exists for loaders with `in_order=False` and, for a user's sampler, before the first batch
 - "indices_since": the number of indices that were drawn after the sampler's state was saved
 - for a sampler without a state, "ahead": the number of indices (or of samples, if this package forms the batches) that
   the sampler had returned for samples that the user had not received; "used_up": whether the sampler had returned all
   indices; "digest": a checksum of the indices; "draws": the generators' states at each draw of the sampler that
   followed a draw by other code
 - "batch_size": the number of samples per batch, if the sampler provides it
-- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Within an epoch, the value belongs
-  to the current order, even if the program has already set the next epoch
+- "epoch": the epoch of a sampler or batch sampler that has `set_epoch` and `epoch`. Within an epoch, the value is the
+  epoch number of the current order, even if the program has already set the next epoch
 - "skipped": if samples may be skipped, the number of skipped samples by kind of exception, and the number of all
   samples
 - "workers", or "reading" without workers: for each worker, the part of its position that torchdata 0.11 does not save
-- "sampler": the complete states of a user's sampler and its iterator. A checkpoint may drop parts of the states under
-  the keys of torchdata 0.11
+- "sampler": the complete states of a user's sampler and its iterator. Under the keys of torchdata 0.11, a checkpoint
+  may drop parts of these states
 - "loader": properties that must be equal in a loader that loads the state; see `_fitting`
 - "unstarted": whether no batch had been read when the state was saved
 """
@@ -328,8 +328,8 @@ def _filled_sampler(main: dict[str, Any], ours: dict[str, Any]) -> dict[str, Any
 
 
 def _filled(theirs: dict[str, Any], ours: dict[str, Any], key: str, fills: bool = True) -> Any:
-    """Returns `theirs[key]`, the value of a key of torchdata 0.11. If the value, or an entry of a dict, is missing,
-    `ours` provides it."""
+    """Returns `theirs[key]`, the value of a key of torchdata 0.11, and takes a missing value, or missing entries of a
+    dict, from `ours`."""
     if not fills:
         return theirs[key]
     if key not in theirs or (theirs[key] is None and key in _HIDDEN):

@@ -57,8 +57,8 @@ class WorkerPool(Group):
         self._is_iterable, self._timeout = job.reading.is_iterable, loader.timeout if loader.timeout > 0 else None
         in_order: bool = loader.in_order
         #: Whether workers read only batches that the main process has ordered. If `is_ordered` is False, workers read
-        #: ahead up to a limit that the main process sets. Persistent workers of an iterable dataset also wait for
-        #: orders, so that they read exactly the ordered batches if the program abandons an epoch.
+        #: ahead up to a limit that the main process sets. If the program abandons an epoch, persistent workers of an
+        #: iterable dataset must have read exactly the ordered batches, so these workers also wait for orders.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
@@ -90,7 +90,7 @@ class WorkerPool(Group):
         does not exit."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
-    #: Unlike a `LocalPool`, worker processes send their first snapshots in messages.
+    #: None, because worker processes send their first snapshots in messages, whereas a `LocalPool` stores them here.
     told: ClassVar[None] = None
 
     # -- an epoch ------------------------------------------------------------------------------------
@@ -134,7 +134,7 @@ class WorkerPool(Group):
         """Sends the unanswered batch requests of an exited worker to its replacement process.
 
         Args:
-            worker: the index of the worker and, if `is_ordered` is True, of its only shard.
+            worker: the index of the worker; if `is_ordered` is True, also the index of its only shard.
             beginning: the commands that move the replacement process to the position of the exited worker.
             received: the number of entries of `self.orders[worker]` that were already answered.
         """
@@ -220,7 +220,7 @@ class _Epoch(ReadAhead):
         self.pool, self.device = pool, device
         super().__init__("StatefulDataLoader", _AHEAD, "torchdata-pin-memory", keeps=False)
         self.index = torch.accelerator.current_device_index()
-        #: The error that has ended the epoch. Each later request for a batch raises this error.
+        #: The error that has ended the epoch, and that each later request for a batch raises.
         self.failure: BaseException | None = None
 
     def close(self) -> None:

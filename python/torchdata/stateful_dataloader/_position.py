@@ -32,7 +32,7 @@ class ReadingPosition(NamedTuple):
         digest: a checksum of some samples of the epoch, for an iterable dataset without a state; otherwise None.
         follows_end: if the snapshot is from the beginning of an epoch, whether the previous epoch had ended; otherwise
             None.
-        then: the generators' states at the beginning of the epoch; only states that differ from `random`.
+        then: the generators' states at the beginning of the epoch, without states that equal `random`.
         now: the generators' states for recomputing the last `now_since` batches.
         now_since: the number of batches that are recomputed with the states `now`.
         unstarted: in a worker, whether the main process took the snapshot before the loader's first epoch.
@@ -65,8 +65,8 @@ class ReadingPosition(NamedTuple):
         return self.follows_end is not None and not self.ended
 
     def of_stream(self, is_own_iterator: bool) -> StreamState:
-        """Returns the position of a dataset and its iterator. If the dataset is its own iterator, `self.iterator` may
-        contain its state."""
+        """Returns the position of a dataset and its iterator. If the dataset is its own iterator, its state may be
+        stored in `self.iterator`."""
         is_own = self.dataset is None and is_own_iterator
         own, inner = (self.iterator, None) if is_own else (self.dataset, self.iterator)
         return StreamState(own, inner, not self.begins, bool(self.follows_end or self.ended))
@@ -101,8 +101,8 @@ class OrderState(NamedTuple):
         indices_since: the number of indices that the sampler returned after its state was saved.
         ahead: for a sampler without a state, the number of drawn indices or samples that the user had not received.
         used_up: whether the sampler had returned all indices.
-        draws: the draws of the sampler that followed a use of the generators by other code. Each entry contains the
-            number of earlier indices, and the generators' states.
+        draws: the draws of the sampler that followed a use of the generators by other code. Each entry of `draws`
+            contains the number of earlier indices, and the generators' states.
         digest: a checksum of the sampler's indices.
         generators: the generators' states when the state was saved, as `encoded` returns them.
         at_iter: the states of the generators when the iterator was created, for a sampler without a position.

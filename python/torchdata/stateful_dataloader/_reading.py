@@ -129,7 +129,7 @@ class EpochReader:
     # -- beginning an epoch --------------------------------------------------------------------------
 
     def begin(self, position: ReadingPosition | None = None) -> None:
-        """Begins an epoch. If `position` is not None, it is a position between two epochs, which is restored first."""
+        """Begins an epoch. `position` is the position between two epochs to restore first, or None."""
         if position is not None:
             self.restore(position)
             if position.begins:
@@ -149,8 +149,8 @@ class EpochReader:
         self._held = _NONE
         random = position.random or {}
         set_all(random)
-        # Loading a dataset's state may set the global generators. If the state is not from within an epoch, this change
-        # is undone, because the reader must use its own generators.
+        # Loading a dataset's state may set the global generators. Unless the state is from within an epoch, the
+        # generators' previous states are restored after loading, because the reader must use its own generators.
         with put_back_afterwards(GLOBAL if position.ended or (position.unstarted and not position.begins) else ()):
             self._fetcher = None
             if not position.ended or position.has_state:
@@ -290,8 +290,8 @@ class EpochReader:
         """Returns a snapshot of the reading position.
 
         Args:
-            is_given: whether the program has received the last batch. If the program has not received this batch, the
-            returned position is from before the batch.
+            is_given: whether the program has received the last batch; if not, the returned position is from before this
+            batch.
         """
         if self._back is not None:
             return self._back
@@ -307,7 +307,8 @@ class EpochReader:
         return state if is_exact else state._replace(digest=None, ended=False)
 
     def took(self, position: ReadingPosition | bytes) -> None:
-        """Records a snapshot of the present position. The snapshot must be pickled, or contain copies of the states."""
+        """Records `position`, a snapshot of the present position, which must be pickled or contain copies of the
+        states."""
         if self._back is not None or self._is_cut_off:
             return
         if self.reading.is_iterable and (self.count or self.has_ended):

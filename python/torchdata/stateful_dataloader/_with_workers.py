@@ -41,8 +41,8 @@ from torchdata.stateful_dataloader._worker import NO_NEWS, EpochStart, Job, News
 _SHUT_DOWN = "the workers of this iterator were shut down before the epoch was over, so there are no more batches"
 _LEFT = "another thread has called iter(loader), which has persistent workers: the epoch that this one read is left"
 
-# The first use of `record_function` imports a module. During an epoch, this import would read files, so
-# `processes/positions.py` could not detect files that children share.
+# The first use of `record_function` imports a module, which reads files. During an epoch, this import would prevent
+# `processes/positions.py` from detecting files that children share.
 with torch.autograd.profiler.record_function("torchdata is imported"):
     pass
 
@@ -106,8 +106,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 
     def _start(self, loader: Any, state: EpochState | None) -> None:
         if state is None or state.is_over:
-            # Like PyTorch's loader, this code creates the sampler's iterator twice, and draws two seeds for pipes but
-            # uses only the first, so that later random numbers are equal.
+            # Like PyTorch's loader, this code creates the sampler's iterator twice, and draws two seeds for pipes
+            # although it uses only the first. Later random numbers are therefore the same as with PyTorch's loader.
             seed = self._shared_seed
             self._begin_again(loader, True)
             if not self._lives_on:
@@ -385,8 +385,8 @@ class RestartingIterator(WorkersIterator):
         super()._reset(loader, first_iter)
 
     def _way_to(self, worker: int) -> tuple[list[tuple[Any, ...]], Any, bool, list[Any]]:
-        """Returns the data for moving a new process to a worker's position: commands that repeat earlier epochs, the
-        snapshot, whether it is from between two epochs, and the indices to reread."""
+        """Returns the data for moving a new process to a worker's position: commands that repeat earlier epochs, a
+        snapshot, whether the snapshot is from between two epochs, and the indices to reread."""
         progress, (position, before) = self._progress[worker], self._beginnings[worker]
         if progress.position is not None:
             return [], progress.reached(), False, []

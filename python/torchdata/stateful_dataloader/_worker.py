@@ -125,8 +125,8 @@ class ShardReader:
         return error if self.worker is None else describe(error, self.worker.setup.name)
 
     def work_off(self, indices: list[Any]) -> None:
-        """Reads the ordered batches of an epoch that the program has abandoned. As in PyTorch, the dataset's next epoch
-        then does not depend on the worker's speed."""
+        """Reads the ordered batches of an epoch that the program has abandoned. As in PyTorch, the worker's speed
+        therefore does not affect the dataset's next epoch."""
         if self.reader is None or self.failure is not None:
             return
         for index in indices:
@@ -162,8 +162,7 @@ class ShardReader:
         return batches
 
     def _read_again(self, indices: Sequence[Any]) -> bool:
-        """Rereads the batches that the failed worker had read. Returns False if the dataset ends before these
-        batches."""
+        """Rereads the batches that the failed worker had read; returns False if the dataset ends earlier."""
         assert self.reader is not None
         is_whole = True
         for index in indices:
@@ -278,12 +277,12 @@ class Job(Program):
     base_seed: int
     persistent: bool
     every: int = 1
-    #: The number of shards; 0 if the worker resumes an epoch of a loader without workers. With 0, the worker has copies
-    #: of the main process's generators, and no worker info.
+    #: The number of shards; 0 if the worker resumes an epoch of a loader without workers. With `num_shards=0`, the
+    #: worker has copies of the main process's generators, and no worker info.
     num_shards: int = 0
     generators: Moment = field(default_factory=dict)
     lasts_one_epoch: bool = False
-    #: Makes copies of the dataset and the functions, for a process that runs several shards. If `copies` is not None,
+    #: Makes copies of the dataset and the functions, for a process that runs several shards. If this attribute is set,
     #: `reading` contains neither the dataset nor functions.
     copies: Copies | None = None
 
@@ -342,8 +341,8 @@ class Batches(Iterator[Unit]):
 
         Args:
             went_on: whether the epoch resumes from a position, which the main process already knows.
-            told: whether this worker replaces a failed worker that has sent messages of this epoch. In this case, no
-                snapshot is taken, because the main process might assign the snapshot to a wrong batch.
+            told: whether this worker replaces a failed worker that has sent messages of this epoch; if so, no snapshot
+                is taken, because the main process might assign the snapshot to a wrong batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
@@ -403,7 +402,7 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _ordered(self) -> Any:
-        """Waits for the next order, and returns its index. If another command arrives instead, the epoch ends."""
+        """Waits for the next order, and returns its index. If a command other than an order arrives, the epoch ends."""
         worker = self._shard.worker
         assert worker is not None
         order = worker.child.next_command()

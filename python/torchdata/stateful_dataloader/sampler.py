@@ -124,8 +124,8 @@ class RandomIndices(Iterator[int]):
         else:
             for _ in range(sampler.num_samples // there):
                 yield torch.randperm(there, generator=generator).tolist()
-            # Like PyTorch's sampler, this code always draws a last permutation, even if no index of it is needed,
-            # because each draw affects the orders of later epochs.
+            # Like PyTorch's sampler, this code always draws a last permutation, even if it uses none of the
+            # permutation's indices, because each draw affects the orders of later epochs.
             yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
 
     def state_dict(self) -> dict[str, Any]:
@@ -264,8 +264,8 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self.inner, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self.inner, _NONE) is not _NONE and is_stateful(sampler):
-            # A sampler that returns an index after its end has begun its next epoch. The state is loaded a second time,
-            # to move the sampler back to its end.
+            # A sampler that returns an index after its end has begun its next epoch, so its state is loaded a second
+            # time, which moves the sampler back to the end.
             give(sampler, state_dict["sampler_state"])
 
 
@@ -279,7 +279,7 @@ class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler
         shuffle: whether the order is random.
         seed: the seed, which must be the same on all ranks.
         drop_last: whether to drop indices, so that all ranks get the same number of indices. With `drop_last=False`,
-            some indices are repeated instead.
+            some indices are repeated, so that all ranks get the same number of indices.
 
     Raises:
         ValueError: `rank` is out of range.

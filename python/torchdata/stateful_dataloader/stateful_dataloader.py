@@ -68,15 +68,16 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         dataset: a map-style or iterable dataset.
         batch_size: the number of samples per batch; None returns single samples.
         shuffle: whether to read a map-style dataset in random order.
-        sampler: an iterable of indices, instead of `shuffle`. If it is a set, the indices are sorted, because different
-            processes may iterate over a set in different orders.
+        sampler: an iterable of indices, instead of `shuffle`. If the sampler is a set, its indices are sorted, because
+            different processes may iterate over a set in different orders.
         batch_sampler: an iterable of lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: the number of worker processes; 0 reads in the main process.
         collate_fn: a function that turns a list of samples into a batch.
         pin_memory: whether to copy batches to pinned memory. If there are workers, a thread makes the copies.
         drop_last: whether to drop a shorter last batch.
         timeout: the maximum number of seconds to wait for a batch from a worker; 0 for no limit.
-        worker_init_fn: a function that is called in each worker with its number after seeding.
+        worker_init_fn: a function that is called in each worker with the worker's number, after the random generators
+            were seeded.
         multiprocessing_context: the start method of workers, or a multiprocessing context.
         generator: the generator for the order and the worker seeds; None for PyTorch's global generator.
         prefetch_factor: the number of batches that each worker may read ahead; 2 by default.
@@ -89,15 +90,15 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             that take long are taken less often.
         on_worker_exit: what happens if a worker process exits. "error" raises `WorkerExitedError`. "restart" replaces
             the worker, issues a `RuntimeWarning`, and continues: no batch is lost or repeated, and the order does not
-            change. The new worker rereads batches after the last snapshot. The third consecutive exit at the same batch
-            always raises `WorkerExitedError`.
+            change. The replacement rereads the batches after the last snapshot of the exited worker. The third
+            consecutive exit at the same batch always raises `WorkerExitedError`.
         on_timeout: what happens if no batch arrives within `timeout` seconds. "error" raises `WorkerTimeoutError`,
             which is also PyTorch's `RuntimeError`. "restart" kills and replaces the worker as with
             `on_worker_exit="restart"`, and issues a `RuntimeWarning` with the worker's Python stacks. "restart" does
             not cover workers that exit for other reasons. Each kill at the same batch doubles the time limit for that
-            batch, and a worker has at least a minute before its first batch.
+            batch. The time limit for a worker's first batch is at least a minute.
         patience: with `on_timeout="restart"`, the time limit for busy workers in seconds, instead of `timeout`. A
-            worker is busy if its threads have run or waited for a processor for at least a tenth of the last
+            worker is busy if its threads have run, or waited for a processor, for at least a tenth of the last
             `timeout / 2` seconds. With `patience=None`, `timeout` applies to all workers.
         on_error: what happens if `dataset[index]` or `__getitems__` raises an exception. With "raise", the exception is
             raised, and the batch is lost. With "skip", the sample is omitted, so the batch becomes shorter; empty
@@ -112,9 +113,9 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             except at the end of the epoch.
         error_log: the path of a file; a JSON line is appended for each skipped sample of a returned batch: `epoch` (of
             this loader, from 0), `worker` (its number, or null), `dataset` (your code that reads samples, with its file
-            and line), `index`, `error`, `message` and `notes`. For an iterable dataset, `index` is the number of the
-            sample in the worker's iterator, from 0, or null if the dataset has loaded a state within an epoch. None for
-            no file.
+            and line), `index`, `error`, `message` and `notes`. For an iterable dataset, the field `index` is the number
+            of the sample in the worker's iterator, from 0; it is null if the dataset has loaded a state within an
+            epoch. None for no file.
         stats: how often batches are timed. "counts" times a few batches, which costs less than 1 % of the time; "full"
             times every batch. With `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it
             is not set. See `stats()`.
@@ -236,8 +237,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         last = self._iterator
         is_kept = last is not None and self.persistent_workers and not last.is_inherited()
         if last is not None and is_kept and last.lasts_one_epoch:
-            # The last iterator's workers run the shards of a state with another number of workers, so they can read
-            # only the resumed epoch. After this epoch, new workers resume from the state at its end.
+            # Workers that run the shards of a state with another number of workers can read only the resumed epoch.
+            # After this epoch, new workers resume from the state at its end.
             if last.is_finished:
                 self.load_state_dict(self.state_dict())
                 return iter(self)
@@ -260,8 +261,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         return self._iterator
 
     def _state_at(self) -> StateAt:
-        """Returns a function that creates the loader's present state. The function can also be called later, while the
-        next epoch begins."""
+        """Returns a function that creates the loader's present state. The returned function can also be called later,
+        while the next epoch begins."""
         if self._before is not None:  # beginning an epoch has failed
             return self._before[0]
         last = self._iterator
@@ -320,8 +321,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
 
         For a state from within an epoch, the next loop raises `ValueError` unless the sampler's class, the length of a
         map-style dataset and the number of ranks are the same as in the saved run. If the state was saved before the
-        first batch of the epoch, these properties may differ, and the epoch starts over. The loop warns if the state
-        belongs to another rank.
+        first batch of the epoch, the sampler's class, the dataset's length and the number of ranks may differ, and the
+        epoch starts over. The next loop issues a warning if the state belongs to another rank.
 
         Args:
             state_dict: a result of `state_dict`; with an empty dict, the next loop begins an epoch.
@@ -335,7 +336,7 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         """
         if state_dict != {}:
             state = parse(state_dict)
-            # Between two epochs, the program may already have set the number of the next epoch, which is kept.
+            # If the state was saved between two epochs, an epoch number that the program has already set is kept.
             if not (state.is_over and epoch_of(self._index_sampler)):
                 set_epoch(self._index_sampler, state.order.epoch)
         self._drawing.loaded()

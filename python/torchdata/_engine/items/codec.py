@@ -54,7 +54,7 @@ def _why_unsendable(obj: Any) -> str:
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
-#: A `bytes` object of at least this length becomes a separate buffer of a program. A pickler passes such an object to
+#: A `bytes` object of at least this length becomes a separate buffer of a program, because a pickler passes it to
 #: `write` without copying it.
 _LEAST_BYTES = 64 << 10
 
@@ -64,7 +64,7 @@ class _ProgramFile:
 
     Pickle itself never moves `bytes` objects to separate buffers, and ignores reducers for `bytes`. However, a pickler
     passes each large `bytes` object to `write` in a separate call, after a call with the object's opcode and length.
-    This class appends the object to `buffers`, and replaces the opcode and the length by the opcode `NEXT_BUFFER`.
+    This class appends the `bytes` object to `buffers`, and replaces its opcode and length by the opcode `NEXT_BUFFER`.
     """
 
     def __init__(self, buffers: list[Any]) -> None:
@@ -97,8 +97,8 @@ def dumps_by(base: Any, obj: Any, least: int = 0, copies_shared: bool = True) ->
     """Pickles `obj` with a pickler of the class `base`.
 
     Args:
-        least: the minimum size in bytes of a separate buffer; 0 if `obj` is an item instead of a program. Tensors of
-            any size become separate buffers.
+        least: the minimum size in bytes for moving a buffer out of the pickle; 0 if `obj` is an item instead of a
+            program. The memory of tensors is always moved.
         copies_shared: whether to copy tensors in shared memory; if not, such a tensor raises SharedMemoryHeld.
     """
     try:

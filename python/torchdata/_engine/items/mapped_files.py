@@ -15,8 +15,8 @@ from typing import Any
 
 
 def reduce_memmap(array: Any) -> Any:
-    """The array's pickle refers to the mapped file. If the file was replaced in the meantime, the pickle contains the
-    array's elements."""
+    """The array's pickle refers to the mapped file. If the mapped file was replaced after it was mapped, the pickle
+    contains the array's elements."""
     if array.mode == "r" and not array.flags.writeable and array.flags.c_contiguous and array.size and array.filename:
         offset = _offset_in(array.filename, array.ctypes.data, array.nbytes)
         if offset is not None:

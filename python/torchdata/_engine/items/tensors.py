@@ -247,8 +247,8 @@ def _parts_of_sparse(tensor: Any) -> tuple[Any, ...]:
 
 
 def _sparse_tensor(layout: str, tensors: Any, shape: Any, coalesced: bool | None, requires_grad: bool) -> Any:
-    """Creates a sparse tensor. The function that torch uses for unpickling would also keep the tensor in a list that
-    only `torch.load` clears."""
+    """Creates a sparse tensor. Torch's own function for unpickling sparse tensors is unsuitable, because it also keeps
+    the tensor in a list that only `torch.load` clears."""
     torch: Any = import_whole("torch")
     options = {"check_invariants": False, "device": "cpu", "requires_grad": requires_grad}
     if layout == "sparse_coo":
@@ -369,8 +369,8 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 
 @functools.cache
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Returns the reference counts of a tensor and its array if no other object can access their memory. The counts
-    depend on the versions of torch and Python, so this function measures them on new objects.
+    """Returns the reference counts of a tensor and its array if no other object can access their memory. These
+    reference counts depend on the versions of torch and Python, so this function measures the counts on new objects.
     """
     import torch
 

@@ -3,9 +3,8 @@
 With "spawn" and "forkserver", multiprocessing passes file descriptors, and all children load one pickle of the graph
 from shared memory.
 
-A spawned child imports the program's main module before any code of this package runs. To run code before this import,
-the package uses the process name, which multiprocessing sends first. The name is a `ChildName`, and unpickling a
-`ChildName` runs the code.
+A spawned child imports the program's main module before any code of this package runs. Code that must run before this
+import is run by unpickling the process name, a `ChildName`, which multiprocessing sends first.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ PREFIX = "torchdata "
 #: The number of new objects after which garbage collection runs while a child starts; importing torch creates a third
 #: of this number.
 EARLY_THRESHOLD = 1_000_000
-#: This code makes the kernel resume a suspended child when the main process ends, so that the child can exit. The
-#: extension has a function for this purpose, but the child cannot import it yet.
+#: This code makes the kernel resume a suspended child when the main process ends, so that the child can exit. The child
+#: cannot import the extension yet, which has a function for resuming suspended children.
 _CONTINUE = """
 import contextlib, signal, sys
 with contextlib.suppress(ImportError, OSError):
@@ -60,18 +59,18 @@ def main_without_file() -> str | None:
 class ChildName(str):
     """The name of a child process. Unpickling this name in the child runs code that must run before all other code.
 
-    The code uses only the standard library, because the child may not be able to import this package yet. A name that
-    is pickled for other purposes, such as a log record, becomes an ordinary string.
+    The code that a `ChildName` runs uses only the standard library, because the child may not be able to import this
+    package yet. A name that is pickled for other purposes, such as a log record, becomes an ordinary string.
 
-    The code also raises the threshold of garbage collection: spawning two children that import torch takes 2.8 s of
-    processor time instead of 3.6 s.
+    The code of a `ChildName` also raises the threshold of garbage collection: spawning two children that import torch
+    takes 2.8 s of processor time instead of 3.6 s.
     """
 
     __slots__ = ()
 
     def __reduce__(self) -> Any:
         start: Any = get_spawning_popen()
-        # Only the first pickle of the name reaches the child, so only this pickle contains the code.
+        # Only the first pickle of the name reaches the child, so later pickles do not contain the code.
         if start is None or getattr(start, "_was_told", False):
             return str, (str(self),)
         start._was_told = True
@@ -141,9 +140,9 @@ def warn_of_lacks() -> None:
 class SharedPickle:
     """A pickle in anonymous shared memory, which any number of children can load.
 
-    Arrays and tensors in a child use this memory directly. If a child writes to a page, the kernel gives the child its
-    own copy of the page. Objects that share a read-only buffer, such as the slices of an Arrow table, still share the
-    buffer in a child.
+    Arrays and tensors in a child use the shared memory directly. If a child writes to a page, the kernel gives the
+    child its own copy of the page. Objects that share a read-only buffer, such as the slices of an Arrow table, still
+    share the buffer in a child.
 
     Args:
         buffers: the separate buffers of the pickle: a `bytes` object is given as `bytes`, and any other buffer as a
@@ -162,8 +161,8 @@ class SharedPickle:
         else:
             with tempfile.TemporaryFile() as file:
                 self._owned = OwnedDescriptor(os.dup(file.fileno()))
-        # The contents are written to the file, because a lack of memory then raises an error. Writing to mapped memory
-        # would cause SIGBUS instead.
+        # The contents are written to the file, because a write raises an error if memory is lacking, whereas access to
+        # mapped memory would cause SIGBUS.
         with open(self._owned.fileno(), "wb", closefd=False) as file:
             places: list[tuple[int, int, bool]] = []
             written: dict[tuple[int, int], tuple[int, int, bool]] = {}

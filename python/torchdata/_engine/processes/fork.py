@@ -1,15 +1,15 @@
 """Forks children that can use all locks, although other threads may hold locks during a fork.
 
 Role: a fork copies all locks in their current state, but copies only the thread that calls fork, so a lock that another
-thread holds stays locked in the child forever. Python and the C library make only their own locks usable in the child.
-PyTorch, NumPy, `torch.manual_seed` and imports use further locks. Before a fork, the forking thread waits until the
+thread holds stays locked in the child forever. In the child, Python and the C library make their own locks usable, but
+not the locks of PyTorch, NumPy, `torch.manual_seed` and imports. Before a fork, the forking thread waits until the
 locks of PyTorch, NumPy and modules are free. The forking thread also holds the locks of NumPy and of torch's devices
 during the fork, so that no other thread can acquire them. The child also gets new buffers for standard output and
 error, because another thread may hold the locks of these buffers while it prints.
 
-Another thread may nevertheless acquire a lock right before the fork. Each new child therefore first acquires and
-releases every lock. If the child does not acquire all locks in time, a timer of the kernel kills the child, and the
-main process forks another child. The killed child has not run any user code.
+Because another thread may still acquire a lock right before the fork, each new child first acquires and releases every
+lock. If the child does not acquire all locks in time, a timer of the kernel kills the child, and the main process forks
+another child. The killed child has not run any user code.
 
 Since Python 3.12, `os.fork` warns if the process has threads. The engine suppresses this warning. If warnings are
 errors, Python 3.15 would raise the warning after the fork, and the main process would never learn the child's process
@@ -40,7 +40,7 @@ from torchdata._engine.processes.process import LOOK, ChildProcess, sentinels
 from torchdata._importing import loaded
 from torchdata._native import fork_waits_for
 
-#: The maximum number of seconds to wait for each lock before a fork. If a lock is still held after this time, the
+#: The maximum number of seconds to wait for each lock before a fork. If a lock is still held after `KEPT` seconds, the
 #: thread forks anyway, and the child detects the held lock.
 KEPT = 1.0
 #: The time limit in seconds for a new child to acquire all locks, for each attempt to fork this child. The limits grow,
@@ -176,8 +176,8 @@ def _no_longer_ignore() -> None:
 os.register_at_fork(after_in_child=_no_longer_ignore)
 
 
-#: The message that a child sends before each lock: the child's number, and the index of the lock (`len(LOCKS)` after
-#: the last lock).
+#: The message that a child sends before it acquires a lock: the child's number and the index of the lock. After the
+#: last lock, the index is `len(LOCKS)`.
 _STEP, _BEGUN = struct.Struct("=II"), len(LOCKS)
 
 
@@ -245,8 +245,8 @@ class ForkedChild(ChildProcess):
 
     @property
     def ended(self) -> bool:
-        """Returns whether the child has exited. The result is False for a child that a held lock has blocked, because
-        it is forked again."""
+        """Returns whether the child has exited; False if a held lock has blocked the child, because such a child is
+        forked again."""
         return super().ended and not self.met_a_lock
 
     @property

@@ -1,9 +1,9 @@
 """Lets a separate process fork children, because a main process with CUDA or threads cannot be forked safely.
 
 Role: with start method "fork", the main process first forks a loader's children, and then the forking process. The
-forking process later forks the replacements of children that have exited. At that time, the main process may have
-threads or use CUDA, so a child that it forked itself might hang or fail. The forking process has one thread, runs no
-user code, and exits with the loader.
+forking process later forks the replacements of children that have exited. If the main process forked these replacements
+itself, they might hang or fail, because it may have threads or use CUDA by then. The forking process has one thread,
+runs no user code, and exits with the loader.
 
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
 the children of all loaders. Multiprocessing's fork server is not used, because it also forks the user's processes. The
@@ -67,8 +67,8 @@ class ForkingProcess:
     """
 
     #: The start of the forking process is abandoned if it takes more than this number of seconds and a signal has
-    #: arrived. Each abandoned start doubles this number, so that the start succeeds even if signals arrive
-    #: continuously.
+    #: arrived. The number doubles whenever a start of the forking process is abandoned, so that a start succeeds even
+    #: if signals arrive continuously.
     _grace = _LOOK
 
     def __init__(self, inherits: bool, launch: Callable[[socket.socket, socket.socket], ChildProcess]) -> None:
@@ -120,7 +120,7 @@ class ForkingProcess:
 
     @classmethod
     def spawned(cls, modules: Sequence[str]) -> ForkingProcess:
-        """The process imports `modules` before it forks children."""
+        """The forking process imports `modules` before it forks children."""
 
         def launch(theirs: socket.socket, _ours: socket.socket) -> ChildProcess:
             arguments = theirs, os.getpid(), None, None, (), modules
@@ -287,8 +287,8 @@ class SpawnedChild(ChildProcess):
 
 
 class RemoteChild(ChildProcess):
-    """A child of a forking process; the function `find` returns this process. With "forkserver", `find` starts a new
-    forking process if the old one has exited.
+    """A child of a forking process, which the function `find` returns. With "forkserver", `find` starts a new forking
+    process if the last one has exited.
     """
 
     def __init__(
@@ -329,8 +329,8 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # The child always gets an answer, because it might not notice that the pipe is closed: other forked
-            # processes may have copies of this end of the pipe.
+            # The child always gets an answer, because other forked processes may have copies of this end of the pipe,
+            # so the child might not notice that the pipe is closed.
             with contextlib.suppress(BrokenPipeError):
                 os.close(leave)
                 os.write(ours, answer)

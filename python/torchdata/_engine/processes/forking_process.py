@@ -130,8 +130,8 @@ class _ForkingProcess:
         return child.pid
 
     def _status(self, pid: int) -> int | None:
-        """Returns a child's exit code. The main process may request it twice, from several threads, or after Ctrl-C has
-        interrupted the wait for the first reply.
+        """Returns a child's exit code. The main process may request a child's exit code twice, from several threads, or
+        after Ctrl-C has interrupted the wait for the first reply.
         """
         child = self._children.get(pid)
         if child is None:

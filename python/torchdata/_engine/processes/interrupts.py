@@ -5,7 +5,7 @@ process's code. If the exception interrupted the start or the end of a child, th
 child's state. Python would ignore an exception in a hook of `os.fork`.
 
 A child must not run handlers of the main process, although terminals and clusters send signals to all processes of a
-program. A child starts with blocked signals. It first replaces the signal handlers by handlers that do nothing
+program. A child starts with blocked signals. The child first replaces the signal handlers by handlers that do nothing
 (`MainSignals`), and then unblocks the signals. If a child sends a signal to itself, the signal's default action is
 executed, so SIGTERM ends the child.
 
@@ -78,8 +78,9 @@ class InterruptsDeferred:
     The context does nothing outside the main thread, because Python runs handlers only in the main thread.
 
     Args:
-        later: whether the context is entered in a finalizer (a `__del__` or a callback of a weak reference). Signals
-            are then delivered after the finalizer has returned, because Python ignores exceptions in finalizers.
+        later: whether the context is entered in a finalizer (a `__del__` or a callback of a weak reference). In a
+            finalizer, signals are delivered only after the finalizer has returned, because Python ignores exceptions in
+            finalizers.
         noted: whether Ctrl-C was pressed before the context began, and must be delivered at the end of the context.
     """
 

@@ -6,7 +6,7 @@ processes. Each read in one process moves the shared file position, so other pro
 
 The check warns if, within one epoch, a file's position has changed, at least two children have read data, and the main
 process has read nothing. The kernel counts the reads of each process (`/proc/PID/io`). If a child exits, the kernel
-adds its reads to the reads of the main process, so this epoch causes no warning.
+adds the child's reads to the reads of the main process, so the check issues no warning for this epoch.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class SharedPositions:
     """This object must be created right before the children are forked.
 
     Args:
-        differ: whether one of the children is the dispatching process, which runs another graph. The first epoch is
-            then not checked, because children also read files while they start.
+        differ: whether one of the children is the dispatching process, which runs another graph; if so, the first epoch
+            is not checked, because children also read files while they start.
     """
 
     def __init__(self, pids: Callable[[], Sequence[int]], differ: bool) -> None:
@@ -81,7 +81,7 @@ def _open_for_reading() -> dict[int, tuple[int, int]]:
     found = {}
     with contextlib.suppress(OSError):
         for number in map(int, os.listdir("/proc/self/fd")):
-            # The list also contains the descriptor of `os.listdir` itself, which is already closed.
+            # `os.listdir` also returns the file descriptor that it has used and closed.
             with contextlib.suppress(OSError):
                 status = os.fstat(number)
                 is_read_only = fcntl.fcntl(number, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY

@@ -1,8 +1,8 @@
 """A child process as its parent sees it: the process id, a file descriptor for the process, and its exit code.
 
 Role: `Popen` of multiprocessing creates each process, so that it starts and exits like other processes of
-multiprocessing. The process is removed from multiprocessing's list of children. At exit, multiprocessing sends SIGTERM
-to the processes in this list and waits for them, but the engine's children ignore SIGTERM.
+multiprocessing. The process is removed from multiprocessing's list of children, because at exit, multiprocessing sends
+SIGTERM to the children in this list and waits for them, but the engine's children ignore SIGTERM.
 """
 
 from __future__ import annotations
@@ -60,7 +60,8 @@ class Pidfd:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the process has exited. Without a pidfd, this is known only after the process was reaped."""
+        """Whether the process has exited. Without a pidfd, the exit of the process is noticed only after the process
+        was reaped."""
         if self.descriptor >= 0:
             return is_ready(self.descriptor, 0)
         try:
@@ -77,8 +78,8 @@ class Pidfd:
                 os.kill(self._pid, number)
 
     def close(self) -> None:
-        # The attribute is cleared first, so that a child that another thread forks meanwhile does not close a closed
-        # descriptor.
+        # The attribute is cleared first, because a child that another thread forks meanwhile would otherwise close a
+        # closed descriptor.
         descriptor, self.descriptor = self.descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -114,7 +115,7 @@ class ChildProcess(ABC):
 
     def __init__(self, name: str, process_name: str) -> None:
         self.name = name
-        #: Whether `watch` is called only once all children have started, because later children would inherit the file
+        #: Whether `watch` is called after all children have started, so that later children do not inherit the file
         #: descriptor that `watch` opens.
         self.is_watched_later = False
         self._process_name = process_name
@@ -125,8 +126,7 @@ class ChildProcess(ABC):
         #: The exit code, negative for a signal; None while the process runs, or if the exit code is unknown.
         self.exitcode: int | None = None
         self.is_orphan = False
-        #: For a worker on another machine, a description of its exit. Messages contain this text instead of the exit
-        #: code.
+        #: For a worker on another machine, a description of its exit, which replaces the exit code in messages.
         self.told: str | None = None
         self._watch: Pidfd | None = None
         self._pipes: Popen | None = None

@@ -55,8 +55,8 @@ class Shutdown:
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Replaces an exited child by a child that is not started yet.
 
-        The caller must check `has_begun` after it has started the new child. If `has_begun` is True, the shutdown has
-        begun without the new child, and the caller must stop it.
+        After the caller has started the new child, it must check `has_begun`, and stop the new child if the shutdown
+        has begun without it.
         """
         if self.has_begun:
             return
@@ -154,10 +154,10 @@ def end_before_others() -> None:
 class OwnsChildren(Finalized):
     """A base class for objects that stop their children on `shutdown`, on deletion, and at interpreter exit."""
 
-    # `_finalize` stops the children. `weakref.finalize` is unsuitable, because a KeyboardInterrupt in its callback
-    # would be lost.
+    # `_finalize` stops the children. `_finalize` is used instead of `weakref.finalize`, because a KeyboardInterrupt in
+    # the callback of `weakref.finalize` would be lost.
     _shutdown: Shutdown
-    #: Whether the base class `Finalized` skips the call of `_finalize`.
+    #: If this attribute is True, the base class `Finalized` does not call `_finalize`.
     _ended = False
 
     def _own(self, children: list[ChildProcess], controls: list[Link], bells: BellBoard) -> None:

@@ -26,8 +26,8 @@ _SPAWNING = ("spawn", "forkserver")
 
 
 def start_method_of(context: BaseContext) -> str:
-    """Returns the start method of a context. In a user's context with an unknown method, the class of the processes
-    determines the result."""
+    """Returns the start method of a context, derived from the class of its processes if the user's context has an
+    unknown method."""
     method = context.get_start_method()
     if method in ("fork", *_SPAWNING) or not hasattr(context, "Process"):
         return method

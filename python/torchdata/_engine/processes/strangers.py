@@ -12,8 +12,8 @@ import os
 import sys
 import traceback
 
-# The process id of the engine's child. If user code forks a further process in the child, that process inherits this
-# variable, but has another process id.
+# The process id of the engine's child. A process that user code forks in the child inherits this variable, but has
+# another process id.
 _child: int | None = None
 
 

@@ -212,7 +212,7 @@ class _WorkerLane:
         Args:
             most: no further message is returned once the messages together have this many bytes.
             look: a function that returns the worker's state, or None if it returned the state less than `SEEN` seconds
-                ago. After the worker's exit, `look(True)` is called, which always returns the state.
+                ago. `look(True)` always returns the state, and is called after the worker's exit.
         """
         with self._pulling:
             if not self._has_ended:
@@ -322,7 +322,7 @@ class Host:
 
     def _watch(self) -> None:
         """Waits until the worker exits. If Ray's daemon (the parent of this process) has exited, Ray has killed the
-        worker. The worker's exit code is then not reported, because only Ray knows the reason.
+        worker, so the worker's exit code is not reported.
         """
         child = self._child
         while not child.ended:

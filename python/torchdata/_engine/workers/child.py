@@ -158,8 +158,8 @@ def run_child(setup: ChildSetup) -> None:
     if not setup.common.enter(setup.name, links, setup.stats.shared):
         return
     name_process("td_dispatch" if setup.dispatches else f"td_worker_{setup.number}")
-    # The slow import precedes `ChildLoop`: until the `ChildLoop` opens the control link, a shutdown kills the child
-    # without waiting.
+    # The program is imported before `ChildLoop` opens the control link, because until the link is open, a shutdown
+    # kills the child without waiting for the slow import.
     module, name = setup.program_class
     runner: type[Runner] = getattr(importlib.import_module(module), name).runner
     child = ChildLoop(setup, runner.is_interrupted)
@@ -239,9 +239,9 @@ def _keep_freed_memory() -> None:
     A child frees the objects of one batch, and allocates objects of the same sizes for the next batch. Each page that
     glibc has returned to the system causes a page fault when the child uses it again. Page faults take a tenth of the
     time for decoding an image. When a process frees a large block, glibc raises its limit for kept memory. A child may
-    never free such a block, because its large arrays are in shared memory. This function therefore allocates and frees
-    one large block, without touching its pages. A limit that the user has set by `MALLOC_TRIM_THRESHOLD_` remains in
-    effect.
+    never free such a block, because its large arrays are in shared memory. To raise this limit, the function allocates
+    and frees one large block, without touching its pages. A limit that the user has set by `MALLOC_TRIM_THRESHOLD_`
+    remains in effect.
     """
     bytes(_LARGEST_LEARNT)
 
@@ -264,8 +264,8 @@ def _keep_memory_of_tensors() -> None:
     Because of this gap, the memory of a freed tensor is slightly too small for the next tensor of the same size, so the
     process grows with each tensor. A worker that keeps a small tensor and frees a tensor of 20 MB for each item grows
     by 1.2 GB in 60 items; with huge pages, it grows by 20 MB. Huge pages also avoid page faults: filling a tensor of 20
-    MB causes 0 instead of 4,864 (glibc 2.36). Torch reads the environment variable when it creates its first tensor. If
-    the main process has already created a tensor, the variable has no effect in forked children.
+    MB causes 0 instead of 4,864 (glibc 2.36). Torch reads `THP_MEM_ALLOC_ENABLE` when it creates its first tensor. If
+    the main process has already created a tensor, forked children ignore this environment variable.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 

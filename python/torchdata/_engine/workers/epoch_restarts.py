@@ -27,8 +27,8 @@ class RestartableEpoch:
     """The data that a replacement needs to resume an epoch.
 
     Args:
-        commands: a function that returns the seeds and the reset function for the shard with the given number. The
-            number after the last shard means the dispatching process.
+        commands: a function that returns the seeds and the reset function for the shard with the given number. Given
+            the number of shards, this function returns the data for the dispatching process.
         resume: a function that computes the positions where the shards and the dispatching process resume, given the
             items that were received.
         before: the previous epoch, and each child's position in that epoch; None if no pipe keeps state from one epoch
@@ -72,8 +72,8 @@ class EpochRestarts(Restarts):
             return
         members, starts = self._members, run.resume(received)
         begin = any(begins(start) for index in indices for start in members.starts_of(index, starts))
-        # If pipes keep state between epochs, a new child without a snapshot of this epoch first recomputes the end of
-        # the previous epoch.
+        # If pipes keep state between epochs, and no snapshot of this epoch exists, a new child first recomputes the end
+        # of the previous epoch.
         repeats = run.before is not None and begin
         if repeats:
             assert run.before is not None
@@ -118,8 +118,8 @@ class EpochRestarts(Restarts):
                         )
 
     def _look_at_all(self, index: int) -> Callable[[], None]:
-        """Returns a function that raises `Gone` if the child has exited. With a dispatching process, it also raises
-        `Gone` if another child has exited, because the child may wait for that child forever.
+        """Returns a function that raises `Gone` if the child has exited. With a dispatching process, the function also
+        raises `Gone` if another child has exited, because the child may wait for the exited child forever.
         """
         look, processes = self.look_at(index), self._members.processes
 

@@ -100,8 +100,8 @@ class EpochRunner:
         return step != "end"
 
     def _obey(self, command: tuple[Any, ...]) -> str:
-        """Executes a command, and returns the name of the step, such as "run" or "apply". The step "leave" ends the
-        running epoch, and the command waits in `pending` until then.
+        """Executes a command, and returns the name of the step, such as "run" or "apply". If the step is "leave", the
+        running epoch ends, and the command waits in `pending` until then.
         """
         kind, serial, number, *content = command
         step, before, behind = self.obedience.obey(kind, number)
@@ -202,8 +202,8 @@ class EpochRunner:
         program = self.programs[place]
         # Only a graph that starts from its beginning sends a snapshot before it reads its sources.
         unread = announced and start.content is None
-        # In this context, threads of pipes do not read ahead before the first request. They might wait forever for a
-        # dispatched item, because other workers delay the item until this worker has sent its snapshot.
+        # Threads of pipes must not read ahead before this worker has sent its snapshot, because they might wait
+        # forever: other workers delay dispatched items until then.
         with beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if unread:

@@ -160,7 +160,8 @@ class Children(Group):
     def _await_snapshots(self) -> None:
         """Waits for the first snapshot of each worker, and replaces workers that exit or hang.
 
-        Without `on_timeout="restart"`, the wait ends after the timeout, and the next read of an item raises an error.
+        Without `on_timeout="restart"`, the wait for snapshots ends after the timeout, and the next read of an item
+        raises an error.
         """
         hangs = None if self._restarts is None else self._restarts.hangs
         began = time.monotonic()
@@ -204,7 +205,8 @@ class Children(Group):
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child between two items, and waits until all have applied it.
 
-        From then on, the exit of a child is an error, because a new child's graph would lack the changes by `function`.
+        After this call, the exit of a child is an error, because a new child's graph would lack the changes by
+        `function`.
         """
         self._check_alive()
         if self._restarts is not None:
@@ -224,8 +226,8 @@ class Children(Group):
             for index in range(len(self._processes)):
                 began = time.monotonic()
                 while not self._is_resting(index) and not self._has_obeyed(index):
-                    # This call allows all workers to send further items. Otherwise, the child might wait for the
-                    # dispatching process, which waits for a worker that has reached its limit.
+                    # All workers are allowed to send further items, because this child may need an item of the
+                    # dispatching process, which may wait for a worker that has reached its limit.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
@@ -236,8 +238,8 @@ class Children(Group):
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Kills the child if it has not executed its command within the timeout. Returns the start of the wait: the
-        current time if the child was killed, `began` otherwise.
+        """Kills the child if it has not executed its command within the timeout. Returns the time when the wait for the
+        command began, which is the current time if the child was killed, and `began` otherwise.
         """
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):
@@ -257,8 +259,8 @@ class Children(Group):
             return False
 
     def _send(self, index: int, kind: str, number: int, *content: Any, to: ChildProcess | None = None) -> None:
-        """Sends a command to a child, and to its replacement if the child exits meanwhile. If `to` is given, only this
-        process gets the command."""
+        """Sends a command to a child, and to its replacement if the child exits meanwhile. If `to` is given, the
+        command is not sent to a replacement of the process `to`."""
         began = time.monotonic()
         while to is None or self._processes[index] is to:
             try:

@@ -223,7 +223,7 @@ class Group(OwnsChildren):
         """
         signs = [(index, process.sign) for index, process in enumerate(self.members.processes)]
         if self.restarts is not None:
-            # A strong reference could create a reference cycle between `collector`, `self.restarts` and the shutdown.
+            # A weak reference avoids a reference cycle between `collector`, `self.restarts` and the shutdown.
             own = weakref.ref(self.restarts)
             collector.watch_and_replace(
                 signs,
@@ -323,8 +323,8 @@ def pickled_program(
         except SharedMemoryHeld:
             raise
         except Exception as error:
-            # Multiprocessing raises this error for its locks and queues, which can be pickled only while a child is
-            # being started.
+            # Multiprocessing raises an error with "inheritance" for its locks and queues, because they can be pickled
+            # only while a child is being started.
             if is_of_handler(error) or "inheritance" in str(error):
                 raise
     from torchdata._by_value import ByValuePickler

@@ -2,9 +2,9 @@
 
 A process hangs if the main process has waited `timeout` seconds for it, and its counters have not changed during this
 time. A counter changes whenever a pipe of the process yields an item, or the process sends a message. The use of a
-processor alone does not count as progress, because an endless loop also uses a processor. For processes that use a
-processor, the limit is `patience` instead of `timeout`. A process that waits for another process does not count as
-hanging, unless it is suspended (SIGSTOP).
+processor alone is not progress, because an endless loop also uses a processor. For processes that use a processor, the
+limit is `patience` instead of `timeout`. A process that waits for another process is not considered to hang, unless it
+is suspended (SIGSTOP).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from torchdata._engine.workers.members import Members
 #: The minimum limit in seconds for a process that computes its first item, because it imports the program and loads a
 #: state.
 STARTING = 60.0
-#: A process counts as working if its threads use, or wait for, a processor for at least this fraction of the time.
+#: A process is considered to work if its threads use, or wait for, a processor for at least this fraction of the time.
 WORKING = 0.1
-#: A process on another machine also counts as hanging if its last counters are older than the time limit of the process
+#: A process on another machine is also considered to hang if its last counters are older than the process's time limit
 #: plus this number of seconds.
 UNHEARD = 5.0
 
@@ -73,7 +73,7 @@ class _WorkMark:
     """A measurement of how much of the time a process uses a processor.
 
     Args:
-        at: the time when the measurement began.
+        at: the time when the current measurement began.
         looked: the time when this object was last used.
         worked: the processor time until `at`, in seconds.
         works: whether the process used a processor during the last complete measurement.
@@ -144,7 +144,7 @@ class Hangs:
         Args:
             peer: the number of the shard that the main process waits for; None means shard 0.
             waited: seconds since the wait began.
-            limit: the number of seconds without progress that makes a process count as hanging; a multiple of the
+            limit: the number of seconds without progress after which a process is considered to hang; a multiple of the
                 timeout.
         """
         pages = self._pages()
@@ -240,10 +240,10 @@ class Hangs:
         worked = process.worked(page)
         if worked is None:
             return False
-        # `worked` decreases when a thread of the process ends; the process then counts as working.
+        # `worked` decreases when a thread of the process ends; if so, the process is considered to work.
         grown = math.inf if mark is None or worked < mark.worked else worked - mark.worked
-        # The kernel counts the time of a wait for a processor only once the wait has ended, so `is_running` checks for
-        # a current wait.
+        # The kernel adds the time of a wait for a processor only when the wait ends, so `is_running` checks for a wait
+        # that has not ended.
         works = mark is None or grown >= WORKING * (now - mark.at) or process.is_running
         self._marks[child] = _WorkMark(pid, now, now, worked, works)
         return works
@@ -277,8 +277,8 @@ class Hangs:
 
 
 def _unheard(page: Any, limit: float) -> float:
-    """Returns the age of the last counters from another machine, in seconds. Returns 0 if newer counters are overdue,
-    so that the process counts as hanging.
+    """Returns the age of the last counters from another machine, in seconds; 0 if newer counters are overdue, so that
+    the process is considered to hang.
     """
     if page is None or not page["heard"]:
         return 0.0

@@ -35,7 +35,7 @@ from torchdata.datapipes._pipe.graph.traversal import LARGEST_STRUCTURE, is_pipe
 T = TypeVar("T")
 LockType = type(Lock())
 
-#: Instances of subclasses are not copied, because they may have more attributes.
+#: Instances of subclasses of these containers are not copied, because they may have more attributes.
 _CONTAINERS = frozenset({list, tuple, set, frozenset, deque, bytearray, dict, defaultdict, OrderedDict, Counter})
 
 _ATOMS = frozenset({NoneType, bool, int, float, str, bytes, type, range, FunctionType, BuiltinFunctionType})
@@ -170,7 +170,7 @@ def _copied(generator: Any) -> Any:
 
 #: Data with at least this many bytes are shared by all replicas.
 _SHARED_BYTES = 1 << 16
-#: Objects of these types are shared with the copy, because they are immutable or cannot be copied.
+#: Objects of these types are shared between a graph and its copy, because they are immutable or cannot be copied.
 _SHARED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType, GeneratorType, IOBase, LockType)
 
 

@@ -54,9 +54,9 @@ class _DummyIterDataPipe(IterDataPipe[Any]):
 def find_lca_round_robin_sharding_dp(graph: Graph | DataPipeGraph) -> DataPipe | None:
     """Returns the last of the pipes that run in the dispatching process; None if no pipe runs there.
 
-    The items of all `sharding_round_robin_dispatch` pipes pass through the returned pipe. If several pipes fulfill this
-    condition, the pipe closest to the sources is returned. If a branch shares a source with a dispatched branch, both
-    branches are dispatched. Pipes that read from each other in a cycle are dispatched together.
+    The items of all `sharding_round_robin_dispatch` pipes pass through the returned pipe. If all dispatched items pass
+    through several pipes, the pipe closest to the sources is returned. If a branch shares a source with a dispatched
+    branch, both branches are dispatched. Pipes that read from each other in a cycle are dispatched together.
     """
     graph = whole(graph)
     dispatched: set[int] = set()
@@ -89,8 +89,8 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """Appends an `on_error` to `part`, which runs in other processes, if `graph` contains an `on_error` after `part`. A
-    process can skip only its own exceptions.
+    """If `graph` contains an `on_error` after `part`, also appends an `on_error` to `part`, which runs in other
+    processes, because a process can skip only its own exceptions.
     """
     for skipper in graph:
         if not isinstance(skipper, OnError):
@@ -108,7 +108,7 @@ def skipping_as_before(part: Graph, graph: Graph) -> Graph:
 
 
 def find_non_dispatching_branches(graph: Graph | DataPipeGraph) -> list[DataPipe]:
-    """Returns the last pipe of each branch without dispatched items, which the workers must shard themselves."""
+    """Returns the last pipe of each branch that the workers must shard, because its items are not dispatched."""
     graph = whole(graph)
     dispatched = (DispatchedSource, _DummyIterDataPipe)
     if not any(isinstance(pipe, dispatched) for pipe in graph):

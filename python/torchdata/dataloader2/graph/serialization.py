@@ -48,7 +48,7 @@ class GraphTemplate:
         return _cloudpickled(self._kept)
 
     def fits(self, most: int) -> bool:
-        """Returns whether the pickle has at most `most` bytes. Pickling stops once it exceeds this size."""
+        """Returns whether the pickle has at most `most` bytes. Pickling stops once the pickle exceeds `most` bytes."""
         with FailuresSuppressed():
             return _fits(pickle.Pickler, self._kept, most)
         from torchdata._by_value import ByValuePickler

@@ -19,7 +19,7 @@ DataPipeGraph = dict[int, tuple[DataPipe, "DataPipeGraph"]]
 
 
 def has_method(datapipe: Any, name: str) -> TypeGuard[Any]:
-    """Functional forms of pipes, such as `map`, do not count as methods."""
+    """Returns False for functional forms of pipes, such as `map`, because they are not methods."""
     return callable(getattr(type(datapipe), name, None)) or callable(getattr(datapipe, "__dict__", {}).get(name))
 
 
@@ -80,7 +80,7 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        # Further readers of this pipe share the dictionary of its sources.
+        # Other pipes that read from this pipe share its dictionary of sources.
         if everywhere:
             finished[id(pipe)] = found
         return found, everywhere
@@ -118,8 +118,8 @@ def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
 
     Args:
         graph: a result of `traverse_dps`.
-        dp_type: the type; instances of subclasses are not found. A class of torch that has the same name as a class of
-            this package, such as `torch.utils.data.datapipes.iter.Shuffler`, finds the pipes of both classes.
+        dp_type: the type; instances of subclasses are not found. If `dp_type` has the same name in torch and in this
+            package, such as `torch.utils.data.datapipes.iter.Shuffler`, pipes of both classes are found.
 
     Returns:
         The pipes; an empty list if there are none.
@@ -219,7 +219,8 @@ def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
 
 
 def _reached(end: DataPipe, without: DataPipe, sources: Callable[[DataPipe], list[DataPipe]]) -> dict[int, DataPipe]:
-    """Returns the pipes that `end` reads, except `without` and the sources that only `without` reads."""
+    """Returns `end` and all its direct and indirect sources, except `without` and the sources that only `without`
+    reads."""
     found: dict[int, DataPipe] = {}
     waiting = [end]
     while waiting:

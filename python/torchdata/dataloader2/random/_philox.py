@@ -40,7 +40,7 @@ class PhiloxEngine:
         return self._seeded().generate_seed()
 
     def clone(self) -> PhiloxEngine:
-        """The copy generates the same numbers from now on."""
+        """The copy generates the same numbers as the original from now on."""
         return copy.deepcopy(self)
 
     def spawn(self, index: int) -> PhiloxEngine:

@@ -26,10 +26,9 @@ class SeedGenerator(_native.SeedGenerator):
     """Draws seeds that are all derived from one number.
 
     The generator has two streams. *Shared* seeds are equal in all generators with the same seed: on every rank and in
-    every worker. The seeds of the second stream differ between the
-    generators that `spawn` returns for different workers. A shuffle before a
-    `sharding_filter` uses shared seeds, so it has the same order in a single process and in workers. ChaCha12 generates
-    both streams.
+    every worker. The second stream has different seeds in each worker: `spawn` returns a generator for a worker. A
+    shuffle before a `sharding_filter` uses shared seeds, so it has the same order in a single process and in workers.
+    ChaCha12 generates both streams.
 
     Args:
         seed: an integer from 0 to 2**64 - 1; None (the default) draws a seed from torch's global generator if torch is
@@ -64,8 +63,9 @@ class SeedGenerator(_native.SeedGenerator):
     def spawn(self, worker_id: int, inplace: bool = False) -> SeedGenerator:
         """Returns the generator of worker (or rank) `worker_id`.
 
-        The new generator has the same shared seeds as this generator, and an independent second stream. With `inplace`,
-        this generator itself becomes the worker's generator. Without `inplace`, this generator is not changed.
+        The new generator has the same shared seeds as this generator, but its other seeds are independent of this
+        generator. With `inplace`, this generator itself becomes the worker's generator. Without `inplace`, this
+        generator is not changed.
         """
         if isinstance(worker_id, bool) or not isinstance(worker_id, int):
             raise TypeError(f"worker_id must be an integer, not {worker_id!r}")

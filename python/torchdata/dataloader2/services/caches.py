@@ -39,10 +39,11 @@ class Caches:
         self._graph: DataPipe | None = None
         self._caches: Sequence[tuple[Any, str]] = ()
         self._is_new, self._was_empty = True, False
-        #: The epoch that fills (or has filled) the caches, and whether the snapshot of its beginning is missing.
+        #: The epoch that fills (or has filled) the caches, and whether the snapshot from the beginning of this epoch is
+        #: missing.
         self._filled: Filled | None = None
         self._lacks_start = False
-        #: The cached items that snapshots omit, and the size and checksum of these items at the epoch's beginning.
+        #: The cached items that snapshots omit, and their size and checksum at the beginning of the epoch.
         self._left_out: list[Any] = []
         self._measure: _Measure | None = None
         self._is_untouched = False
@@ -67,8 +68,8 @@ class Caches:
             if not is_same or not (self._is_untouched or _measured(values) == self._measure):
                 self.forget()
         else:
-            # An interrupted epoch may have modified only some of the cached objects, but repeating the whole epoch
-            # would modify all cached objects.
+            # If an epoch is interrupted, only some of the cached objects may have been modified, but repeating the
+            # whole epoch would modify all of them.
             is_exact = was_empty and (_has_finished(datapipe) or self._ends_in_cache(datapipe))
             measure = _measured(values) if is_exact else None
             if measure is None or self._most is None or measure.size <= self._most:
@@ -138,7 +139,8 @@ class Caches:
             self._filled = filled._replace(start=snapshot) if filled.start == b"" else filled
 
     def put_back(self, filled: Filled, values: list[Any], is_strict: bool) -> None:
-        """Must be called after all other pipes of the graph were loaded.
+        """Must be called after all pipes were loaded, because this method replaces the cached items of the loaded
+        pipes.
 
         Raises RuntimeError if `is_strict` is True and the items differ from the original items. Items that differ only
         in floating-point numbers and arrays cause only a warning.
@@ -154,8 +156,8 @@ class Caches:
 
 
 def _complain(is_noise: bool) -> None:
-    """Warns if the recomputed items differ only in floating-point numbers and arrays (`is_noise`). For any other
-    difference, raises an error."""
+    """Warns if the recomputed items differ only in floating-point numbers and arrays (`is_noise`), and raises an error
+    if they differ in other values."""
     if is_noise:
         warn_outside(
             "the items of a cache were recomputed for resuming, and have other numbers than the cached items. If these "

@@ -48,7 +48,7 @@ class _Start(NamedTuple):
 
     Args:
         position: the number of items that the pipes before the filter have yielded.
-        entries: the states of the pipes before the filter; None if the shard's own replica of these pipes is already at
+        entries: the states of the pipes before the filter; None if the shard's replica of these pipes is already at
             `position`.
         generators: the states of the random generators; None if no number was drawn since the beginning of the epoch.
     """
@@ -62,7 +62,7 @@ class CommonParts:
     """Creates a `CommonPart` for each `sharding_filter` if the pipes before the filter can run once for all shards.
 
     Args:
-        is_alone: whether the process runs only one shard, so that a `CommonPart` is needed only for pipes that may draw
+        is_alone: whether the process runs only one shard, which needs a `CommonPart` only for pipes that may draw
             random numbers.
     """
 
@@ -113,8 +113,8 @@ class Share:
         #: resumed, and are dropped.
         self.queue: deque[Any] = deque()
         self.skips = 0
-        #: A position, not later than the shard's position, where the shard's own replica can resume; None until the
-        #: `sharding_filter` is read.
+        #: A position, not later than the shard's position, where the shard's replica can resume; None until the shard
+        #: requests its first item.
         self.start: _Start | None = None
         self._begun = 0
 
@@ -130,7 +130,7 @@ class Share:
         """Returns an iterator over the items of the shard. The `sharding_filter` calls this method once in an epoch.
 
         Args:
-            position: the number of items that the pipes before the filter have yielded in the shard's own replica.
+            position: the number of items that this shard's replica of the pipes before the filter has yielded.
             generators: the states that the random generators of the common part have at `position`; see `_Start`.
         """
         part, begun = self.part, token_of(self.datapipe).yielded
@@ -159,12 +159,13 @@ class Share:
                 return queue
 
     def saved(self) -> _Start | None:
-        """Returns a position where the shard can resume, and the states of the pipes before the `sharding_filter`; None
-        if the filter was not read yet."""
+        """Returns a position where the shard can resume, with the states of the pipes before the `sharding_filter`;
+        None if no item was requested from the filter yet."""
         return self.start if self.part is None else self.part.before(self) or self.start
 
     def entries(self) -> dict[int, PipeEntry]:
-        """Returns the states of the pipes before the sharding filter, by pipe id, for the position from `saved()`."""
+        """Returns the states of the pipes before the sharding filter, by pipe id, at the position that `saved()`
+        returns."""
         found = self.saved()
         if found is None or found.entries is None:
             return {}
@@ -206,8 +207,8 @@ class CommonPart:
         #: The generators of the shard that requests an item, and the generators of the pipes before the filter.
         self._globals = ShardGlobals(), ShardGlobals()
         self._turns = ShardTurns(self._globals, self._exchange, 0)
-        #: The function that switches between the random generators of the common part and of the shard. If the common
-        #: part contains no user code, the function is `_stay`, which does nothing.
+        #: The function that switches between the random generators of the common part and of the shard. Without user
+        #: code in the common part, the function is `_stay`, which does nothing.
         self._enter: Callable[[int], object] = self._turns.enter
 
     @property
@@ -236,7 +237,7 @@ class CommonPart:
             self._deal()
 
     def _remove(self, share: Share, start: _Start | None) -> None:
-        """Removes a shard from this common part. The shard then runs its own replica of the pipes."""
+        """Removes a shard from this common part, so that the shard runs its own replica of the pipes."""
         part = CommonPart(self._seed)
         part._shares.append(share)
         part._attributes = self._attributes

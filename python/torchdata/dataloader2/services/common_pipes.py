@@ -38,8 +38,9 @@ def filters_with_common_part(graph: Graph) -> list[ShardingFilter[Any]]:
     """Returns each `sharding_filter` with a common part: pipes before the filter that run once for all shards.
 
     Every pipe after such a filter reads its source only once in an epoch, and no other pipe reads the common part. The
-    result is empty if a pipe keeps state beyond an epoch, or reads ahead in a thread, which might draw from the common
-    part's generators. A filter that can skip the items of other shards without computing them is not returned.
+    result is empty if a pipe keeps state beyond an epoch, or if a pipe reads ahead in a thread, because the thread
+    might draw from the common part's generators. A filter that can skip the items of other shards without computing
+    them is not returned.
     """
     if lasts(graph):
         return []
@@ -59,8 +60,8 @@ def _is_suited(pipe: Any) -> bool:
 
 
 def _is_apart(graph: Graph, datapipe: ShardingFilter[Any]) -> bool:
-    """Returns whether the filter's sources can run once for all shards: a single replica can compute the items of all
-    shards, and only the filter reads the sources."""
+    """Returns whether the pipes before the filter can run once for all shards: one replica can compute the items of all
+    shards, and only the filter reads these pipes."""
     source = datapipe.source_datapipe
     if not datapipe._gives_each_item_to_one_worker() or not is_iter_pipe(source) or datapipe._skips_others():
         return False

@@ -115,8 +115,8 @@ class ReadingServiceInterface(ABC):
             iter_reset_fn: the return value of the previous service in a `SequentialReadingService`.
 
         Returns:
-            A function that changes the graph for this epoch; None for no function. The next service applies the
-            function, or the loader after the last service.
+            A function that changes the graph for this epoch, or None. The next service calls the function; after the
+            last service, the loader calls it.
         """
         return iter_reset_fn
 
@@ -138,12 +138,12 @@ class ReadingServiceInterface(ABC):
             full_stats: whether the time of each pipe is measured.
             resumed: a function that returns the shards of the epoch that the loader resumes, or None at the beginning
                 of an epoch. `resumed` must not be called before the rank is known.
-            ranks: a function that returns the rank of the loader, or None if it is not known yet.
+            ranks: a function that returns the rank of the loader, or None if the rank is not known yet.
         """
 
     def with_shards(self) -> ReadingServiceInterface:
-        """Returns the service that a loader without workers uses to finish an epoch that began in workers. The default
-        implementation returns this object."""
+        """Returns the service that a loader without workers uses to finish an epoch that began in workers. By default,
+        `with_shards` returns the service itself."""
         return self
 
     def runs_shards(self) -> bool:
@@ -203,7 +203,7 @@ class ReadingServiceInterface(ABC):
         """Returns the processes of this package's engine that run the graph. The loader shows the counters of the
         returned processes.
 
-        Returns None if the service starts no processes of the engine. The loader then counts the items in the main
+        Returns None if the service starts no processes of the engine; the loader then counts the items in the main
         process.
         """
         return None

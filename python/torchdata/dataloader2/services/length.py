@@ -1,6 +1,6 @@
 """Computes the number of items of an epoch, before or while workers and ranks run.
 
-Role: shards copies of the pipes, without their data, for each worker and rank, and adds up their lengths.
+Role: for each worker and rank, copies the pipes without their data, shards the copies, and adds up their lengths.
 """
 
 from __future__ import annotations

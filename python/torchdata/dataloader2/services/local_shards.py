@@ -26,7 +26,7 @@ _REMEMBERED = 1 << 12
 
 
 class _Delivered(NamedTuple):
-    """The position after an item: the number of items that this run has delivered, the shard of the last item, and the
+    """The position after an item: the number of items that were delivered, the shard of the last item, and the
     `Account` of each shard's items in the epoch."""
 
     total: int
@@ -56,8 +56,8 @@ class LocalShards:
         #: The positions after the latest items. An item is recorded by one call of `append`, which Ctrl-C cannot
         #: interrupt.
         self._positions: deque[_Delivered] = deque(maxlen=_REMEMBERED)
-        #: Pairs of a number of delivered items, and the snapshots of all shards after these items. The first pair is
-        #: from the beginning of this run. At most two further pairs contain the latest snapshots.
+        #: Each entry contains a number of delivered items, and the snapshots of all shards after these items. The first
+        #: entry is from the beginning of the run, and at most two further entries contain the latest snapshots.
         self._snapshots: list[tuple[int, Sequence[Kept | None]]] = []
         #: `_is_busy`: whether an item is being computed, or its computation was interrupted. `_is_stopped`: whether
         #: `stop` was called. Both flags prevent snapshots.
@@ -122,7 +122,8 @@ class LocalShards:
                 program.call(function)
 
     def end_epoch(self) -> None:
-        """Does nothing; only forked children need the check of file positions in `Group.end_epoch`."""
+        """Does nothing, because without child processes, no file positions need to be checked (see
+        `Group.end_epoch`)."""
 
     def shutdown(self) -> None:
         """Ends the threads of the pipes."""
@@ -169,8 +170,8 @@ class LocalShards:
         return self._positions[-1].total
 
     def positions(self, delivered: int | None = None) -> tuple[list[tuple[Account, Any]], int, None] | None:
-        """Returns the positions of all shards after `delivered` items of this run; None if these items are too old, so
-        that their positions were dropped.
+        """Returns the positions of all shards after `delivered` items; None if these positions are too old and were
+        dropped.
 
         Args:
             delivered: the number of items; None for the current position.
@@ -206,7 +207,7 @@ class LocalShards:
         self._snapshots[1:] = [*self._snapshots[1:][-1:], (total, snapshots)]
 
     def follow(self, delivery: object) -> None:
-        """Does nothing, because every item is delivered as soon as it is computed."""
+        """Does nothing, because a computed item is delivered immediately."""
 
     def stop(self) -> None:
         self._is_stopped = True

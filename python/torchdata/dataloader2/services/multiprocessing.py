@@ -64,16 +64,16 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     With `on_worker_exit="restart"`, no item is lost or repeated, and the order of items does not change. The new
     process recomputes, compares and drops items that the main process has already received, so the pipeline must
     reproduce its items. Each restart causes a `RuntimeWarning`. If processes exit three times at the same item,
-    `WorkerExitedError` is raised with the item's number. If there is a dispatching process, all processes are replaced
-    together. Under "fork", a helper process forks the new processes. The helper was forked when the loader started, so
-    threads and CUDA that the main process uses later cause no problems.
+    `WorkerExitedError` is raised with the item's number. With a dispatching process, the exit of one process replaces
+    all processes. Under "fork", a helper process forks the new processes. The helper was forked when the loader
+    started, so threads and CUDA that the main process uses later cause no problems.
 
     `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
     processes. A process hangs if the main process has waited `timeout` seconds for it, and no pipe of the process has
     yielded an item during this time. If a filter drops all items, the process does not hang, because the pipes before
-    the filter yield items. If a function takes longer than `timeout` for one item, the process counts as hanging,
-    unless `patience` is greater. Each time a process is killed at the same item, the timeout for this item doubles.
-    While a process starts, the timeout is at least a minute.
+    the filter yield items. If a function takes longer than `timeout` for one item, the process is considered to hang,
+    unless `patience` is greater. Each kill at the same item doubles the timeout for this item. While a process starts,
+    the timeout is at least a minute.
 
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
@@ -92,23 +92,23 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         in_order: whether items are taken from the workers in turn, so that their order is deterministic; True by
             default. With `in_order=False`, the first ready item of any worker is taken. The dispatching process always
             sends its items to the workers in turn, regardless of `in_order`.
-        memory_budget: bytes of shared memory that all the workers' items may use together, until the program frees the
-            items; None for a quarter of the machine's memory. Only memory that items actually use is allocated. Items
-            beyond `memory_budget` are copied, which is slower.
+        memory_budget: the maximum number of bytes of shared memory for all the workers' items, until the program frees
+            the items; None for a quarter of the machine's memory. Only memory that items actually use is allocated. If
+            the items exceed `memory_budget`, further items are copied, which is slower.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" raises `WorkerExitedError` if a worker or the dispatching process exits. "restart"
-            replaces the process that has exited. The new process resumes from the last snapshot.
+            replaces the process that has exited. The replacement resumes from the last snapshot of the exited process.
         on_timeout: "error" raises TimeoutError after `timeout` seconds without an item. "restart" kills the process
             that hangs and replaces it. `on_timeout` does not replace processes that exit for other reasons.
         patience: with `on_timeout="restart"`, the timeout in seconds for processes that are busy; None (the default)
-            means the value of `timeout`. A process is busy if, for at least a tenth of the last `timeout / 2` seconds,
-            its threads have run or waited for a processor.
+            means the value of `timeout`. A process is busy if its threads have run, or waited for a processor, for at
+            least a tenth of the last `timeout / 2` seconds.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
             for no limit. If the data in a worker's pipes exceed the worker's share of `snapshot_budget`, the worker
-            sends snapshots only when a state is requested. A restarted worker then recomputes all items since its last
-            snapshot, or since the beginning of the epoch. To refill a cache, a restarted worker repeats the epoch that
-            filled the cache. If the cached items were modified, the snapshot at the start of an epoch contains the
-            cached items regardless of `snapshot_budget`.
+            sends snapshots only when a state is requested. If a worker without recent snapshots is restarted, it
+            recomputes all items since its last snapshot, or since the beginning of the epoch. To refill a cache, a
+            restarted worker repeats the epoch that filled the cache. If the cached items were modified, the snapshot at
+            the start of an epoch contains the cached items regardless of `snapshot_budget`.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -198,7 +198,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             refuse_ranks(Graph(datapipe))
             say(self._chosen().line)
         resumed, self._rank = self._resumed(), self._ask_rank() or (0, 1, False)
-        # the service drops both functions, because they refer to the loader and would keep it alive
+        # the service drops these two callbacks of the loader, because they would keep the loader alive
         self._resumed, self._ask_rank = _none, _none
         if self.num_workers == 0 and resumed is None and self.splits is None:
             self._end_datapipe = function_in_use("process_init_fn")(datapipe, WorkerInfo(1, 0), self.worker_init_fn)
@@ -375,7 +375,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             # registered.
             in_workers, dispatching = (epochs.and_then(iter_reset_fn) for epochs in self._epochs)
             self._divide_anew(self._worker_output)
-            # The last entry is for the dispatching process, which uses only the shared seeds of its generator.
+            # The last seed generator is for the dispatching process, which uses only the shared seeds.
             seeds = [*(seeds_of(generator, shard) for shard in self._shards), generator.spawn(len(self._shards))]
             number = len(self._shards)
             self._worker_output.start_epoch(
@@ -386,7 +386,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     def _divide_anew(self, output: WorkerOutput) -> None:
         """Replaces workers that run shards of a loaded state by workers that run this loader's own shards.
 
-        Nothing changes if pipes keep state between epochs, because each saved state belongs to one shard.
+        If pipes keep state between epochs, the workers are not replaced, because each saved state belongs to one shard.
         """
         own = self._own_shards()
         if not own or list(self._shards) == list(own) or output.resumes or output.lasts:
@@ -465,8 +465,8 @@ def _none() -> None:
 
 
 def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
-    """Returns the seed generator of a shard, which is derived from `generator`. If the shard may run on any rank
-    (`moved`), `generator` must be equal on all ranks."""
+    """Derives the seed generator of a shard from `generator`, which must be equal on all ranks if the shard may run on
+    any rank (`moved`)."""
     if shard.splits:  # the seeds of splits are equal on all ranks
         return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)
     if shard.moved and shard.ranks > 1:

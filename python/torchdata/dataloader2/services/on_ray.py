@@ -54,8 +54,8 @@ class RayReadingService(MultiProcessingReadingService):
         ray_remote_args: Ray's options of each worker's actor, such as `{"num_cpus": 2, "resources": {"fast_disk": 1},
             "scheduling_strategy": "SPREAD", "runtime_env": {"pip": ["emoji"]}}`; one CPU by default.
         in_order: see `MultiProcessingReadingService`.
-        memory_budget: bytes of shared memory for items in the main process. All workers together may use the same
-            number of bytes. None (the default) means a quarter of the machine's memory.
+        memory_budget: bytes of shared memory for items in the main process, and the same number of bytes for all
+            workers together. None (the default) means a quarter of the machine's memory.
         timeout: seconds to wait for an item before the action of `on_timeout`; None (the default) or 0 for no limit.
         on_worker_exit: "error" raises `WorkerExitedError` if a worker, its actor or its machine fails. "restart"
             makes Ray start a new worker, which resumes from the last snapshot.

@@ -2,8 +2,8 @@
 
 Role: receives the samples that each worker takes before its `sharding_filter`, and raises an exception if workers read
 the same items in different orders. Different items at one position do not prove different orders, because a source may
-augment its items at random. Two workers' orders differ if some items have different positions, and some positions have
-different items.
+augment its items at random. The orders of two workers differ if some items have different positions, and some positions
+have different items.
 
 An exception is also raised if two workers read the same items, although a source divides its items among the workers.
 """
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from torchdata.datapipes._pipe.witnessing import Note
 
 #: Two orders differ if at least this many items have different positions, and at least this many positions have
-#: different items. A source that draws random items from a small set may yield the same item at different positions by
-#: chance. With `_PROOF` items, this causes a false error in at most one of a million epochs.
+#: different items. By chance, a source that draws random items from a small set may yield the same item at different
+#: positions; with `_PROOF` items, this causes a false error in at most one of a million epochs.
 _PROOF = 20
 
 
@@ -25,8 +25,8 @@ class _Order:
     def __init__(self) -> None:
         self._positions: dict[int, dict[int, int]] = {}
         self._at: dict[int, dict[int, int]] = {}
-        #: For the workers `key` and `key + 1`, `_differs` counts the positions with different items, and `_moved`
-        #: counts the items with different positions.
+        #: These attributes compare worker `key` with worker `key + 1`: `_differs` counts the positions with different
+        #: items, and `_moved` counts the items with different positions.
         self._differs: Counter[int] = Counter()
         self._moved: Counter[int] = Counter()
         #: The checksums of the sampled items: in `_begun` for workers that are reading the source, and in `_whole` for
@@ -35,8 +35,8 @@ class _Order:
         self._whole: dict[int, list[int]] = {}
 
     def differs(self, worker: int, note: Note) -> tuple[int, int, int] | None:
-        """Returns None if the orders do not differ. Otherwise, returns an item's position, a worker that has read this
-        item at another position, and this second position."""
+        """If the orders differ, returns an item's position, a worker that has read this item at another position, and
+        this second position; otherwise None."""
         found: tuple[int, int, int] | None = None
         positions, at = self._positions.setdefault(worker, {}), self._at.setdefault(worker, {})
         for position, checksum in note.samples:
@@ -74,7 +74,7 @@ class _Shares:
         self._is_whole: dict[int, bool] = {}
 
     def same(self, worker: int, note: Note) -> int | None:
-        """Returns another worker that has read the same items, or None."""
+        """If another worker has read the same items as `worker`, returns its number; otherwise None."""
         mine = self._samples.setdefault(worker, set())
         mine.update(checksum for _, checksum in note.samples)
         self._is_whole[worker] = note.start == 0 and note.length == len(mine) > 0

@@ -150,8 +150,8 @@ def process_reset_fn(
         datapipe: the last pipe of the graph.
         worker_info: the number of this worker, and the number of workers.
         seed_generator: the generator for drawing seeds; each worker has one (`SeedGenerator.spawn`).
-        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. The value is
-            True in the dispatching process, because its pipes run in no other process.
+        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. Must be True
+            in the dispatching process, because its pipes run in no other process.
         iter_reset_fn: the reset function that the preceding reading service has returned, for example a
             `DistributedReadingService`.
         custom_reset_fn: the user's reset function, which is called last.
@@ -293,8 +293,8 @@ class GraphProgram(EpochProgram):
         self._reading_ahead, self._graph, self.globals.is_all = None, None, False
 
     def _running_graph(self) -> Graph:
-        """Returns the graph of the running iteration. If the graph contains no pipes of the user, which may change
-        their sources, it is stored for further calls."""
+        """Returns the graph of the running iteration. If no pipe of the user can change its sources, the graph is
+        stored for further calls."""
         graph = self._graph or Graph(self.datapipe)
         if self._graph is None and all(type(pipe).__module__.startswith("torchdata.") for pipe in graph):
             self._graph = graph
@@ -354,8 +354,8 @@ class GraphProgram(EpochProgram):
         """Computes the first item of the last epoch, if the program abandoned that epoch before this shard computed an
         item.
 
-        A user's pipe may count its epochs when it computes its first item. If some shards computed no item, the counts
-        would differ between the shards.
+        A user's pipe may count its epochs when it computes its first item. The epoch counters of the shards would
+        differ if some shards computed no item.
         """
         if self._running is not None and self._is_unread() and any(map(may_draw, Graph(self.datapipe))):
             with suppress(Exception):  # the error belongs to the epoch that was left
@@ -374,8 +374,8 @@ class GraphProgram(EpochProgram):
         return _yielded(self.datapipe) == self._running[1]
 
     def _begin_common_part(self, seeds: bytes) -> None:
-        """Runs pipes once for all shards. This requires that the number of shards is fixed, and that no user function
-        may change a shard's pipes.
+        """Runs pipes once for all shards if the number of shards is fixed and no user function may change a shard's
+        pipes.
         """
         if self._shard.splits and not self.replaced and self.init_fn is None and self.reset_fn is None:
             seed = partial(self._seed_common_part, seeds)
@@ -442,8 +442,8 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # No snapshot can be taken, so the main process uses the last snapshot that this process has sent. Without
-            # such a snapshot, the main process receives the reason.
+            # Without a new snapshot, the main process uses the last snapshot of this epoch or, if none was sent,
+            # receives the reason.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
@@ -456,7 +456,7 @@ class GraphProgram(EpochProgram):
             return None
         source = graph.first(_is_dispatched)
         if source is None or reached == 0:
-            # The graph has not requested a dispatched item yet: it may first yield items from restored buffers.
+            # The resumed graph may yield items from restored buffers before it requests its first dispatched item.
             return _Share(1, read)
         entry = entries[graph.index(source)]
         if entry.restores and not entry.finished:
@@ -504,8 +504,8 @@ class GraphProgram(EpochProgram):
         if saved.read_out and self._child.share is not None:
             self._read_share_out()  # before the state is loaded, because a new epoch may interrupt this call
         if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
-            # In the saved run, a `prefetch` pipe read ahead in the main process. The saved state contains this pipe, so
-            # the graph needs it, too.
+            # The saved state contains a `prefetch` pipe that read ahead in the main process of the saved run, so the
+            # graph needs this pipe, too.
             self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()
             self._search_anew()
         load_entries(self.datapipe, entries)
@@ -543,8 +543,8 @@ class GraphProgram(EpochProgram):
 
 
 def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None:
-    """Seeds the global generators. Always draws three seeds, even if NumPy or torch is not loaded, so that the
-    following seeds for pipes do not depend on this."""
+    """Seeds the global generators. Always draws three seeds, even if NumPy or torch is not loaded, so that the seeds of
+    the pipes do not depend on the loaded libraries."""
     draw = seed_generator.generate_shared_seed if shared else seed_generator.generate_seed
     python_seed, torch_seed, numpy_seed = draw(), draw(), draw()
     random.seed(python_seed)
@@ -559,8 +559,8 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         numpy_random.seed(numpy_seed >> 32)  # the legacy generator accepts 32 bits
     else:
         awaited["numpy.random"] = numpy_seed >> 32
-    # Libraries that are not imported yet are seeded at their import. In the main process, this is done only while a
-    # shard runs, because the generators otherwise belong to the user.
+    # Libraries that are not imported yet are seeded when they are imported. The main process seeds them only while a
+    # shard runs, because its generators otherwise belong to the user.
     if parent_process() is not None or own_random.is_replica:
         seed_when_imported(awaited)
 
@@ -569,8 +569,8 @@ def _seed_torch(torch: Any, seed: int) -> None:
     """Does the same as `torch.manual_seed(seed)`, but does not format the caller's stack as text.
 
     For each kind of device that was not used yet, `torch.manual_seed` formats the caller's stack for the message of a
-    later error. Formatting the stack checks each source file on disk, which takes longer than seeding. Formatting would
-    delay the first item of every epoch.
+    later error. Formatting the stack would delay the first item of every epoch, because it checks each source file on
+    disk.
     """
     missing = object()
     limit = getattr(sys, _LIMIT, missing)

@@ -26,10 +26,10 @@ _KNOWN = _LIBRARIES | sys.stdlib_module_names
 #: The flag of classes that are not static in C (`Py_TPFLAGS_HEAPTYPE`).
 _ON_HEAP = 1 << 9
 
-#: A function that examines one object of an item. The function appends the ids of mutable objects to the first list.
-#: For memory that the object uses, the function appends a pair to the second list: an identifier of the memory's owner,
-#: and the address. The function returns the objects that the examined object refers to; None if it may use memory that
-#: cannot be found.
+#: A function that examines one object of an item, and appends the ids of mutable objects to its second argument
+#: (`ids`). For memory that the object uses, the function appends a pair to its third argument: an identifier of the
+#: memory's owner, and the address. The function returns the objects that the examined object refers to; None if the
+#: object may use memory that cannot be found.
 _Search = Callable[[Any, list[int], list[tuple[int, int]]], Sequence[Any] | None]
 
 
@@ -38,7 +38,7 @@ class ReusedObjects:
 
     Args:
         waits: a function that returns whether the item at a position still waits for its shard.
-        oldest: a function that returns the lowest position of an item that may wait for its shard. Records of earlier
+        oldest: a function that returns the lowest position of an item that may wait for its shard; records of earlier
             items can be removed.
     """
 
@@ -149,8 +149,7 @@ def _has_hidden_memory(kind: Any) -> bool:
 
 
 def _parts_of(item: Any) -> Sequence[Any]:
-    """Returns the objects that `item` refers to. Instead of the `__dict__` of `item`, the values in this dict are
-    returned."""
+    """Returns the objects that `item` refers to; the values in its `__dict__` replace the `__dict__` itself."""
     parts = gc.get_referents(item)
     if type(item).__dictoffset__ and any(type(part) is dict for part in parts):
         attributes = item.__dict__
@@ -218,7 +217,7 @@ def _search_library(item: Any, ids: list[int], views: list[tuple[int, int]]) -> 
 
 
 def _search_object(item: Any, ids: list[int], _views: list[tuple[int, int]]) -> Sequence[Any]:
-    # An object is assumed to be immutable if its type defines `__hash__`, and is then not recorded. Its members are
+    # If the type of an object defines `__hash__`, the object is assumed to be immutable, and only its members are
     # examined, because an immutable object such as a tuple may contain mutable objects.
     if not _has_own_hash(type(item)):
         ids.append(id(item))

@@ -30,8 +30,8 @@ class WorkerOutput(IterDataPipe[Any]):
 
     Args:
         lasts: whether a pipe that runs in the child processes keeps state from one epoch to the next.
-        may_count: whether later epochs may depend on attributes that pipes change in an epoch. In this case, each
-            worker sends a snapshot at the beginning of every epoch except the first.
+        may_count: whether later epochs may depend on attributes that pipes change in an epoch; if so, each worker sends
+            a snapshot at the beginning of every epoch except the first.
         lasts_in_workers: the names of pipes in the workers that keep state between epochs.
         lasts_dealt: the names of pipes in the dispatching process that keep state between epochs.
         shards: the shards of a resumed epoch that began with another number of workers; otherwise None.
@@ -60,13 +60,13 @@ class WorkerOutput(IterDataPipe[Any]):
         self.in_order = in_order
         self._lasts_in_workers, self._lasts_dealt = lasts_in_workers, lasts_dealt
         self._commands: Callable[[int], tuple[Any, Any]] | None = None
-        #: Whether the next iteration only restores the state from the end of an epoch, without beginning an epoch.
+        #: Whether the next iteration only restores a state from the end of an epoch, and yields no items.
         self.is_between_epochs = False
         self.is_unread = False
         #: Whether the next epoch resumes an epoch of an earlier run.
         self.resumes = False
-        #: `_epochs` counts epochs, and `_passes` counts iterations over the workers' items. A pipe in the main process
-        #: that rereads an epoch causes further iterations.
+        #: `_epochs` counts epochs, and `_passes` counts iterations over the workers' items. There are more iterations
+        #: than epochs if a pipe in the main process rereads an epoch.
         self._epochs = self._passes = self._passes_before = 0
         #: The reason why a process could not take a snapshot for the last requested position.
         self.unsaved: str | None = None
@@ -103,7 +103,7 @@ class WorkerOutput(IterDataPipe[Any]):
         return self._children.dispatches
 
     def go_on_at(self, position: WorkersPosition, strict: bool) -> None:
-        """If `strict`, recomputed items are compared with the original items.
+        """If `strict` is True, recomputed items are compared with the original items.
 
         Raises ValueError if the saved epoch differs in the number of shards or in the use of a dispatching process.
         """
@@ -196,7 +196,7 @@ class WorkerOutput(IterDataPipe[Any]):
 
     def read_out(self) -> None:
         """Makes the workers finish an epoch that is resumed after its last item, because no pipe in the main process
-        requests an item then.
+        requests a further item.
 
         Raises RuntimeError if the workers yield a further item.
         """

@@ -12,7 +12,7 @@ from torchdata.dataloader2.state.position import Outline
 from torchdata.datapipes._pipe.graph.fingerprint import Fingerprint, difference, fingerprint
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 
-#: The size in bytes above which a pickled pipe is stored in a state only on request.
+#: A pickled pipe with more bytes than this is stored in a state only if the user requests it.
 _LARGE = 1 << 20
 
 
@@ -26,22 +26,22 @@ class Identity:
         self.checksum: int | None = None
 
     def note(self, datapipe: Any) -> None:
-        """Stores the pipeline's fingerprint at the first call. This call must precede any change of the graph by a
-        reading service."""
+        """Stores the pipeline's fingerprint at the first call, which must precede any change of the graph by a reading
+        service."""
         if self._fingerprint is None and is_pipe(datapipe):
             self._fingerprint = fingerprint(datapipe)
 
     @property
     def outline(self) -> Outline:
-        """The pipeline's description in a state. It contains no hash of the pickled pipe, because a hash would help to
-        guess a password in the pipe.
+        """The pipeline's description in a state, without a hash of the pickled pipe, because a hash would help to guess
+        a password in the pipe.
         """
         if self._in_words is None:
             self._in_words = json.dumps(self._fingerprint, separators=(",", ":"))
         return Outline(self._in_words, 0 if self._pickled is None else len(self._pickled))
 
     def pickled(self, wanted: bool | None) -> bytes | None:
-        """If `wanted` is None, the pipe is pickled only if this is possible and the pickle is small.
+        """If `wanted` is None, returns the pickled pipe only if the pipe can be pickled and the pickle is small.
 
         Raises TypeError if `wanted` is True and the pipe cannot be pickled.
         """

@@ -57,7 +57,8 @@ _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
 _MOST = 1 << 46
 _MOST_SHARDS = 1 << 20
 
-#: The time per item is estimated only after this many items, because starting the workers takes most of a short epoch.
+#: The seconds for recomputing items are estimated only for at least this many items, because the start of the workers
+#: takes most of a short epoch.
 _FEW = 100
 
 _KINDS: dict[str, set[type]] = {"given": {int}, "drop": {int}, "ended": {bool}, "in_main": {bool}}
@@ -147,8 +148,7 @@ def _outline(value: Any) -> str:
 
 
 def _add_words(value: Any, words: list[str]) -> None:
-    """Appends the text of `value`. Members of basic types are converted without a recursive call, which saves time in
-    states with hundreds of members."""
+    """Appends the text of `value`. For speed, members of basic types are converted without a recursive call."""
     if isinstance(value, (list, tuple)):
         words.append(f"[{len(value)}]")
         for part in value:

@@ -26,8 +26,8 @@ class Shard:
         worker: the worker that began the shard, on its rank.
         of_main: whether the epoch began in the main process, where the pipes get the loader's seeds instead of a
             worker's seeds.
-        moved: whether the shard may run on another rank than the rank that began it. If `moved` is True, the shard
-            still yields the items of rank `rank`, and derives its seeds from seeds that all ranks share.
+        moved: whether the shard may run on another rank than the rank that began it; if so, the shard still yields the
+            items of rank `rank`, and derives its seeds from seeds that all ranks share.
         splits: whether the user has set the number of shards (`splits`).
     """
 
@@ -104,7 +104,7 @@ class Position(NamedTuple):
 
     @property
     def all_shards(self) -> Sequence[Shard]:
-        """The shards; a rank takes items from them in this order."""
+        """The shards; a rank takes items from the shards in the order of this list."""
         if self.shards is not None:
             return self.shards
         if self.in_main or self.processes is None:

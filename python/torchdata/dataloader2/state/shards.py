@@ -53,8 +53,8 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
 
 
 def _without_held(position: Position) -> WorkersPosition:
-    """Subtracts the items that pipes in the main process still buffer from the workers' positions. Raises ValueError if
-    the shards that had yielded these items are unknown.
+    """Subtracts items that pipes in the main process still buffer from the workers' positions. Raises ValueError if it
+    is unknown which shards have yielded the buffered items.
     """
     workers, given = position.workers, position.given
     if workers is None:
@@ -79,8 +79,8 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
 
     Args:
         pipes: how many of the graph's first pipes run in the worker, if known; later pipes run in the main process.
-        alone: whether to omit the state of pipes that run in the main process. If these pipes have a state, the result
-            contains no snapshot, and the shard recomputes the epoch from its beginning.
+        alone: whether to omit the state of pipes that run in the main process. If the omitted pipes have a state, the
+            result contains no snapshot, and the shard recomputes the epoch from its beginning.
 
     Raises:
         ValueError: the pipes drew their own seeds, which workers cannot repeat.

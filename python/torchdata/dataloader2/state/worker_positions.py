@@ -38,7 +38,7 @@ def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
 def resumptions(position: WorkersPosition, num_shards: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
     """Returns the positions where all shards resume, followed by the position where the dispatching process resumes.
 
-    If `strict`, recomputed items must equal the original items.
+    If `strict` is True, recomputed items must equal the original items.
 
     Raises ValueError if the saved epoch had another number of shards than `num_shards`, or if its use of a dispatching
     process differs from `dispatches`.

@@ -21,8 +21,8 @@ __all__ = ["MultiNodeWeightedSampler"]
 #: 0.11.
 _DRAWN = 1000
 
-#: The maximum epoch number that a loaded state may contain. The number is limited, because the time to compute an
-#: epoch's seed is proportional to the number.
+#: The maximum epoch number that a loaded state may contain. The epoch number is limited, because computing an epoch's
+#: seed takes time in proportion to this number.
 _MOST_EPOCHS = 10_000_000
 
 
@@ -33,8 +33,8 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     node has a length if `stop_criteria` is `ALL_DATASETS_EXHAUSTED` and all sources have a length.
 
     Subclasses may extend the checks in `_validate`, which `__init__` calls last. A subclass that chooses sources
-    differently overrides `_get_new_weighted_sampler`. This method, which `reset` calls, returns an iterator over names
-    of sources, and the iterator's `state_dict()` becomes part of the node's state.
+    differently overrides `_get_new_weighted_sampler`. `_get_new_weighted_sampler`, which `reset` calls, returns an
+    iterator over names of sources, and the iterator's `state_dict()` becomes part of the node's state.
 
     Args:
         source_nodes: the nodes to read, by name.
@@ -51,8 +51,8 @@ class MultiNodeWeightedSampler(MultiNode[T]):
     Raises:
         TypeError: a source is not a node, or a numeric argument is not an integer.
         ValueError: `source_nodes` is empty, `stop_criteria` is unknown, or the rank is out of range; or `weights` has
-            other keys than `source_nodes`, or a value that is not a positive finite number. While reading: an item
-            already has a key named `"dataset_key"`.
+            other keys than `source_nodes`, or a value that is not a positive finite number. Reading raises ValueError
+            if an item already has a key named `"dataset_key"`.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, MultiNodeWeightedSampler
