@@ -2,7 +2,7 @@
 
 A part is a row group of a Parquet file, a file of another format, a chunk of an in-memory table, a data file of an
 Iceberg table, or a range of rows of a Lance dataset. An `ArrowSource` can be pickled, because it contains no open file.
-Listing the parts of a table reads only the metadata of its files.
+To list the parts of a table, only the metadata of its files is read.
 """
 
 from __future__ import annotations

@@ -163,7 +163,7 @@ def is_dataset(value: Any) -> bool:
     return hasattr(type(value), "__iter__") and not hasattr(type(value), "__next__")
 
 
-#: An error message of torchdata 0.9. The argument's name replaces the placeholder.
+#: An error message of torchdata 0.9, which begins with the name of an argument.
 POSITIVE = "'{}' is required to be a positive integer."
 
 BATCH_SIZE = "Batch size is required to be larger than 0!"

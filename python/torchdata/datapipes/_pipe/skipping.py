@@ -2,8 +2,8 @@
 
 Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` and itself, and skips
 exceptions of only these pipes. If a pipe's iterator can yield further items after an exception, the exception is
-counted, and the next item is requested. The counts of skipped exceptions begin at zero in a new iteration, and at the
-saved counts in a resumed iteration.
+counted, and the next item is requested. In a new iteration, the counts of skipped exceptions begin at zero; in a
+resumed iteration, at the saved counts.
 
 The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
 an exception. Any other iterator may be a generator, which ends when it raises an exception.

@@ -86,7 +86,7 @@ class Halt:
     def stand(self) -> None:
         """If the calling thread has read the number of items in `ahead`, pauses the thread until `release` is called.
 
-        The paused thread also continues when the consumer waits for an item, which happens only if the replay yields
+        If the consumer waits for an item, the paused thread also continues; this happens only if the replay yields
         other items than the original iteration.
         """
         if self._taken >= self._items:
