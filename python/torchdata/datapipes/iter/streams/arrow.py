@@ -259,7 +259,7 @@ class LanceReader(ArrowReader):
 
 
 def _table_of(pipe: Any) -> ArrowSource:
-    """Returns the table of the only `ArrowParts` in a graph. `ArrowReader` keeps a copy of this table, because
+    """Returns the table of the only `ArrowParts` in a graph. `ArrowReader` stores the table itself, because
     `ArrowParts` may run in another process."""
     if isinstance(pipe, ArrowSource):
         return pipe
