@@ -106,8 +106,8 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     """Returns the state of the graph that ends in `datapipe`, after the last item that it yielded.
 
     A random pipe that is read several times in one epoch (`cycle`) has a new seed each time. Each seed is derived from
-    the previous seed if a loader reads the graph, or after `set_graph_random_seed`. Otherwise, the seeds
-    are drawn from the global random generators, so also save the result of `save_generators()`.
+    the previous seed if a loader reads the graph, or if `set_graph_random_seed` was called. Otherwise, the seeds are
+    drawn from the global random generators, so also save the result of `save_generators()`.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
@@ -332,8 +332,8 @@ class _Saving:
             if not is_restorable(pipe):
                 return PipeEntry(name_of(pipe))
             return with_seeds(PipeEntry(name_of(pipe), restores=True, state=position_of(pipe)), record)
-        # A user-defined pipe without `reset` may keep the position of an earlier iteration in its attributes until it yields an
-        # item.
+        # Until a user-defined pipe without `reset` yields an item, its attributes may contain the position of an
+        # earlier iteration.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or is_stale:
             entry = entry_anew(pipe)

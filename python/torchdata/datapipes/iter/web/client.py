@@ -147,7 +147,8 @@ class Client:
         return self.get(connections.session(), url, url, headers)
 
     def get(self, session: Any, url: Any, named: Any, headers: Mapping[str, str]) -> Any:
-        """Requests `url`, and returns a successful response before its body is read. Error messages show `named`, not `url`."""
+        """Requests `url`, and returns a successful response before its body is read. Error messages contain `named` and
+        not `url`."""
         import requests
         from urllib3.exceptions import MaxRetryError, ReadTimeoutError
 
