@@ -464,7 +464,7 @@ class ReadAheadHold:
 @final
 class SourceReader:
     """Reads the source of a `ReadAheadQueue`. Any thread may use `index` and `ended`. Only the thread that is reading
-    the source may use the other attributes and methods."""
+    the source may use other attributes and methods than `index` and `ended`."""
     def __new__(
         cls,
         advance: Callable[[], Any],

@@ -1,7 +1,7 @@
 """Removes secrets from texts in messages, pictures and states, and control characters from texts of other processes.
 
-Role: decides by name (`api_key=…`), by position (the user in a URL) or by randomness whether a value is a secret. If
-this is uncertain, the value is hidden.
+Role: decides by name (`api_key=…`), by position (the user in a URL) or by randomness whether a value is a secret. A
+value that is possibly a secret is hidden.
 """
 
 from __future__ import annotations

@@ -6,15 +6,16 @@ an old position until then. Therefore, `StatefulStream` itself reports the loade
 previous epoch, until an item is requested.
 
 The iterable's `load_state_dict` restores a position within an epoch. If the position is between two epochs,
-`StatefulStream` loads the last position of the first epoch, and requests one item. The request ends the first epoch; if
-it returns an item instead, the item is dropped. Then a new iteration of the iterable begins, so that it counts epochs
+`StatefulStream` loads the last position of the first epoch, and requests one item. The request for the item ends the
+first epoch, or returns an item, which is dropped. Then a new iteration of the iterable begins, so that it counts epochs
 and draws random numbers as in the saved run. If a new iteration of the iterable would continue after the dropped item,
 no item is requested.
 
 Some iterables, for example Hugging Face's, apply a loaded state in every later iteration, so that the next epoch would
-begin at the loaded position, too. If the states after the first items of both epochs are equal, `StatefulStream`
-restarts the later epoch from the iterable's initial state. Some iterables yield an item of the next epoch after a state
-from the end of an epoch was loaded. `StatefulStream` drops this item and loads the state a second time.
+begin at the loaded position, too. If the states after the first item of the resumed epoch and of the next epoch are
+equal, `StatefulStream` restarts the next epoch from the iterable's initial state. If an iterable yields an item of the
+next epoch after a state from the end of an epoch was loaded, `StatefulStream` drops the item and loads the state a
+second time.
 """
 
 from __future__ import annotations
@@ -175,7 +176,7 @@ class StatefulStream:
         #: loaded position is within an epoch. `_turns`: whether the iterable must still move to a loaded position
         #: between two epochs.
         self._unread, self._loaded, self._turns = True, False, False
-        #: The states of the iterable and its iterator before the first item. `_follows_end` is True if these states are
+        #: The states of the iterable and its iterator before the first item. `_follows_end` is True if `_base` contains
         #: the states at the end of the previous epoch.
         self._base: Any = _UNKNOWN
         self._follows_end = False

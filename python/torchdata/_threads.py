@@ -42,8 +42,8 @@ class Latch:
 
     def __init__(self) -> None:
         self._is_set = False
-        #: `set` releases this lock, and each waiting thread acquires it. A `SimpleQueue` would not be a suitable
-        #: replacement, because its timed wait may never end on a busy machine with CPython 3.11.
+        #: `set` releases this lock, and each waiting thread acquires it. A `SimpleQueue` is not used instead, because
+        #: its timed wait may never end on a busy machine with CPython 3.11.
         self._gate = threading.Lock()
         self._gate.acquire()
 

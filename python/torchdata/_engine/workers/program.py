@@ -119,12 +119,12 @@ class EpochProgram(Program):
         """Called after the last epoch, unless the process exits."""
 
     def enter(self) -> None:
-        """Called when the process switches to this shard from another shard, unless only `globals` must be exchanged,
-        which the engine does without a call.
+        """Called when the process switches to this shard from another shard. If only `globals` must be exchanged, the
+        engine exchanges them without calling `enter`.
         """
 
     def leave(self) -> None:
-        """Called when the process switches from this shard to another shard, with the same exception as `enter`."""
+        """Called when the process switches from this shard to another shard, in the same cases as `enter`."""
 
     @abstractmethod
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:

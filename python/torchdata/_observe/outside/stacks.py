@@ -1,9 +1,9 @@
 """Requests the Python stacks of another process by a signal, and reads the process's state from the kernel.
 
-Role: each process of a loader has a handler for a real-time signal. An observer sends the signal to request the stack
-of the main thread. In the handler, the process writes the stack to its own anonymous memory, which the observer reads
-through `/proc`. The loader's counters (`StatsBoard`) contain the number of the signal and the file descriptor of the
-memory.
+Role: each process of a loader has a handler for a real-time signal. An observer sends this signal to a process to
+request the stack of its main thread. The signal handler writes the stack to anonymous memory of the process, which the
+observer reads through `/proc`. The loader's counters (`StatsBoard`) contain the number of the signal and the file
+descriptor of the memory.
 
 `faulthandler` writes the stack in C and without the GIL, which works even if the process hangs in native code.
 `faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write.

@@ -428,8 +428,8 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     others = [worker for worker in workers if worker is not slow]
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
-    # On a busy machine, the main process's waiting times may not reveal the slow worker. Therefore, a worker is also
-    # recognized as slow if it waits much less than usual for free space in its link to the main process.
+    # On a busy machine, the main process's waiting times may not reveal the slow worker. A worker is also recognized as
+    # slow if it waits much less than other workers for free space in its link to the main process.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None

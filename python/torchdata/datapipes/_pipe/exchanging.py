@@ -6,8 +6,8 @@ another shard runs, the states of the global generators (2.5 KB each) are exchan
 
 The public functions of `random`, NumPy and torch convert a generator's state to tuples and tensors, which takes up to
 300 microseconds. Copying the memory of the states takes 0.3 microseconds, so this module copies the memory. Before the
-first copy, this module tests with new generators whether copying a generator's memory also copies its state. If it does
-not, this module calls the public functions of the libraries.
+first copy, this module tests with new generators whether copying a generator's memory also copies its state. If copying
+the memory does not copy the state, this module calls the public functions of the libraries instead.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _pipes: tuple[type, ...] = ()
 
 _has_virtual = False
 
-#: The last result of `abc.get_cache_token`. If this result changes, a virtual subclass was registered, so the cached
+#: The last result of `abc.get_cache_token`. If the result changes, a virtual subclass was registered, and the cached
 #: results of `_role` are dropped.
 _registered: object = None
 

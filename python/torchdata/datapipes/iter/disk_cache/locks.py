@@ -97,9 +97,9 @@ def release_all_of(thread: int | None) -> None:
 def pause(section: int, release: Callable[[], None]) -> None:
     """After `PAUSE` seconds, a thread calls `release` repeatedly until `resume` is called.
 
-    While the consumer uses a path, the `Section` holds the locks of items that were read ahead. Without releasing these
-    locks, the consumer and another process could wait for each other forever. `release` is called repeatedly, because
-    the pipes may lock further items.
+    While the consumer uses a path, the `Section` holds the locks of items that were read ahead. If these locks were
+    never released, the consumer and another process could wait for each other forever. `release` is called repeatedly,
+    because the pipes may lock further items.
 
     Args:
         section: the id of the `Section`.

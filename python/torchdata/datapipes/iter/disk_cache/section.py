@@ -28,8 +28,8 @@ from torchdata.datapipes.iter.streams.atomic_files import write_file
 #: Maximum number of items that are read ahead while another process creates the file that must be yielded next.
 _AHEAD = 1000
 
-#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Each lock is an open file, so no more items
-#: than this are locked.
+#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Each lock is an open file, so at most this
+#: number of items are locked at the same time.
 _LOCKED = 100
 
 

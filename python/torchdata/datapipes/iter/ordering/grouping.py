@@ -90,7 +90,7 @@ class Batcher(IterDataPipe[T_co]):
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
         # If nothing else refers to its result tuple, `zip_longest` reuses the tuple, which keeps the items of the last
-        # batch in memory. The reference `_` in `chunk` prevents the reuse.
+        # batch in memory. The argument `_` of `chunk` refers to the tuple to prevent this.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)
@@ -156,8 +156,8 @@ class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
     When incomplete groups contain `buffer_size` items, the largest group is yielded if it has at least
-    `guaranteed_group_size` items. If the largest group is smaller, it is dropped if `drop_remaining` is True, and
-    otherwise an error is raised. At the end of the source, all remaining groups are yielded, regardless of their size.
+    `guaranteed_group_size` items. A largest group with fewer items is dropped if `drop_remaining` is True, and
+    otherwise causes an error. At the end of the source, all remaining groups are yielded, regardless of their size.
 
     Args:
         datapipe: the pipe to read.

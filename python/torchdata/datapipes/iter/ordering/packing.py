@@ -74,8 +74,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
             Without `first_value`, a model that shifts labels by one learns to predict the first token of a sequence
             from the end of the sequence before it.
         columns: the columns of mappings to pack; None for all columns.
-        add: which of the columns `"position_ids"` and `"cu_seqlens"` to add; both by default. If the items already have
-            columns with these names, these columns of the items are left out.
+        add: which of the columns `"position_ids"` and `"cu_seqlens"` to add; both by default. Columns `"position_ids"`
+            and `"cu_seqlens"` that the items already have are left out.
         drop_last: whether `"cut"` leaves out an incomplete last row; False by default.
 
     Raises:

@@ -55,8 +55,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     `IterableWrapper` of a range, list, tuple or array, the filter does not read items of other processes.
 
     Some sources, such as Hugging Face's `IterableDataset`, divide their items among workers, according to
-    `torch.utils.data.get_worker_info()`. A `sharding_filter` prevents such sources from dividing their items. Without a
-    `sharding_filter`, each worker reads only its part of an `IterableDataset`, which is faster.
+    `torch.utils.data.get_worker_info()`. A `sharding_filter` prevents its sources from dividing their items among
+    workers. Without a `sharding_filter`, each worker reads only its part of an `IterableDataset`, which is faster.
 
     Args:
         source_datapipe: the pipe to read.
@@ -77,7 +77,7 @@ class ShardingFilter(IterDataPipe[T_co]):
     }
 
     #: Whether the source itself divides its items among workers, so that this filter must not divide them a second
-    #: time. If two workers read the same items although this is True, the loader raises an error.
+    #: time. If two workers read the same items although `source_splits_itself` is True, the loader raises an error.
     source_splits_itself: bool = False
 
     _taken: int = state(0)  # items read from the source before the current iterator was created

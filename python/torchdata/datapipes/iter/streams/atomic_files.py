@@ -86,8 +86,8 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
         follow: whether the file may be a link.
 
     Raises:
-        OSError: the file cannot be opened or is not regular. Opening a named pipe raises this error instead of waiting
-            for a writer.
+        OSError: the file cannot be opened or is not regular. Opening a named pipe raises OSError instead of waiting for
+            a writer.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     file = open(os.open(path, flags), "rb")  # noqa: SIM115  # the caller closes it

@@ -406,7 +406,7 @@ class FullSync(_PrefetchBase[T_co]):
     def _raise_pending_error(self) -> None:
         """Raises the error that another rank has caused after this rank left its loop.
 
-        If it were not raised, the next iteration would wait for the failed rank until the timeout.
+        If the error were not raised, the next iteration would wait for the failed rank until the timeout.
         """
         untold, self._untold = self._untold, None
         if untold is not None:
