@@ -7,8 +7,8 @@ that exceed the pickle, which could allocate gigabytes.
 `to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `to_plain` does
 not change `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these
 types. All other values of a state, such as arrays, are pickled together, so that an item in two queues remains a single
-object. In a state, a pickle of plain data is stored under the key `NESTED`. Any other pickle is stored under the key
-`PICKLED`, and is loaded only from trusted states.
+object. In a state, a pickle of plain data is stored under the key `NESTED`. A pickle of any other data is stored under
+the key `PICKLED`, and is loaded only from trusted states.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The Rust engine (`protocol::Replacing`) decides which children are replaced, and when to give up.
 
-If an exception such as Ctrl-C interrupts the replacement, each child is either replaced completely or unchanged. A
-later call replaces the children that were not replaced yet.
+If an exception such as Ctrl-C interrupts the replacement, each child is either replaced completely or unchanged. If a
+call was interrupted, a later call replaces the children that were not replaced yet.
 """
 
 from __future__ import annotations

@@ -161,8 +161,8 @@ def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_
         counts: for each pipe or dataset, the number of skipped items and the number of items read.
         limit: the permitted number of skipped items of all pipes (an int), or the permitted fraction of the items of
             each pipe (a float); None for no limit.
-        at_the_end: whether the iteration has ended. Before the end, a fraction is checked only for pipes that have read
-            at least `FEWEST` items.
+        at_the_end: whether the iteration has ended. Before the end of the iteration, a fraction is checked only for
+            pipes that have read at least `FEWEST` items.
     """
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit

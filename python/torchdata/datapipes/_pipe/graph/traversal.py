@@ -147,7 +147,8 @@ def _is_small_data(container: Any, levels: int = 2) -> bool:
 
 
 def _members(container: Any) -> list[Any]:
-    """Copies the members to a list, because another thread may change the container during the search."""
+    """Copies the members of a container to a list, because another thread may change the container during the
+    search."""
     return [*container.keys(), *container.values()] if isinstance(container, dict) else [*container]
 
 

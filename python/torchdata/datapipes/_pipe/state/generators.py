@@ -5,8 +5,8 @@ them.
 
 At the beginning of an epoch, a worker process seeds the generators of the libraries that are imported. If a user
 function imports NumPy or torch during the epoch, this module seeds the library's generator before the importing code
-continues. Without a seed, a generator would start from the system's entropy, and the run could not be reproduced.
-States contain the seeds of libraries that are not imported yet.
+continues. Without a seed, a generator would start from the system's entropy, and the run could not be reproduced. Saved
+states contain the seeds for the generators of libraries that are not imported yet.
 """
 
 from __future__ import annotations
@@ -121,7 +121,8 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
     """Seeds the generator of each module once, right after the module is imported.
 
     Args:
-        seeds: the seeds by full module name ("torch", "numpy.random"). Seeds of the previous epoch are dropped.
+        seeds: the seeds by full module name ("torch", "numpy.random"). Seeds of the previous epoch that were not used
+            are dropped.
     """
     global awaited
     awaited = dict(seeds)

@@ -306,8 +306,8 @@ class ArchiveLoader(LimitedFiles, HoldsStream[tuple[str, StreamWrapper]]):
     def _release(self, stream: Any) -> None:
         if self._archive is not None and self._archive.source is stream:
             self._archive = None
-        # A `StreamWrapper` counts its open members, and closes the stream when the last member is closed. Any other
-        # stream stays open, because nothing counts its open members.
+        # A `StreamWrapper` counts its open members, and closes the stream when the last member is closed. A stream
+        # without a `StreamWrapper` stays open, because nothing counts its open members.
         if isinstance(stream, StreamWrapper):
             stream.autoclose()
 

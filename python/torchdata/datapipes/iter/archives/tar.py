@@ -322,8 +322,8 @@ class _TarArchive(Archive):
         return self.is_plain and seeks_cheaply(self.tar.fileobj)
 
     def read(self, size: int) -> bytes:
-        """Reads `size` bytes. A large size is read in pieces, because a damaged archive may claim more bytes than it
-        contains."""
+        """Reads `size` bytes. If a large size is requested, it is read in pieces, because a damaged archive may claim
+        more bytes than it contains."""
         fileobj: Any = self.tar.fileobj
         if size <= SMALLEST_BOMB:
             data: bytes = fileobj.read(size)

@@ -84,7 +84,8 @@ class Main(SharedMain):
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, instance: int) -> None:
-        """Adds a child to the current round. If the child has already joined this round, restarts the source."""
+        """Adds a child to the current round. If the child has already joined the current round, begins a new round,
+        which restarts the source."""
         if not self._joined or instance in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(

@@ -99,7 +99,7 @@ def pause(section: int, release: Callable[[], None]) -> None:
 
     While the consumer uses a path, the `Section` holds the locks of items that were read ahead. If these locks were
     never released, the consumer and another process could wait for each other forever. `release` is called repeatedly,
-    because the pipes may lock further items.
+    because the pipes of the section may lock further items in the meantime.
 
     Args:
         section: the id of the `Section`.

@@ -207,7 +207,7 @@ class Section:
         return since
 
     def owner_of(self, path: str) -> Record | None:
-        """Returns the record of the item that the file `path` belongs to; None if there is none."""
+        """Returns the record of the item that the file `path` belongs to; None if the file belongs to no item."""
         here, in_pipes = os.path.abspath(path), self._in_pipes
         record = next((record for record in in_pipes if here in record.targets), None)
         if record is not None:

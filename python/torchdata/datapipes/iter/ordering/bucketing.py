@@ -36,8 +36,8 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
 
     A bucket has `batch_size * batch_num` items. Items are first shuffled in pools of `bucket_num` buckets. If
     `sort_key` is given and `bucket_num` is 1, items are not shuffled in pools. If `sort_key` is given, each bucket is
-    sorted and divided into batches, and then the batches are shuffled. The length is known only if `sort_key` is None
-    and `use_in_batch_shuffle` is False.
+    sorted and divided into batches, and then the batches are shuffled. The length of the pipe is known only if
+    `sort_key` is None and `use_in_batch_shuffle` is False.
 
     Args:
         datapipe: the pipe to read.

@@ -356,8 +356,8 @@ class FullSync(_PrefetchBase[T_co]):
         all ranks begin to vote at the same position.
 
         Args:
-            count: if positive, the number of items to reread without voting. If negative, this rank first takes part in
-                `-count` votes without reading an item.
+            count: if positive, the number of items to reread without voting. If `count` is negative, this rank first
+                takes part in `-count` votes without reading an item.
         """
         self._again = count
 
