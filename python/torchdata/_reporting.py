@@ -93,7 +93,8 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def name_item(error: _Error, item: Any) -> _Error:
-    """If an exception has no recorded key yet, records the key or path of the item that caused it."""
+    """Records the key or path of the item that caused the exception, unless the exception already has a recorded
+    key."""
     key = key_of(item)
     if key is not None:
         attributes_of(error).setdefault(_KEY, key)

@@ -12,10 +12,9 @@ and draws random numbers as in the saved run. If a new iteration of the iterable
 no item is requested.
 
 Some iterables, for example Hugging Face's, apply a loaded state in every later iteration, so that the next epoch would
-begin at the loaded position, too. If the states after the first item of the resumed epoch and of the next epoch are
-equal, `StatefulStream` restarts the next epoch from the iterable's initial state. If an iterable yields an item of the
-next epoch after a state from the end of an epoch was loaded, `StatefulStream` drops the item and loads the state a
-second time.
+begin at the loaded position, too. If the first items of the resumed epoch and of the next epoch leave equal states,
+`StatefulStream` restarts the next epoch from the iterable's initial state. If a state from the end of an epoch was
+loaded and the iterable yields an item nevertheless, `StatefulStream` drops the item and loads the state again.
 """
 
 from __future__ import annotations

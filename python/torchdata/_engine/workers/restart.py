@@ -33,8 +33,8 @@ from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 ROOM = 3.0
 GLANCE = 0.01
 
-#: For each shard, the number of items that the main process has received (`Account`), and its newest snapshot; and the
-#: snapshot of the dispatching process that was taken at the same positions.
+#: For each shard, the number of items that the main process has received (`Account`), and its newest snapshot. For the
+#: dispatching process, its snapshot at the same positions.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 

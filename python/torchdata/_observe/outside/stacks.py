@@ -10,7 +10,7 @@ descriptor of the memory.
 On a second signal, a Python handler in a worker writes the stacks of all threads except the main thread. The Python
 handler runs only when the main thread runs Python code.
 
-A real-time signal would end a process that has no handler for it. Therefore, a process installs the handler before it
+A real-time signal ends a process that lacks a handler for it. Therefore, a process installs the handler before it
 publishes the number of the signal, and an observer checks that the handler exists. After its last loader, the process
 ignores the signal, because a late observer may still send it. Only the main thread can make a process ignore a signal.
 If the first loader was created in another thread, the process keeps the handler until it exits.

@@ -68,8 +68,8 @@ class _Base:
 class StreamWrapper(_Base, metaclass=ABCMeta):
     """A file object that closes itself when the last reference to it is dropped.
 
-    All other attributes and methods are those of the wrapped file object. A wrapper is closed by `close()`, at the end
-    of a `with` block, or by garbage collection. After `autoclose()`, a wrapper is closed together with the last of its
+    All other attributes and methods belong to the wrapped file object. A wrapper is closed by `close()`, at the end of
+    a `with` block, or by garbage collection. After `autoclose()`, a wrapper is closed together with the last of its
     child streams.
 
     Args:

@@ -55,8 +55,8 @@ def load_generators(state: dict[str, Any]) -> None:
     """Sets the global random generators to the states that `save_generators` returned.
 
     If the generator of a library was saved, the library is imported, or a warning is issued if the library is not
-    installed. If a library was not imported when the state was saved, the seed of its generator is set right after the
-    import, or now if the library is imported.
+    installed. If a library was not imported when the state was saved, its generator is seeded now or, if the library is
+    still not imported, right after the import.
 
     Example:
         >>> import random

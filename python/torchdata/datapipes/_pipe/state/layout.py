@@ -45,8 +45,8 @@ class PipeEntry(NamedTuple):
             iteration. In a replay, the pipe and its sources begin with the states that they had at the beginning of the
             saved iteration. The pipe drops items up to the saved position, or all items if `finished` is True.
         seconds: the seconds from the beginning of the saved iteration until the state was saved.
-        generators: the states of the global random generators for the beginning of a replay (see `drop`); after the
-            replay, the generators return to the states that they had before the replay.
+        generators: the states of the global random generators at the beginning of a replay (see `drop`). After the
+            replay, the generators get back the states that they had before the replay.
         ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
         left: the `PipeEntry` to use if a new iteration begins, instead of resuming the saved iteration.
         given: a tuple with the seed that the pipe had when the state was loaded, to detect a seed that is set later.

@@ -161,7 +161,7 @@ class Section:
         """Returns the next path to yield; None if no path is ready.
 
         Raises:
-            TimeoutError: another process took too long to create a file whose path must be yielded next.
+            TimeoutError: another process took too long to create a file that this pipe waits for.
         """
         self._thread = threading.get_ident()
         locks.resume(id(self))

@@ -49,8 +49,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     Every process reads the whole source, in an order that must be the same in all processes. A loader raises an error
     if the orders of its workers differ.
 
-    Each process loads and maps only the items of its share if the source is read by index, and all pipes between the
-    source and the filter are `shuffle`, `map` or `sharding_filter`. Map pipes (through `to_iter_datapipe`, `shuffle` or
+    Each process loads and maps only the items of its share if the source is read by index, and only `shuffle`, `map`
+    and `sharding_filter` are between the source and the filter. Map pipes (through `to_iter_datapipe`, `shuffle` or
     `sample_by`) and an `IterableWrapper` of a dataset without `__iter__` are read by index. If the source is an
     `IterableWrapper` of a range, list, tuple or array, the filter does not read items of other processes.
 
@@ -82,9 +82,9 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     _taken: int = state(0)  # items read from the source before the current iterator was created
     _yielded_before: int = state(0, saved=False)  # items yielded before the current iterator was created
-    #: If one process reads the source for several shards (see `common_parts`): the number of items from the source's
-    #: saved position to this filter's position, which a resumed run must recompute. `_generators` contains the states
-    #: of the global random generators at the source's saved position.
+    #: The number of items that a resumed run must recompute, from the source's saved position to this filter's
+    #: position. This is 0 unless one process reads the source for several shards (see `common_parts`). `_generators`
+    #: contains the states of the global random generators at the source's saved position.
     _behind: int = state(0)
     _generators: Any = state()
 

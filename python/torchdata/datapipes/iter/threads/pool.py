@@ -130,8 +130,8 @@ class Pool:
         """Returns all pending items and results as data for a state. While this method runs, no other thread may take
         results or submit items.
 
-        For mutable items, this method waits for running calls and delays further calls until the consumer continues,
-        because a call could modify an item while the item is being saved.
+        If the items are mutable, this method waits for running calls and delays further calls until the consumer
+        continues, because a call could modify an item that is being saved.
 
         Raises:
             TimeoutError: a call took longer than `patience` seconds.

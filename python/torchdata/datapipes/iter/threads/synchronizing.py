@@ -44,7 +44,7 @@ from torchdata.datapipes.iter.threads.prefetching import _END, _PrefetchBase, _P
 __all__ = ["FullSync", "PrefetchTimeoutError"]
 
 
-#: The votes of a rank: `_HAS` if it has an item, `_ENDED` if it has no more items, and `_LEFT` if it has left its loop
+#: The votes of a rank: `_HAS` if it has an item, `_ENDED` if its items have ended, and `_LEFT` if it has left its loop
 #: for the next epoch.
 _HAS, _ENDED, _LEFT = 2, 1, 0
 
@@ -334,7 +334,7 @@ class FullSync(_PrefetchBase[T_co]):
         return _StepReader(data, hold, self._warn_of_rest)
 
     def _warn_of_rest(self, left: int, is_all: bool) -> None:
-        """Warns once if this rank has so many remaining items that the data must have been divided unevenly among the
+        """Warns once if the number of this rank's remaining items proves that the data was divided unevenly among the
         ranks."""
         graph = Graph(self.source_datapipe)
         shares = max(hooks_of(pipe)._number_of_shares() for pipe in graph)
