@@ -50,9 +50,9 @@ class _WaitingFinder:
             call(module)
 
     def install_or_leave(self) -> None:
-        """Adds this finder to `sys.meta_path` if functions are registered, and removes it if none are left.
-        `sys.meta_path` is replaced instead of modified, because an import in another thread could otherwise skip a
-        finder."""
+        """Adds this finder to `sys.meta_path` if functions are registered, and removes the finder if no functions are
+        left. `sys.meta_path` is replaced instead of modified, because an import in another thread could otherwise skip
+        a finder."""
         others = [finder for finder in sys.meta_path if finder is not self]
         awaited = any(self.calls.values())
         if awaited and len(others) == len(sys.meta_path):
@@ -94,7 +94,8 @@ _finder = _WaitingFinder()
 
 def call_when_imported(who: str, calls: Calls) -> None:
     """Registers functions. Each function is called once with its module, right after the import of this module. The
-    modules must not be loaded yet. `calls` replaces all functions that were registered earlier under the name `who`."""
+    modules must not be loaded yet. All functions that were registered earlier under the name `who` are replaced by
+    `calls`."""
     _finder.calls[who] = dict(calls)
     _finder.install_or_leave()
 

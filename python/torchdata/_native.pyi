@@ -157,12 +157,12 @@ class BellBoard:
 
 @final
 class Carrier:
-    """Reads the messages of one `Link` and writes messages to another `Link`, so that they can be forwarded from and to
-    another machine."""
+    """Reads messages from one `Link` and writes messages to another `Link`, to forward them between two machines."""
     def __new__(cls, inbound: Link, outbound: Link, board: BellBoard, own: int, peer: int) -> Self: ...
     def take(self, most: int) -> tuple[list[int] | None, list[bytes | LeasedBuffer]]:
         """Returns the integers that the peer has written into the link's shared memory (None if unchanged), and the new
-        messages. The list of messages begins with one header for all messages, followed by their large buffers."""
+        messages. In the list of messages, one header for all messages is first, and the large buffers of the messages
+        follow."""
     def put(self, frame: Sequence[Any]) -> bool: ...
     def put_words(self, words: Sequence[int]) -> None: ...
     def wait(self, seconds: float, messages: bool, lacks: bool) -> None: ...
@@ -463,8 +463,8 @@ class ReadAheadHold:
 
 @final
 class SourceReader:
-    """Reads the source of a `ReadAheadQueue`. Any thread may use `index` and `ended`. All other attributes and methods
-    are reserved for the thread that is reading the source."""
+    """Reads the source of a `ReadAheadQueue`. Any thread may use `index` and `ended`. Only the thread that is reading
+    the source may use other attributes and methods than `index` and `ended`."""
     def __new__(
         cls,
         advance: Callable[[], Any],

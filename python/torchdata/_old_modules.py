@@ -1,8 +1,8 @@
 """Supports import paths of torchdata 0.9 that no longer exist, such as `torchdata.datapipes.iter.util.cacheholder`.
 
-Role: a finder at the end of `sys.meta_path` creates an old module when it is imported. Python asks this finder only if
-the package lacks a module of this name. `OLD_MODULES` also contains private names, if published programs import or
-patch them.
+Role: a finder at the end of `sys.meta_path` creates an old module when it is imported. Python calls this module's
+finder only for modules that the package does not contain. If published programs import or patch private names,
+`OLD_MODULES` contains these names, too.
 """
 
 from __future__ import annotations
@@ -88,8 +88,8 @@ datapipes.utils.pin_memory datapipes.utils pin_memory_fn
 
 #: For each old module: the present module, and a dict from each old name to its present module and its present name.
 OLD_MODULES: dict[str, tuple[str, dict[str, tuple[str, str]]]] = {}
-#: Pairs of an old module and a name in it. An assignment to one of these names also sets the name in the module that
-#: now defines it.
+#: Pairs of an old module and a name in it. If code assigns a value to one of these names in the old module, the present
+#: module gets the value, too.
 _patched: set[tuple[str, str]] = set()
 
 for _old, _home, *_entries in map(str.split, _TABLE.strip().splitlines()):
@@ -105,8 +105,8 @@ for _old, _home, *_entries in map(str.split, _TABLE.strip().splitlines()):
 
 
 class _OldModule(ModuleType):
-    """An old module. If a patched name is deleted, the present module gets the original value back, because
-    `unittest.mock` and pytest end a patch by deleting the name."""
+    """An old module. When `unittest.mock` or pytest ends a patch by deleting a name, the present module of this name
+    gets the original value back."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)

@@ -43,8 +43,8 @@ def optional_import(module: str, *, extra: str, needed_by: str) -> Any:
 def require(module: str, *, extra: str, needed_by: str) -> None:
     """Raises the error of `optional_import`, but does not import the library.
 
-    Constructors of pipes call this function, because a pipe is often built in one process and iterated in others. Only
-    the iterating processes need to import the library.
+    Constructors of pipes call this function instead of importing the library, because a pipe is often built in one
+    process and iterated in others.
     """
     if importlib.util.find_spec(module) is None:
         optional_import(module, extra=extra, needed_by=needed_by)

@@ -2,13 +2,13 @@
 
 A pickle of plain data refers only to functions of this package that create arrays, batches and files, and that are safe
 with any arguments. Before unpickling, the extension refuses instructions that plain data does not need, and lengths
-beyond the pickle, which could allocate gigabytes.
+that exceed the pickle, which could allocate gigabytes.
 
-`to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `None`, `bool`,
-`int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these types remain unchanged.
-Values that are not plain, such as arrays, are pickled together, so that an item in two queues remains a single object.
-In a state, a pickle of plain data is stored under the key `NESTED`. Any other pickle is stored under the key `PICKLED`,
-and is loaded only from trusted states.
+`to_plain` converts the result of a pipe's `state_dict` to a value that the pipe cannot change later. `to_plain` does
+not change `None`, `bool`, `int`, `float`, `str`, `bytes`, flat lists and tuples of these types, and dicts of all these
+types. All other values of a state, such as arrays, are pickled together, so that an item in two queues remains a single
+object. In a state, a pickle of plain data is stored under the key `NESTED`. A pickle of any other data is stored under
+the key `PICKLED`, and is loaded only from trusted states.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def from_plain(plain: dict[str, Any], owner: str) -> Any:
 
 
 class UntrustedPickleError(ValueError):
-    """Raised for a state that is valid, but contains pickled values that the caller does not accept."""
+    """Raised if the caller does not accept pickled values, but a valid state contains them."""
 
 
 def refuse_pickled(plain: Any, owner: str) -> None:
@@ -240,8 +240,8 @@ def _pickles(value: Any) -> bool:
 
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
-    """Returns the function that `_known` would contain for a class of NumPy or PyTorch if this module could import
-    them; None for other classes."""
+    """Returns the function for a class of NumPy or PyTorch, which is not in `_known`, because this module does not
+    import these libraries; None for other classes."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts

@@ -27,8 +27,8 @@ class ReadAhead:
         end_at_exit(self)
 
     def start(self, serve: Callable[..., object], *args: Any) -> bool:
-        """Starts one more thread. Returns False if the system cannot start the thread, but other threads of this object
-        are running. Raises RuntimeError if no thread is running.
+        """Starts one more thread. Returns False if the system cannot start another thread, but at least one thread of
+        this object is running. Raises RuntimeError if no thread is running.
         """
         name = f"{self._called}_{len(self.threads)}" if self._several else self._called
         thread = threading.Thread(target=_run, args=(self.queue, serve, args), name=name, daemon=True)
@@ -75,7 +75,7 @@ def _run(queue: ReadAheadQueue, serve: Callable[..., object], args: tuple[Any, .
 
 
 def without_own_frame(error: BaseException) -> BaseException:
-    """Removes the frame that refers to the queue, because an error that is stored in the queue would keep the queue
-    alive.
+    """Removes this module's frame from the traceback: the queue stores the error, and the frame refers to the queue, so
+    the queue would never be freed.
     """
     return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)

@@ -1,7 +1,7 @@
 """Removes secrets from texts in messages, pictures and states, and control characters from texts of other processes.
 
-Role: decides by name (`api_key=…`), by position (the user in a URL) or by randomness whether a value is a secret. In
-doubt, the value is hidden.
+Role: decides by name (`api_key=…`), by position (the user in a URL) or by randomness whether a value is a secret. A
+value that is possibly a secret is hidden.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _HARD = frozenset(
     + ["credentials", "creds", "dsn", "jwt", "login", "oauth", "passcode", "passphrase", "passwd", "password", "pwd"]
     + ["sas", "secret", "secrets", "sig", "signature"]
 )
-#: Words that announce a secret only as the whole name, because they are often harmless in longer names.
+#: Words that announce a secret only if they are the whole name, because longer names with these words are often
+#: harmless.
 _WHOLE = frozenset({"pass", "pat", "pin", "pw"})
 #: Words that announce a secret, but may also be followed by harmless numbers.
 _SOFT = frozenset(
@@ -53,8 +54,8 @@ _KINDS = re.compile(r"[a-z]+|[A-Z]+|[0-9]+")
 #: The control characters that are escaped, because they can end a line or change the direction of text.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
 
-#: Errors of these libraries are redacted, because their messages contain URLs. Errors of the user's code are not
-#: redacted.
+#: Errors of these libraries are redacted, because their messages contain URLs. Errors that the user's code raises are
+#: not redacted.
 _LIBRARIES = frozenset(
     ["adlfs", "aiobotocore", "aiohttp", "aistore", "boto3", "botocore", "datasets", "fsspec", "gcsfs", "google"]
     + ["httpx", "huggingface_hub", "iopath", "obstore", "requests", "s3fs", "urllib", "urllib3"]
@@ -113,10 +114,10 @@ def shown(value: Any) -> str:
 def digest(name: str, words: str) -> str:
     """Returns a few digits that identify a secret without revealing it.
 
-    The digits are equal in every process, on every rank and in every state, so that states can be compared. An attacker
-    who reads all states learns only 16 bits of a secret, which excludes all but one in 65,536 guesses.
+    The digits are equal in every process, on every rank and in every state, so that states can be compared. From all
+    states together, an attacker learns only 16 bits of a secret, which excludes all but one in 65,536 guesses.
 
-    Equal secrets with different names have different digits.
+    If two names have the same secret, their digits differ.
     """
     key = f"torchdata fingerprint of {name}".encode()
     import hashlib  # importing these two modules takes as long as importing ten modules of this package

@@ -18,11 +18,11 @@ _Error = TypeVar("_Error", bound=BaseException)
 RAISED_IN = "_torchdata_raised_in"
 _KEY = "_torchdata_key"
 PACKAGE = os.path.dirname(__file__) + os.sep
-#: Frames of these modules are removed from tracebacks, because they do not help users.
+#: Frames of these modules are removed from tracebacks, because users cannot do anything about them.
 _BELOW = ("torchdata.", "multiprocessing.")
 
 
-#: In a process that was not forked: the file, the line and the module of the code that started the process.
+#: If this process was not forked: the file, the line and the module of the code that started it.
 _begun_at: tuple[str, int, str] | None = None
 _shown: dict[Any, Any] = {}
 
@@ -72,7 +72,7 @@ def attributes_of(error: BaseException) -> dict[str, Any]:
 
 
 def came_from(error: BaseException) -> str | None:
-    """Returns the process that has raised the exception; None for this process."""
+    """Returns the name of the process that has raised the exception; None if this process has raised it."""
     return attributes_of(error).get(RAISED_IN)
 
 
@@ -93,7 +93,8 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 def name_item(error: _Error, item: Any) -> _Error:
-    """Records the key or path of the item that caused the exception, if none is recorded yet."""
+    """Records the key or path of the item that caused the exception, unless the exception already has a recorded
+    key."""
     key = key_of(item)
     if key is not None:
         attributes_of(error).setdefault(_KEY, key)
@@ -159,8 +160,8 @@ def fold(error: BaseException) -> None:
 
 
 def _folded(frames: TracebackType | None, wholly: bool) -> TracebackType | None:
-    """Removes this package's frames. If `wholly` is False, the last frame is kept even if it belongs to this
-    package."""
+    """Removes this package's frames. If `wholly` is False, the frame that raised the exception is kept even if it
+    belongs to this package."""
     first: TracebackType | None = None
     last: TracebackType | None = None
     while frames is not None:

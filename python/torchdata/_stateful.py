@@ -1,21 +1,20 @@
 """Defines the protocol of iterables that save their own positions, and reads successive epochs of such an iterable.
 
 An iterable may report its position at any time, but the position is only correct while an epoch is being read. For
-example, if `__iter__` is a generator function, it does not run before the first item is requested, and the iterable
-still reports an old position. Therefore, `StatefulStream` itself reports the loaded position, or the last position of
-the previous epoch, until an item is requested.
+example, if `__iter__` is a generator function, it runs only when the first item is requested, and the iterable reports
+an old position until then. Therefore, `StatefulStream` itself reports the loaded position, or the last position of the
+previous epoch, until an item is requested.
 
-The iterable's `load_state_dict` restores a position within an epoch. To reach a position between two epochs,
-`StatefulStream` loads the last position of the first epoch, and requests one item. This request ends the epoch, or
-returns an item, which is dropped. Then a new iteration begins, so that the iterable counts epochs and draws random
-numbers as in the saved run. No item is requested if a new iteration of the iterable would continue after the dropped
-item instead of beginning an epoch.
+The iterable's `load_state_dict` restores a position within an epoch. If the position is between two epochs,
+`StatefulStream` loads the last position of the first epoch, and requests one item. The request for the item ends the
+first epoch, or returns an item, which is dropped. Then a new iteration of the iterable begins, so that it counts epochs
+and draws random numbers as in the saved run. If a new iteration of the iterable would continue after the dropped item,
+no item is requested.
 
-Some iterables, for example Hugging Face's, apply a loaded state in each later iteration, so the next epoch would begin
-at the loaded position, too. `StatefulStream` compares the states after the first items of both epochs. If they are
-equal, it restarts the epoch from the iterable's initial state. Other iterables yield an item of the next epoch,
-although the loaded state is from the end of an epoch. `StatefulStream` drops this item and loads the state a second
-time.
+Some iterables, for example Hugging Face's, apply a loaded state in every later iteration, so that the next epoch would
+begin at the loaded position, too. If the first items of the resumed epoch and of the next epoch leave equal states,
+`StatefulStream` restarts the next epoch from the iterable's initial state. If a state from the end of an epoch was
+loaded and the iterable yields an item nevertheless, `StatefulStream` drops the item and loads the state again.
 """
 
 from __future__ import annotations
@@ -132,8 +131,8 @@ class StreamState(NamedTuple):
 
     Args:
         inner: the state of the iterator; None if the iterable is its own iterator.
-        started: whether an item of the epoch was requested. If `started` is False, `ended` refers to the previous
-            epoch.
+        started: whether an item of the epoch was requested. If no item was requested yet, `ended` refers to the
+            previous epoch.
     """
 
     own: Any
@@ -155,8 +154,8 @@ class StatefulStream:
     Args:
         prepare: a function that is called before each iteration, and before a state is loaded.
         is_exact: whether the iterable reports the correct position even before the first item of an epoch.
-        mark: a function that is called before reading an item that may have to be dropped. Its result is a function
-            that restores the random generators.
+        mark: a function that is called before reading an item that may have to be dropped, and returns a function that
+            restores the random generators.
     """
 
     def __init__(
@@ -182,7 +181,7 @@ class StatefulStream:
         self._follows_end = False
         self._is_untouched = True
         #: The states of the iterable and its iterator before the first iteration. `_after_load` contains the states
-        #: after the first item of a resumed epoch, until the next epoch yields an item.
+        #: after the first item of an epoch that has resumed, until the next epoch yields an item.
         self._pristine: Any = None
         self._after_load: Any = _UNKNOWN
 
@@ -246,7 +245,7 @@ class StatefulStream:
         return state_of(self._iterable), self.iterator.state_dict() if self._has_inner else None
 
     def _asked(self) -> Any:
-        """Returns the current states, or `_UNKNOWN` if the iterable raises an error."""
+        """Returns the current states of the iterable and its iterator; `_UNKNOWN` if the iterable raises an error."""
         if not self.has_state:
             return None, None
         try:
@@ -297,8 +296,9 @@ class StatefulStream:
     def _leave(self) -> bool:
         """Makes the iterable end its epoch at the loaded position. Returns whether the epoch has ended.
 
-        A new iteration of an iterable may continue after the last item, or begin at the start. This method reads two
-        items with and without a new iteration in between, and compares the resulting states.
+        Iterables differ in whether a new iteration continues after the last item or begins at the start. This method
+        therefore reads two items, once with and once without a new iteration in between, and compares the resulting
+        states.
         """
         if not is_stateful(self._iterable):
             return self._step() is _END
@@ -340,8 +340,8 @@ class StatefulStream:
             except BaseException as error:  # the yielded iterator raises the error, and the next call continues
                 if not isinstance(error, Exception):  # after Ctrl-C, the item is not yielded, so the position stays
                     self.started, self._unread = started, True
-                # The frame of this generator is removed from the traceback, because the exception would otherwise look
-                # like an exception of a user's generator, which cannot continue.
+                # This generator's frame is removed from the traceback, because the exception would otherwise look like
+                # the exception of a user's generator, which cannot continue.
                 error.__traceback__ = error.__traceback__ and error.__traceback__.tb_next
                 yield map(_raise, (error,))
                 continue
@@ -378,8 +378,8 @@ class StatefulStream:
 
 
 def steps_of(iterator: Iterator[Any]) -> Iterator[Any]:
-    """Returns an iterator over the remaining items, for a `for` loop. The loop itself would call `iter(iterator)`,
-    which may reset an iterator that is not built in."""
+    """Returns an iterator over the remaining items, for a `for` loop. A `for` loop over the iterator itself would call
+    `iter(iterator)`, which may reset an iterator that is not built in."""
     is_built_in = type(iterator).__module__ in ("builtins", "itertools")
     return iterator if is_built_in else map(next, itertools.repeat(iterator))
 

@@ -42,8 +42,8 @@ class Latch:
 
     def __init__(self) -> None:
         self._is_set = False
-        #: `set` releases this lock, and each waiting thread acquires it. A `SimpleQueue` is unsuitable, because its
-        #: timed wait may never end on a busy machine with CPython 3.11.
+        #: `set` releases this lock, and each waiting thread acquires it. A `SimpleQueue` is not used instead, because
+        #: its timed wait may never end on a busy machine with CPython 3.11.
         self._gate = threading.Lock()
         self._gate.acquire()
 
@@ -89,8 +89,8 @@ class Work(Protocol):
         """Waits at most `seconds` until all threads except the calling thread have ended."""
 
 
-#: The registered works. A WeakSet is unsuitable, because it runs Python code when an object is freed, and a
-#: KeyboardInterrupt in this code would be lost.
+#: The registered works. A WeakSet would run Python code when a `Work` object is freed, and a KeyboardInterrupt in this
+#: code would be lost.
 _running: dict[int, weakref.ref[Any]] = {}
 #: If `_running` has this many entries, the entries of freed objects are removed.
 _full = 64

@@ -85,8 +85,8 @@ def place_of(code: CodeType) -> str:
 
 
 def _short(path: str) -> str:
-    """Returns a path relative to the working directory or the program's folder. For an absolute path outside of both,
-    returns its last two parts."""
+    """Returns a path relative to the working directory or the program's folder. For an absolute path outside the
+    working directory and the program's folder, returns only its last two parts."""
     for root in (os.getcwd(), os.path.dirname(getattr(sys.modules.get("__main__"), "__file__", "") or "")):
         if root and path.startswith(root.rstrip(os.sep) + os.sep):
             return os.path.relpath(path, root)

@@ -41,12 +41,12 @@ class PrometheusCollector:
         self._lock = threading.Lock()
 
     def describe(self) -> Iterable[Any]:
-        """Returns the metric families without their values. The registry calls this method when the collector is
-        registered."""
+        """Returns the metric families without their values. The registry of prometheus_client calls this method when
+        the collector is registered."""
         return list(self._families().values())
 
     def collect(self) -> Iterator[Any]:
-        """Measures the loader. The server calls this method at each scrape, in its own threads."""
+        """Measures the loader. The server of prometheus_client calls this method at each scrape, in its own threads."""
         with self._lock:
             measured, rank = self._measuring.measure(), self._measuring.rank
         families = self._families()

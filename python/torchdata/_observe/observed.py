@@ -17,15 +17,15 @@ class ObservedLoader:
     _recorder: Recorder
 
     def stats(self, since: LoaderStats | None = None) -> ShownStats:
-        """Returns the loader's statistics: rates, waits and memory, by process and by function. `print` shows them as a
-        table.
+        """Returns the loader's statistics: rates, waits and memory, by process and by function. `print` shows the
+        statistics as a table.
 
         This method can be called at any time, from any thread, and after the workers have exited. If a loader starts
         new workers in each epoch, the statistics cover the current or last epoch.
 
         Args:
-            since: earlier statistics of this loader, where counting starts; None (the default) counts from the
-                beginning.
+            since: earlier statistics of this loader, so that only later counts are included; None (the default)
+                includes all counts.
         """
         return self._recorder.stats(since)
 
@@ -33,8 +33,8 @@ class ObservedLoader:
         """Describes what limits the program: loading or training, which worker, which function, and what would help.
 
         Args:
-            since: earlier statistics of this loader, where counting starts; None (the default) covers everything that
-                `stats` counts.
+            since: earlier statistics of this loader, so that only later counts are included; None (the default)
+                includes all counts of `stats`.
         """
         return self._recorder.diagnose(since, self._epochs_ended())
 

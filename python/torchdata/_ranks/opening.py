@@ -47,7 +47,8 @@ class Opening:
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:
-        """Returns the `Meeting`, or the reason why rank 0 has given up; and the seconds that remain for connecting.
+        """Returns two values: the `Meeting`, or the reason why rank 0 has given up; and the seconds that remain for
+        connecting.
 
         Raises PrefetchTimeoutError if rank 0 did not begin to iterate in time, and RanksLostError if the store or rank
         0 does not answer.
@@ -131,8 +132,8 @@ class Opening:
         return offer
 
     def _ask_store(self, ask: Callable[[Any], Any]) -> Any:
-        """Calls `ask` with the job's store, and returns the result. Waits at most until `Meeting.WATCH` seconds after
-        the timeout."""
+        """Calls `ask` with the job's store, and returns the result. The store must answer within `Meeting.WATCH`
+        seconds after the timeout."""
         answers: list[Any] = []
 
         def run() -> None:
@@ -175,8 +176,8 @@ def _host_of(dist: Any) -> str | None:
 
 
 def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
-    """Returns the listening socket of rank 0, and its addresses. The socket is bound to a single address if all ranks
-    can reach it."""
+    """Returns the listening socket of rank 0, which is bound to a single address if all ranks can reach this address,
+    and its addresses."""
     listener = _listen_at(store_host)
     if listener is not None:
         addresses = [listener.getsockname()[0]]
@@ -191,7 +192,7 @@ def _listen(store_host: str | None) -> tuple[socket.socket, dict[str, Any]]:
 
 
 def _listen_at(store_host: str | None) -> socket.socket | None:
-    """Returns None if no address is known that all ranks can reach."""
+    """Returns a socket at one address that all ranks can reach; None if no such address is known."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
     if interface:
         return socket.create_server((_address_of_interface(interface), 0))
@@ -211,7 +212,8 @@ def _server_at(address: str) -> socket.socket | None:
 
 
 def _is_loopback(host: str | None) -> bool:
-    """If the host name of the store is a loopback name, all ranks run on one machine."""
+    """Returns whether a host name is a loopback name, which the store's host has only if all ranks run on one
+    machine."""
     return host is not None and (host.lower() == "localhost" or host in _LOOPBACK or host.startswith("127."))
 
 
@@ -227,7 +229,8 @@ def _addresses_towards(host: str | None) -> list[str]:
 
 
 def _address_of_interface(name: str) -> str:
-    """Raises RuntimeError if the interface lacks an IPv4 address."""
+    """Returns the IPv4 address of a network interface, and raises RuntimeError if the interface lacks an IPv4
+    address."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         try:
             # SIOCGIFADDR (see netdevice(7)) takes the interface's name in 16 bytes, and appends the address.

@@ -3,7 +3,7 @@
 Each rank has its own connection to rank 0 (`Meeting`). A native thread reads from the connection, so that all ranks
 notice the failure of a rank. `torchdata_core::ranks` describes the protocol.
 
-Operations use neither torch's process groups nor the store, because these wait for exited ranks until the job's
+Operations use neither torch's process groups nor the store, because both would wait for exited ranks until the job's
 timeouts expire.
 """
 
@@ -61,7 +61,7 @@ def require_available(whose: str) -> Any:
 
 
 def require_initialized(whose: str) -> Any:
-    """Raises RuntimeError if `init_process_group` was not called, or if `require_available` raises it."""
+    """Raises RuntimeError if `torch.distributed` is not available, or if `init_process_group` was not called."""
     dist = require_available(whose)
     if not dist.is_initialized():
         raise RuntimeError(
@@ -108,8 +108,8 @@ class TorchGroup(UncopyableGroup):
         return self._run(value if self.rank == 0 else _LARGEST)
 
     def agree(self, value: str) -> str:
-        """Makes all groups of the same size use one value. On rank 0 of each group, returns the value that the first
-        calling group has passed. On all other ranks, returns `value`.
+        """Makes all groups of the same size use one value. On rank 0 of each group, the result is the value that the
+        first calling group has passed. On all other ranks, the result is `value`.
 
         With tensor parallelism, ranks of different data-parallel groups must read the same data, so these groups need
         equal seeds.
@@ -191,7 +191,7 @@ class TorchGroup(UncopyableGroup):
         """Replaces inherited file descriptors in a forked child, because they would keep connections open."""
         nowhere = os.open(os.devnull, os.O_RDWR)
         for descriptor in self._descriptors:
-            # The descriptor is replaced instead of closed, because the object that owns it exists in the child, too,
+            # The descriptor is not closed but replaced, because the child also has the object that owns the descriptor
             # and will close it later.
             os.dup2(nowhere, descriptor, inheritable=False)
         os.close(nowhere)

@@ -76,7 +76,7 @@ def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> 
     beginning = record_of(datapipe).beginning
     if beginning is None or not beginning.whole:
         return _begun(datapipe, function, *started)
-    # The replay begins with the states that the global random generators had in the original iteration.
+    # The global random generators begin the replay with the states that they had in the original iteration.
     halts = Halts(beginning.entries())
     load_generators(beginning.generators)
     try:
@@ -156,8 +156,8 @@ def _noting(set_seed: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
 
 
 class _Yielded:
-    """The number of items that the pipe's running iteration has yielded. PyTorch may assign another number to this
-    attribute of a pipe."""
+    """The number of items that the pipe's running iteration has yielded. If PyTorch assigns another number to this
+    attribute of a pipe, that number is used instead."""
 
     def __get__(self, datapipe: Any, cls: type) -> int:
         return 0 if datapipe is None else token_of(datapipe).yielded
@@ -202,11 +202,11 @@ class _CommonPipe:
     _declared: ClassVar[tuple[DeclaredState, ...]] = ()
     #: Names of the attributes that copies and pickles of the pipe leave out.
     _not_copied: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes that contain items. A pipe in such an attribute is an item, not a source of this pipe.
+    #: Names of attributes that contain items; pipes in these attributes are items, not sources of this pipe.
     item_attributes: ClassVar[frozenset[str]] = frozenset()
-    #: Names of attributes that contain the user's data, such as a dataset. A loader copies the pipe, but the copy
-    #: shares the values of these attributes. For any other attribute, a loader copies containers such as lists, but not
-    #: the data in the containers.
+    #: Names of attributes that contain the user's data, such as a dataset. When a loader copies the pipe, the copy
+    #: shares the values of these attributes with the original. In all other attributes, a loader copies the containers,
+    #: such as lists, but not the data in the containers.
     data_attributes: ClassVar[frozenset[str]] = frozenset()
     #: Whether the class uses the `state_dict` and `load_state_dict` that are derived from its declared attributes (see
     #: `DERIVED`).

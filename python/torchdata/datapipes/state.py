@@ -6,9 +6,9 @@ readers. The key `checksums` contains checksums of the values of `graph` and `pi
 that require pickle are stored as bytes under `"__pickled__"`, and nested containers under `"__nested__"`.
 
 A pipe without a declared state is *replayed*: a resumed run starts it from the beginning and drops the items that it
-had yielded. The sources of a replayed pipe begin with the states that they had at the beginning of the iteration. The
-whole graph is replayed if user functions have drawn from the global random generators. The whole graph is also replayed
-if a replayed pipe shares its source with another pipe.
+had yielded. The sources of a replayed pipe begin with the states that they had at the beginning of the saved iteration.
+The whole graph is replayed if user functions have drawn from the global random generators. The whole graph is also
+replayed if a replayed pipe and another pipe read the same source.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def standing_still(pipes: list[Any]) -> AbstractContextManager[object]:
 @contextmanager
 def _all_still(pipes: list[Any]) -> Iterator[None]:
     with ExitStack() as stack:
-        # Each pipe is paused before its sources, because its thread cannot pause while it waits for a paused source.
+        # Each pipe is paused before its sources, because its thread could not be paused while it waits for an item of a
+        # paused source.
         for pipe in reversed(pipes):
             stack.enter_context(pipe.standing_still())
         yield
@@ -104,16 +105,15 @@ def _all_still(pipes: list[Any]) -> Iterator[None]:
 def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     """Returns the state of the graph that ends in `datapipe`, after the last item that it yielded.
 
-    A random pipe that is read several times in one epoch (`cycle`) has a new seed each time. In loaders, and in a graph
-    with a seed from `set_graph_random_seed`, each seed is derived from the previous seed. If you iterate any other
-    graph without a loader, the seeds are drawn from the global random generators, so also save the result of
-    `save_generators()`.
+    A random pipe that is read several times in one epoch (`cycle`) has a new seed each time. Each seed is derived from
+    the previous seed if a loader reads the graph, or if `set_graph_random_seed` was called. For any other graph, the
+    seeds are drawn from the global random generators, so also save the result of `save_generators()`.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
         described: whether the state contains checksums and a description of the pipes; True by default. `load_state`
-            uses them to recognize damaged states and states of other pipelines. Saving is faster with
-            `described=False`, which helps if you save states every second.
+            uses the checksums and the description to recognize damaged states and states of other pipelines. Saving is
+            faster with `described=False`, which helps if you save states every second.
 
     Returns:
         A dict of plain data.
@@ -149,7 +149,8 @@ def save_entries(datapipe: Any) -> list[PipeEntry]:
 
 
 def entries_of(graph: Graph) -> list[PipeEntry]:
-    """Returns a `PipeEntry` for each pipe of a graph. The pipes' read-ahead threads must be paused."""
+    """Returns a `PipeEntry` for each pipe of a graph. The caller must have paused the read-ahead threads of the
+    pipes."""
     if not is_torchs(graph.end):
         return _Saving(graph).entries()
     # A set comprehension calls `has_begun` for every PyTorch pipe, whereas `any` would stop early. `has_begun` raises
@@ -190,7 +191,8 @@ class _Saving:
         """Returns the ids of the pipes that a resumed run must continue to read.
 
         Args:
-            alone: whether to include the main pipe of a split such as `fork` if a child may still begin to read it.
+            alone: whether the main pipe of a split such as `fork` is included if a child of the split may still begin
+                to read it.
         """
         used = {id(self.end)} if self._has_begun(self.end) else set()
         for reader in reversed(self.pipes):  # readers precede their sources
@@ -230,8 +232,8 @@ class _Saving:
     # -- what must be replayed -----------------------------------------------------------------------------------
 
     def _to_replay(self) -> list[Any]:
-        """Returns the pipes to replay, without their direct and indirect sources, which are replayed together with
-        them."""
+        """Returns the pipes to replay. The direct and indirect sources of a replayed pipe are left out, because they
+        are replayed together with it."""
         replayed = [
             pipe
             for pipe in self.pipes
@@ -248,10 +250,10 @@ class _Saving:
         return [pipe for pipe in replayed if id(pipe) not in below]
 
     def _must_replay_all(self, replayed: list[Any]) -> bool:
-        """Returns whether the whole graph must be replayed, not only the pipes `replayed`. A replay of the whole graph
-        is necessary if another pipe reads the same source as one of these pipes, as with the children of a `fork`, or
-        if the states of the global random generators have changed, because a user function of any pipe may have drawn
-        numbers."""
+        """Returns whether the whole graph must be replayed instead of only the pipes in `replayed`. A replay of the
+        whole graph is necessary if another pipe reads the same source as one of these pipes, as with the children of a
+        `fork`, or if the states of the global random generators have changed, because a user function of any pipe may
+        have drawn numbers."""
         beginning = record_of(self.end).beginning
         if beginning is None:
             return False
@@ -330,8 +332,8 @@ class _Saving:
             if not is_restorable(pipe):
                 return PipeEntry(name_of(pipe))
             return with_seeds(PipeEntry(name_of(pipe), restores=True, state=position_of(pipe)), record)
-        # If a user-defined pipe without `reset` has yielded no item in this iteration, its attributes may still contain
-        # the position of an earlier iteration.
+        # Until a user-defined pipe without `reset` yields an item, its attributes may contain the position of an
+        # earlier iteration.
         is_stale = token_of(pipe).yielded == 0 and not can_reset(type(pipe))
         if id(pipe) not in self._in_use or not is_restorable(pipe) or is_stale:
             entry = entry_anew(pipe)

@@ -22,8 +22,8 @@ Size = int | tuple[int, int] | None
 Crop = Sequence[int] | Callable[[int, int], Sequence[int]] | None
 
 _MODES = {"RGB": (3, "uint8"), "L": (1, "uint8"), "RGBA": (4, "uint8"), "I;16": (1, "uint16")}
-#: For each filter, whether the native extension resizes with it (True), or Pillow (False). The extension's pixels
-#: differ from Pillow's by at most one level.
+#: For each filter, whether the native extension resizes with it (True), or Pillow (False). Where the extension resizes,
+#: the pixels differ from Pillow's by at most one level.
 _FILTERS = {"bilinear": True, "hamming": True, "nearest": False, "box": False, "bicubic": False, "lanczos": False}
 
 
@@ -97,8 +97,9 @@ def decode(
 ) -> Any:
     """Decodes an image to an array of its pixels, with optional cropping and resizing.
 
-    Without resizing, the pixels are equal to Pillow's pixels. After resizing, pixel values (0 to 255) differ from
-    Pillow's by at most 1. In a worker, the array is allocated in shared memory, like the result of `torchdata.empty`.
+    If an image is not resized, its pixels are equal to Pillow's pixels. After resizing, pixel values (0 to 255) differ
+    from Pillow's by at most 1. In a worker, the array is allocated in shared memory, like the result of
+    `torchdata.empty`.
 
     Args:
         data: the contents of the file as bytes, the path of the file, or a file opened in binary mode. An opened file
@@ -314,8 +315,8 @@ def _fill(request: Request, picture: DecodablePicture, box: Box, flip: bool, nam
     left, top, right, bottom = box
     by, whole = 1, (0, 0, picture.width, picture.height)
     if request.scale == "fast":
-        # The minimum size of the image after a reduction by the decoder. In a smaller image, the crop would be smaller
-        # than the result.
+        # The minimum size of the image after a reduction by the decoder. If the reduced image were smaller, the crop
+        # would have fewer pixels than the result.
         least = math.ceil(columns * whole[2] / (right - left)), math.ceil(rows * whole[3] / (bottom - top))
         by = picture.reduce(*least)
     plain = box == whole and not flip and (rows, columns) == (picture.height, picture.width)

@@ -26,12 +26,12 @@ class DecodablePicture(Protocol):
     height: int
 
     def pixels(self, out: Any = None) -> Any:
-        """Returns the pixels as an array (height, width, channels). If `out` is not given, the array is only valid
-        until the thread decodes another image."""
+        """Returns the pixels as an array (height, width, channels). If `out` is None, the array is valid only until the
+        same thread decodes another image."""
 
     def reduce(self, width: int, height: int) -> int:
-        """Reduces the size of the decoded image by a factor of 2, 4 or 8, and returns the factor. Returns 1 if half the
-        image's size would be less than `width` or `height`."""
+        """Reduces the size of the decoded image by a factor of 2, 4 or 8, and returns the factor. If an image of half
+        the size would be smaller than `width` or `height`, returns 1 without reducing it."""
 
 
 class _Room(threading.local):
@@ -63,9 +63,9 @@ def simplejpeg() -> Any:
 
 
 def open_picture(content: Any, mode: str, exif: bool, keep: bool) -> DecodablePicture:
-    """Parses the header of an image. If `keep` is True, a truncated image is decoded as far as it is available. Raises
-    `PIL.Image.DecompressionBombError` for more pixels than Pillow allows. If the contents are not an image, raises an
-    error of any type that Pillow uses."""
+    """Parses the header of an image. If `keep` is True, the available part of a truncated image is decoded. Raises
+    `PIL.Image.DecompressionBombError` for more pixels than Pillow allows. Raises any of Pillow's errors if the contents
+    are not an image."""
     found: Any = None
     library = simplejpeg() if mode in _COLOURS and content[:3] == b"\xff\xd8\xff" else None
     if library is not None:

@@ -15,7 +15,7 @@ def image_module(needed_by: str = "torchdata.images") -> Any:
 
 
 def opened(content: Any, needed_by: str = "torchdata.images") -> Any:
-    """Opens an image with Pillow. Errors of Pillow are raised unchanged."""
+    """Opens an image with Pillow. Pillow's errors are not converted."""
     module = image_module(needed_by)
     try:
         return module.open(io.BytesIO(content))

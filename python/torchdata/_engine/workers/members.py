@@ -22,13 +22,14 @@ CONTROL_RING = 64 << 10
 
 
 class Members:
-    """The child processes of a loader. In each list, the dispatching process is last.
+    """The child processes of a loader. In each list of child processes, the dispatching process is last.
 
     Args:
         num_shards: the number of shards. Worker `i % num_workers` runs shard i.
-        budget: bytes of shared memory for all items.
+        budget: bytes of shared memory for the items of all children together.
         program_class: defines the names of the workers and the messages about their exits.
-        commands: bytes of shared memory per child for commands; 0 streams commands through a small ring instead.
+        commands: bytes of shared memory for commands, per child; with 0, commands are streamed through a small ring
+            instead.
     """
 
     def __init__(

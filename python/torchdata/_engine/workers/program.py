@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class Runner(Protocol):
     #: Whether the loop that sends items is left between two items if a command is waiting.
     is_interrupted: ClassVar[bool]
-    #: The runner sends this encoded exception instead of items, if the program could not be prepared.
+    #: If the program could not be prepared: the encoded exception, which the runner sends instead of items.
     failure: tuple[Any, ...] | None
 
     def __init__(self, child: Any) -> None:
@@ -32,7 +32,7 @@ class Runner(Protocol):
         """Called once, before the first command. An exception of this method is stored in `failure`."""
 
     def obey(self, command: tuple[Any, ...]) -> bool:
-        """Returns False after the command to stop."""
+        """Carries out a command; returns False if the command was to stop."""
 
 
 class Program(ABC):
@@ -78,15 +78,15 @@ class ChildInfo:
     num_workers: int
     dispatches: bool
     open_dispatched: Callable[[], Iterator[Any]] | None
-    #: Returns which items from the dispatching process were received: the number of the iteration, and the number and
-    #: the checksum of its received items.
+    #: Returns the number of the iteration in the dispatching process, and how many of its items were received, with
+    #: their checksum.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
     #: The size in bytes above which snapshots are sent only if the main process has requested large snapshots.
     largest_snapshot: int | None = None
 
 
 class EpochProgram(Program):
-    """Exceptions that the methods raise are sent to the main process instead of items."""
+    """If a method of a program raises an exception, the main process receives the exception instead of items."""
 
     datapipe: Any
     #: The number of the epoch, from 0, which the runner sets before `begin_epoch`.
@@ -119,12 +119,12 @@ class EpochProgram(Program):
         """Called after the last epoch, unless the process exits."""
 
     def enter(self) -> None:
-        """Called when the process switches to this shard from another shard. Not called if only `globals` must be
-        exchanged, because the engine does this itself.
+        """Called when the process switches to this shard from another shard. If only `globals` must be exchanged, the
+        engine exchanges them without calling `enter`.
         """
 
     def leave(self) -> None:
-        """Called when the process switches to another shard's program; see `enter`."""
+        """Called when the process switches from this shard to another shard, in the same cases as `enter`."""
 
     @abstractmethod
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
@@ -138,14 +138,15 @@ class EpochProgram(Program):
 
     def note(self) -> object:
         """Returns a message from this program to the `listener` of `Children` in
-        the main process, or None. Called whenever a snapshot is taken, and at
-        the end of each iteration.
+        the main process, or None. The engine calls `note` whenever it takes a snapshot, and at the end of each
+        iteration.
         """
         return None
 
     @abstractmethod
     def go_on_from(self, snapshot: bytes | None, strict: bool = True) -> Iterator[Any]:
-        """Returns an iterator that resumes after a snapshot, or begins with the first item. Called after `begin_epoch`.
+        """Returns an iterator that resumes after the snapshot; if `snapshot` is None, it begins with the first item.
+        Called after `begin_epoch`.
 
         Args:
             strict: whether sources verify the items that they reread.

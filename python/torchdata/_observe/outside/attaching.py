@@ -1,6 +1,6 @@
 """Finds loaders in other processes, and reads their counters without affecting them.
 
-Role: a loader's counters are in anonymous memory. The loader's main process keeps a file descriptor of this memory
+Role: a loader's counters are in anonymous memory, and the loader's main process keeps a file descriptor of the memory
 open. Through `/proc`, other processes of the same user and of root can open the memory.
 
 Root may inspect a process of a malicious user, so the contents of the memory are not trusted. The memory must be sealed
@@ -41,8 +41,8 @@ class NoLoaderError(LookupError):
 
 @dataclass(frozen=True)
 class Attached:
-    """A loader in another process. If the loader runs in another container, `numbers` maps process ids in that
-    container to process ids in this container; otherwise, it is None."""
+    """A loader in another process. If the loader runs in another container, `numbers` maps the process ids in that
+    container to ids in this container; otherwise, `numbers` is None."""
 
     pid: int
     command: str
@@ -103,7 +103,7 @@ def _command(pid: int) -> str:
 def _numbers(pid: int) -> dict[int, int] | None:
     """Returns a dict from process ids in the container of process `pid` to process ids in this container.
 
-    Returns None if both containers are the same.
+    Returns None if process `pid` runs in the same container as this process.
     """
     try:
         inside = os.readlink(f"{_PROC}/{pid}/ns/pid")
@@ -146,8 +146,8 @@ def find(pid: int | None = None) -> list[Attached]:
 
 
 def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached | None:
-    """Returns the loader that counts in the memory at `path`. Returns None if the memory contains no counters, or if
-    `candidate` has only inherited the memory from the loader's main process."""
+    """Returns the loader that has its counters in the memory at `path`. Returns None if the memory contains no
+    counters, or if process `candidate` has only inherited the memory from the loader's main process."""
     try:
         board = StatsBoard.observe(path)
         damage = board.damage()
@@ -159,8 +159,8 @@ def _attached(candidate: int, identity: tuple[int, int], path: str) -> Attached 
     owner, _ = board.made()
     numbers = _numbers(candidate)
     here = owner if numbers is None else numbers.get(owner, candidate)
-    # `candidate` is a forked child that has inherited the file descriptor. The loader is reported only for its main
-    # process, `here`.
+    # The loader is reported only for its main process, `here`, and not for a forked child that has inherited the file
+    # descriptor.
     if here != candidate and _holds(here, identity):
         return None
     inside = "" if numbers is None else f" (in a container, where it is {owner})"

@@ -1,18 +1,19 @@
 """Requests the Python stacks of another process by a signal, and reads the process's state from the kernel.
 
-Role: each process of a loader handles a real-time signal. An observer sends this signal to request a stack. The process
-writes the stack of its main thread to its own anonymous memory, which the observer reads through `/proc`. The loader's
-counters (`StatsBoard`) contain the number of the signal and the file descriptor of the memory.
+Role: each process of a loader has a handler for a real-time signal. An observer sends this signal to a process to
+request the stack of its main thread. The signal handler writes the stack to anonymous memory of the process, which the
+observer reads through `/proc`. The loader's counters (`StatsBoard`) contain the number of the signal and the file
+descriptor of the memory.
 
 `faulthandler` writes the stack in C and without the GIL, which works even if the process hangs in native code.
 `faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write.
-On a second signal, a Python handler in a worker writes the stacks of all further threads. This handler does not run
-before the main thread runs Python code.
+On a second signal, a Python handler in a worker writes the stacks of all threads except the main thread. The Python
+handler runs only when the main thread runs Python code.
 
-A real-time signal ends a process without a handler for it. Therefore, a process installs the handler before it writes
-the signal's number, and an observer checks that the handler exists. After its last loader, the process ignores the
-signal, because a late observer may still send it. Only the main thread can make a process ignore a signal. If the first
-loader was created in another thread, the process keeps the handler until it exits.
+A real-time signal ends a process that lacks a handler for it. Therefore, a process installs the handler before it
+publishes the number of the signal, and an observer checks that the handler exists. After its last loader, the process
+ignores the signal, because a late observer may still send it. Only the main thread can make a process ignore a signal.
+If the first loader was created in another thread, the process keeps the handler until it exits.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from torchdata._machine import caught_signals, read
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-#: If the stacks that a process has written take more bytes than this, they are deleted at the beginning of an epoch.
+#: The maximum number of bytes of old stacks; if a process has written more, it deletes them at the beginning of an
+#: epoch.
 MOST = 1 << 20
 LOOK = 0.005
 
@@ -41,9 +43,8 @@ _HEAD = "Stack (most recent call first):"
 #: `_END` marks the end of the stacks of the threads other than the main thread. `OTHERS` is the maximum time in seconds
 #: to wait for `_END`.
 _END, OTHERS = "\0", 0.5
-#: One integer in the counters contains two signal numbers. The lower 8 bits of the integer are the signal that requests
-#: the main thread's stack. The higher bits of the integer are the signal that requests the stacks of all further
-#: threads.
+#: One integer in the counters contains two signal numbers. The lower 8 bits are the signal that requests the main
+#: thread's stack, and the higher bits are the signal that requests the stacks of all other threads.
 _OTHERS_AT, _FIRST = 8, 0xFF
 
 #: Frames in this folder are removed from the stack of a worker.
@@ -157,7 +158,8 @@ def _tell_others() -> None:
     descriptor, _ = opened = _answering.opened
     if not _is_open(opened):
         return
-    # `_active` is read without the lock of `threading`, because this thread may already hold the lock.
+    # `_active` is read without `threading`'s lock, because the main thread may already hold this lock when the signal
+    # arrives.
     own, known = threading.get_ident(), getattr(threading, "_active", {})
     told = [
         f"Thread {getattr(known.get(ident), 'name', ident)}, s{_listed(frame)[1:]}\n"
@@ -194,8 +196,8 @@ def answer_no_more(board: StatsBoard, page: int) -> None:
             return
         board.set_stack(page, 0, 0)
         now.pages.discard((id(board), page))
-        # Only the main thread may close the memory. If another thread closed the memory, the handler, which runs in the
-        # main thread, could still be writing a stack.
+        # Only the main thread may close the memory. If another thread closed the memory, the signal handler in the main
+        # thread could still be writing a stack to it.
         if now.pages or not now.ignored or threading.current_thread() is not threading.main_thread():
             return
         if signal.getsignal(now.signal) != signal.SIG_IGN:
@@ -203,7 +205,7 @@ def answer_no_more(board: StatsBoard, page: int) -> None:
         _ignore_others(now)
         faulthandler.unregister(now.signal)
         _close(now.opened)
-        # `opened` is reset last, because a child that inherits the old value closes the inherited file descriptor
+        # `opened` is reset last: until then, a child that is forked closes the file descriptor that it inherits
         now.opened = (-1, 0)
 
 
@@ -298,7 +300,7 @@ def _listed(frame: Any) -> str:
 
 def where_it_stands(pid: int, number: int, descriptor: int, wakes: bool = False) -> tuple[str, str]:
     """Returns the kernel's description of a process, and its Python stacks, or the reason why they are missing. If
-    `wakes` is True, a suspended process may be resumed."""
+    `wakes` is True, a suspended process may be resumed, so that it can answer."""
     where = kernel_state(pid)
     stack = None
     with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
 """Warns if no item arrives for a long time, and shows what the responsible process is doing.
 
-Role: while a thread of the main process waits for workers, the collector calls this module in the waiting thread. A
-thread of the Rust extension monitors calls of `next`, and calls this module if the main process itself hangs. The
-extension stops the monitoring thread before each fork, because Python warns if a process with several threads forks.
+Role: a thread of the main process that waits for workers calls this module through the collector. A monitoring thread
+of the Rust extension times the calls of `next`, and calls this module if the main process itself hangs. The extension
+stops the monitoring thread before each fork, because Python warns if a process with several threads forks.
 """
 
 from __future__ import annotations
@@ -148,7 +148,8 @@ def warn_of_calls_no_more(number: int, delivery: Delivery) -> None:
 
 
 def _on_call_stall(number: int, waited: float, thread: int) -> None:
-    """Issues a warning; called by the monitoring thread when `thread` has been in a call for `waited` seconds."""
+    """The monitoring thread calls this function when `thread` has been in a call of `next` for `waited` seconds, to
+    issue a warning."""
     reference = _watched.get(number)
     recorder = reference() if reference is not None else None
     frame = sys._current_frames().get(thread)

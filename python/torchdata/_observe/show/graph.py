@@ -29,7 +29,7 @@ def graph_of_stats(stats: LoaderStats) -> DrawnGraph:
 
 
 def _alike(stats: LoaderStats) -> list[list[ProcessStats]]:
-    """Returns groups of processes. Workers with the same pipes and similar numbers of items form one group."""
+    """Returns groups of processes. Workers form one group if they have the same pipes and similar numbers of items."""
     workers: dict[tuple[str, ...], list[ProcessStats]] = {}
     for worker in stats.workers:
         if worker.pipes:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torchdata._observe.show.shown import ShownStats
     from torchdata._observe.stats.model import LoaderStats, Reading
 
-#: Batches that take at least this many nanoseconds are all timed, which costs less than 0.3 % of their time.
+#: All batches that take at least this many nanoseconds are timed; timing them costs less than 0.3 % of their time.
 _EACH = 500_000
 _MOST = 256
 #: The maximum number of counted pipes in a dataset. Of the `PIPES` rows of counters, three belong to the dataset,
@@ -46,7 +46,7 @@ class BatchClock:
     def __init__(self, board: StatsBoard, page: int, read: int | None, collated: int) -> None:
         self._board, self._page, self._read, self._collated = board, page, read, collated
         self._full = board.full
-        #: Only one of `_gap` batches is timed, so its times are counted for all these batches. `_gap` is random, with a
+        #: Only one batch in `_gap` batches is timed, so its times are counted `_gap` times. `_gap` is random, with a
         #: mean of at most `_longest`.
         self._gap = self._longest = 1
         self._random = random.Random()
@@ -55,7 +55,7 @@ class BatchClock:
         return type(None), ()
 
     def note(self, samples: int, reading: int, collating: int) -> int:
-        """Records the times of a batch in nanoseconds. Returns the number of batches until the next timed batch."""
+        """Records the times of one batch in nanoseconds. Returns the number of batches until the next timed batch."""
         gap = self._gap
         if self._read is not None:
             self._board.add_work(self._page, self._read, samples * gap, reading, gap)

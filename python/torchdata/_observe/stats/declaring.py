@@ -37,8 +37,8 @@ def gauge(name: str = "") -> Family:
 
 
 def told(meaning: str, family: Family | None = None, *, summed: str = "", **options: Any) -> Any:
-    """Declares a field of statistics. `summed` determines how the field's total is computed: "workers" and "processes"
-    mean the sum over the workers or over all processes, and "most" means the maximum."""
+    """Declares a field of statistics. `summed` determines how the total of the field is computed: "workers" is the sum
+    over all workers, "processes" the sum over all processes, and "most" the maximum."""
     return field(metadata={_HELP: meaning, _FAMILY: family, _SUM: summed}, **options)
 
 

@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 FEWEST = 10
 MANY = 1000
-#: A loader that takes less than this fraction of the time does not limit the program.
+#: A loader does not limit the program if the program waits for it for less than this fraction of the time.
 LITTLE = 0.10
 STALL = 5.0
-#: Workers that use less than this fraction of the cores are considered to wait for other programs.
+#: If workers wait for cores but use less than this fraction of the cores, other programs are considered to use the
+#: cores.
 OWN_CORES = 0.1
 _LITTLE = frozenset(
     {"IterableWrapper", "MapToIterConverter", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"}
 )
 MOST_WORKERS = 64
-#: The advice never asks for a pipe that takes less than this fraction of its present time, because this would be
-#: unrealistic.
+#: The advice never asks to shorten the time of a pipe to less than this fraction, because this would be unrealistic.
 WITHIN_REACH = 0.1
-#: Workers are suggested only for items that take at least this many seconds, because receiving an item takes half a
-#: microsecond.
+#: An item must take at least this many seconds before more workers are suggested, because receiving an item takes half
+#: a microsecond.
 WORTH_A_WORKER = 2e-6
-#: Pickling and copying limit a loader only if they take at least this many seconds of an item.
+#: Pickling and copying limit a loader only if they take at least this many seconds per item.
 WORTH_PACKING = 1e-3
 
 
@@ -223,7 +223,7 @@ def oversubscribed(stats: LoaderStats) -> Verdict | None:
     children = [p for p in here if p.cpu_seconds is not None]
     ran = sum(child.cpu_seconds or 0.0 for child in children)
     stood = sum(child.waits_for_cpu_seconds or 0.0 for child in children)
-    # Processor time includes the work before the first item, so it is divided by the lifetime of the process.
+    # The processor time of a process includes its start, so it is divided by the whole lifetime of the process.
     wall = max((child.lived_seconds or 0.0 for child in children), default=0.0)
     there = stats.cores * wall
     if not children or there <= 0 or stood < 0.6 * ran or ran < OWN_CORES * there or ran + stood < 1.3 * there:
@@ -287,8 +287,8 @@ def sending(stats: LoaderStats) -> Verdict | None:
     if not workers or stats.dispatching or stats.items < MANY or any(worker.node is not None for worker in workers):
         return None
     items = max(1, sum(worker.items for worker in workers))
-    # A busy worker may wait for a core for longer than the work on a tiny item takes, so this wait is subtracted.
-    # Virtual machines do not report every wait for a core, so the sum of the pipes' own times is used if it is smaller.
+    # For tiny items, a worker may wait for a core for longer than it works, so its waiting time is subtracted. Virtual
+    # machines do not report every wait for a core, so the sum of the pipes' own times is used instead if it is smaller.
     worked = sum(max(0.0, worker.busy_seconds - (worker.waits_for_cpu_seconds or 0.0)) for worker in workers)
     in_pipes = [pipe.own_seconds for worker in workers for pipe in worker.pipes]
     each = worked / items
@@ -429,7 +429,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
     usual = median(other.busy_seconds / other.items for other in others)
     blamed = stats.waited_for.get(slow.name, 0.0) / stats.waiting_seconds
     # On a busy machine, the main process's waiting times may not reveal the slow worker. A worker is also recognized as
-    # slow if it waits much less than is usual for space in its link to the main process.
+    # slow if it waits much less than other workers for free space in its link to the main process.
     behind = median(other.room for other in others) - slow.room > 0.3
     if each < 1.7 * usual or (blamed < 0.6 and not behind):
         return None
@@ -446,7 +446,7 @@ def slow_worker(stats: LoaderStats) -> Verdict | None:
 
 
 def loading(stats: LoaderStats) -> Verdict | None:
-    # `waited_for` also covers graphs of `torchdata.nodes`, where any thread may wait for workers.
+    # `waited_for` contains workers also for graphs of `torchdata.nodes`, where any thread may wait for workers.
     return _loading_in_workers(stats) if stats.waited_for else _loading_in_main(stats)
 
 
@@ -499,8 +499,8 @@ def _where(worst: PipeStats | None, stats: LoaderStats) -> str:
 
 
 def _remedy(stats: LoaderStats, worker: ProcessStats, worst: PipeStats) -> str:
-    """Suggests how many workers would make the loader as fast as the training step, or how fast the pipe would have to
-    be."""
+    """Suggests a number of workers that makes the loader as fast as the training step, or a time that the slowest pipe
+    must reach."""
     step = stats.step_seconds
     busy = sum(one.busy_seconds for one in stats.workers)
     items = sum(one.items for one in stats.workers)

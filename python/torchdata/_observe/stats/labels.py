@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Flag(enum.IntFlag):
     #: The pipe yields each item that it reads, possibly after buffering it.
     HOLDS = 1
-    #: The pipe receives items from another process, so its time is waiting time.
+    #: The pipe receives items from another process, so its time is spent waiting.
     INPUT = 2
     THREAD = 8
     #: The pipe yields one item for each item that it reads, before it reads the next item.
@@ -65,11 +65,11 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """Returns the user's functions that a pipe calls to read a dataset. The list is empty if the pipe does more than
-    reading.
+    """Returns the user's functions that a pipe calls to read a dataset. If the pipe does more than reading, the list is
+    empty.
 
     Map-style pipes are timed only if `full` is True. If `full` is False, the pipe that reads a map-style pipe is named
-    after the functions of the map-style pipe.
+    after the functions of this map-style pipe.
     """
     if not isinstance(pipe, IterDataPipe):
         return codes_of_dataset(pipe, INDEXED)

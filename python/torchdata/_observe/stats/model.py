@@ -105,7 +105,8 @@ class ProcessStats:
 
     @property
     def called(self) -> str:
-        """The process's name, followed by its machine if that is not the machine of the main process."""
+        """The name of the process, followed by the name of its machine if the process does not run on the machine of
+        the main process."""
         return self.name if self.node is None else f"{self.name} on node {self.node}"
 
 

@@ -26,8 +26,8 @@ _NS = 1e-9
 
 
 def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> Reading:
-    """Reads all counters. `numbers` maps the loader's process ids to process ids in this container, or is None if the
-    ids are equal."""
+    """Reads all counters. `numbers` maps the loader's process ids to process ids in this container; None if the loader
+    runs in this container."""
     pages = {page["page"]: _as_seen_here(page, numbers) for page in board.read()}
     alive = frozenset(i for i, page in pages.items() if _is_alive(page))
     cpu = {index: _cpu(pages[index]) for index in alive}
@@ -35,7 +35,8 @@ def read_board(board: StatsBoard, numbers: Mapping[int, int] | None = None) -> R
 
 
 def _as_seen_here(page: Page, numbers: Mapping[int, int] | None) -> Page:
-    """Makes texts safe to show, and converts the process id to the id in this container (0 if unknown)."""
+    """Escapes control characters in texts, and converts the process id to the process id in this container (0 if
+    unknown)."""
     for pipe in page["pipes"]:
         pipe["label"], pipe["location"] = printable(pipe["label"]), printable(pipe["location"])
     page["place"] = printable(page["place"])
@@ -64,7 +65,7 @@ def _elapsed(wait: Mapping[str, int], at: int) -> int:
 
 
 def _as_of(page: Page | None, reading: Reading) -> int:
-    """Returns the time when the counters were read, or were received from another machine."""
+    """Returns the time when the counters of a process were read or, for a process on another machine, were received."""
     return min(reading.at, page["heard"]) if page is not None and page["heard"] else reading.at
 
 
@@ -94,8 +95,8 @@ class _Since:
         return (now["total"] - before["total"]) * _NS / times if times > 0 else None
 
     def both(self, what: str) -> list[tuple[Page, Page | None]]:
-        """Returns a pair of present and earlier counters for each flow or each pipe of the process; `what` is "flows"
-        or "pipes"."""
+        """Returns pairs of present and earlier counters, for each flow of items or for each pipe of the process; `what`
+        is "flows" or "pipes"."""
         before = self.before[what] if self.before else []
         return [(each, before[i] if i < len(before) else None) for i, each in enumerate(self.page[what])]
 
@@ -331,8 +332,8 @@ def _skipped_kinds(pipe: Page, before: Page | None) -> dict[str, int]:
 
 def pipe_at_work(page: Page) -> str | None:
     """Returns the running pipe, or None if it is unknown. If times are measured, the counters name the running pipe.
-    Without measured times, a pipe that yields one item per source item is assumed to run while its source has yielded
-    one item more."""
+    If times are not measured, a pipe that yields one item per source item is assumed to run while it has yielded fewer
+    items than its source."""
     pipes, current = page["pipes"], page["current"]
     if 0 < current <= len(pipes):
         return str(printable(pipes[current - 1]["label"]))

@@ -71,7 +71,7 @@ class Recorder:
         #: items.
         self._watched: tuple[int, Delivery] | None = None
         self._counting: Counting | None = None
-        #: The time, the level of detail and the counters when the loader was shut down.
+        #: When the loader was shut down: the time, the level of detail and the counters.
         self._last: tuple[int, bool, list[Any]] | None = None
         self._is_damage_told = False
         self._processes: Any = None
@@ -138,8 +138,8 @@ class Recorder:
         counting = self._counting
         if counting is not None and self._pid == os.getpid():
             # The counters are stored unprocessed, because the modules that process them cannot be imported at
-            # interpreter exit. `_last` is set before `_counting` is cleared, so that other threads always find
-            # statistics.
+            # interpreter exit. `_last` is set before `_counting` is cleared, because another thread may request
+            # statistics in between.
             board = counting.board
             self._warn_of_damage(board)
             self._last = time.monotonic_ns(), board.full, board.read()

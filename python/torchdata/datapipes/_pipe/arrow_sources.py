@@ -2,7 +2,7 @@
 
 A part is a row group of a Parquet file, a file of another format, a chunk of an in-memory table, a data file of an
 Iceberg table, or a range of rows of a Lance dataset. An `ArrowSource` can be pickled, because it contains no open file.
-Listing the parts of a table reads only the metadata of its files.
+To list the parts of a table, only the metadata of its files is read.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class ArrowSource:
 
 
 class ArrowFragments(ArrowSource):
-    """The row groups or files of a pyarrow dataset. A part is excluded if its statistics show that no row passes the
-    filter.
+    """The row groups or files of a pyarrow dataset. A part of the dataset is excluded if its statistics show that no
+    row of it passes the filter.
 
     Args:
         lacks: whether a column that is missing in a file is filled with nulls (True) or raises an error (False).
@@ -79,8 +79,8 @@ class ArrowFragments(ArrowSource):
 
 
 def _check_fragment(fragment: Any, present: Any, schema: Any, wanted: list[str], lacks: bool) -> None:
-    """Raises an error if the file lacks a column, or has another type for it. Without this check, pyarrow would fill in
-    nulls or convert the values."""
+    """Raises an error if the file lacks a column, or if the types of a column in the file and in the table belong to
+    different families. Without this check, pyarrow would fill in nulls or convert the values."""
     known = _arrow("pyarrow.dataset").get_partition_keys(fragment.partition_expression)
     for column in wanted:
         if column in present.names:
@@ -180,7 +180,7 @@ class LanceRows(ArrowSource):
     def __init__(self, dataset: Any, filter: Any, part_rows: int | None) -> None:
         self._opening = dataset.__reduce__()
         self._part_rows = PART_ROWS if part_rows is None else part_rows
-        #: Indices of the rows that pass the filter; None without a filter.
+        #: The indices of the rows that pass the filter; None if no filter was given.
         self._chosen: Any = None
         if filter is not None:
             self._chosen = dataset.to_table(columns=["_rowoffset"], filter=filter)["_rowoffset"].to_numpy()

@@ -163,7 +163,7 @@ def is_dataset(value: Any) -> bool:
     return hasattr(type(value), "__iter__") and not hasattr(type(value), "__next__")
 
 
-#: An error message of torchdata 0.9. The argument's name replaces the placeholder.
+#: An error message of torchdata 0.9, which begins with the name of an argument.
 POSITIVE = "'{}' is required to be a positive integer."
 
 BATCH_SIZE = "Batch size is required to be larger than 0!"
@@ -225,7 +225,7 @@ def check_hashable(pipe: str, argument: str, columns: Iterable[Any]) -> None:
 
 
 def check_output_col(pipe: str, function: Any, input_col: Any, output_col: Any) -> Any:
-    """Returns the column for a function's result; None for the first column of `input_col`."""
+    """Returns the column where the result of a function is stored; None means the first column of `input_col`."""
     if input_col is None and output_col is not None:
         raise ValueError(f"{pipe}: `output_col` must be None when `input_col` is None, but got {output_col!r}")
     if isinstance(output_col, (list, tuple)):

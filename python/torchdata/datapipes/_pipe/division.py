@@ -71,7 +71,8 @@ def _own_of(source: Iterator[Any], own: list[bool], block: int, place: int, coun
     """Returns the shard's items among the next `count` items of a source.
 
     Args:
-        own: whether each item of a round belongs to this shard; a round consists of one block per shard.
+        own: for each item of a round, whether it belongs to this shard; a round consists of one block of items per
+            shard.
         block: the number of consecutive items that a shard receives at once.
         place: the index of the source's next item, counted over the items of all shards.
     """

@@ -1,13 +1,13 @@
 """Switches the global random generators and PyTorch's worker info between shards that take turns in one process.
 
 Role: each shard has a `ShardGlobals`, which is used in the process and thread that run the shard. Each shard needs its
-own generators of `random`, NumPy and torch, but a process has only one global generator of each library. The states of
-the global generators (2.5 KB each) are exchanged whenever another shard runs.
+own generators of `random`, NumPy and torch, but a process has only one global generator of each library. Whenever
+another shard runs, the states of the global generators (2.5 KB each) are exchanged.
 
 The public functions of `random`, NumPy and torch convert a generator's state to tuples and tensors, which takes up to
 300 microseconds. Copying the memory of the states takes 0.3 microseconds, so this module copies the memory. Before the
-first copy, this module tests with new generators whether copying a generator's memory also copies its state. If this
-test fails, this module calls the libraries' public functions instead.
+first copy, this module tests with new generators whether copying a generator's memory also copies its state. If copying
+the memory does not copy the state, this module calls the public functions of the libraries instead.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from torchdata.datapipes._pipe.state.generators import load_generators, save_gen
 #: The module with the file locks of `on_disk_cache`. A shard must release its locks before another shard runs.
 LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
-#: When one of these modules is imported, `_exchange` creates a new `Exchange`, which also covers the module's
-#: variables.
+#: When one of these modules is imported, `_exchange` creates a new `Exchange` that also exchanges the variables of this
+#: module.
 _IMPORTED_LATE = (_NUMPY, "torch", _WORKER, LOCKS)
 _VARIABLES = (
     (vars(generators), "awaited"),
@@ -59,8 +59,8 @@ class _Way(NamedTuple):
     """Describes how to save and load the states of random generators.
 
     Args:
-        memory: the memory that contains the states. Copying its bytes saves or loads the states.
-        variables: further variables of the generators. Each variable is given by a dict and a key in this dict.
+        memory: the memory that contains the states; copying this memory saves or loads the states.
+        variables: further variables of the generators, each as a dict and a key in this dict.
         others: pairs of functions that save and load the state of a generator, for generators that are not in `memory`.
     """
 
@@ -97,8 +97,8 @@ class ShardGlobals(SavedGlobals):
         """Saves the random generators and further global variables of the running shard, before another shard runs.
 
         Args:
-            is_all: whether the shard has nothing else to save or to stop, such as threads. `ShardTurns` may switch
-                between two shards with `is_all=True` without calling `leave` and `enter`.
+            is_all: whether the shard needs nothing else, such as stopping its threads, before another shard runs. If
+                two shards have passed `is_all=True`, `ShardTurns` may switch between them without `leave` and `enter`.
         """
         global _has_exchanged
         _has_exchanged = True
@@ -142,7 +142,8 @@ def current_generators() -> dict[str, Any]:
 
 
 def exchanged_generators() -> Sequence[bytes]:
-    """Returns copies of the memory of the global random generators; empty unless shards take turns in this process."""
+    """Returns copies of the memory of the global random generators, or nothing if shards do not take turns in this
+    process."""
     return [*map(bytes, _parts)] if _has_exchanged and own_random.is_replica else ()
 
 
@@ -268,7 +269,7 @@ def _numpy(state: Any) -> _Way:
 
 @functools.cache
 def _gauss_offset(cls: type[Any]) -> int:
-    """Returns the offset of a flag in a NumPy generator's memory. The stored spare normal number follows the flag."""
+    """Returns the offset, in a NumPy generator's memory, of the flag that precedes the stored spare normal number."""
     made = cls(0)
     made.set_state({**made.get_state(legacy=False), "has_gauss": 1, "gauss": 0.123456789})
     raw = ctypes.string_at(id(made), cls.__basicsize__)

@@ -99,7 +99,7 @@ _ELSEWHERE = {
 
 
 def _no_attribute(pipe: Any, name: str) -> AttributeError:
-    """Returns the error for a missing attribute. Python adds the most similar name to the message of this error."""
+    """Returns the error for a missing attribute. Python adds the most similar attribute name to the error message."""
     instead = f"; {_ELSEWHERE[name]}" if name in _ELSEWHERE else ""
     return AttributeError(f"{type(pipe).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=pipe)
 

@@ -2,7 +2,7 @@
 
 Role: a generator cannot continue after it has raised an exception. A new call of the pipe's `__iter__` can resume the
 iteration, because the declared state contains the position of the exception. `Renewal` keeps the running iterators of
-the sources, so that the new iterator does not restart the sources.
+the sources, and the new iterator of the pipe continues to read them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Renewal(Iterator[Iterator[Any]]):
         self._first: Iterator[Any] | None = None
         self._is_broken = False
         #: `_guards`: the running iterators of the sources, by id of the source. `_again`: the iterators in `_guards`
-        #: that the pipe's new iterator does not read yet.
+        #: that the new iterator of the pipe must still continue.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The numbers of items that the pipe and each source had yielded when the pipe last raised an exception.
@@ -94,7 +94,8 @@ def taken_again(datapipe: Any) -> Iterator[Any] | None:
 
 
 def keep_for_reader(datapipe: Any, guard: Iterator[Any]) -> None:
-    """Stores `guard`, the running iterator of `datapipe`, which the next pipe continues to read after an exception."""
+    """Stores `guard`, the running iterator of `datapipe`, so that the pipe that reads `datapipe` can continue after an
+    exception."""
     renewal = _reader_of(datapipe)
     if renewal is not None:
         renewal._guards[id(datapipe)] = guard

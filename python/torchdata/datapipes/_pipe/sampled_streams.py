@@ -3,12 +3,12 @@
 Role: a resumed run compares checksums of sampled items with the original run, to detect a stream that yields other
 items.
 
-A stream may draw from the global random generators in order to shuffle or to augment. The saved state of such a stream
-contains the states that the generators had before the stream first drew numbers. A resumed run restores the generators,
-rereads the items, and raises an error if the items differ from the original items. The resumed run only warns if the
-stream probably draws numbers for each item, as for augmentation, because other code may also have drawn numbers. A
-stream probably draws numbers for each item if it drew numbers for its second item, or if the items differ only in
-floating-point numbers and arrays.
+A stream may draw from the global random generators in order to shuffle or to augment. If a stream draws numbers, its
+saved state contains the states that the generators had before the stream first drew numbers. A resumed run restores the
+generators, rereads the items, and raises an error if the items differ from the original items. The resumed run only
+warns if the stream probably draws numbers for each item, as for augmentation, because other code may also have drawn
+numbers. A stream probably draws numbers for each item if it drew numbers for its second item, or if the items differ
+only in floating-point numbers and arrays.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ class SampledStream:
         self._name = name
         saved = saved or {}
         self._digest = SampleDigest.of(saved["digest"]) if "digest" in saved else SampleDigest()
-        #: The states of the global random generators before the stream first drew from them; None if it has not drawn.
+        #: The states of the global random generators before the stream first drew numbers; None if the stream has not
+        #: drawn any.
         self._generators: dict[str, Any] | None = saved.get("generators")
         #: Whether the stream drew random numbers when it computed its second item.
         self._draws = bool(saved.get("draws", False))
@@ -98,8 +99,8 @@ class SampledStream:
     def _pieces(
         self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: SampleDigest | None = None
     ) -> Iterator[Iterator[Any]]:
-        """Yields iterators for `chain.from_iterable`: in turn, over the items before the next sample, and over the
-        sampled item."""
+        """Yields iterators for `chain.from_iterable`: in turn, an iterator over all items before the next sample, and
+        an iterator over the sampled item."""
         source = chain(source)  # `chain` does not call an exhausted iterator again
         digest, position = digest or self._digest, 0
         while True:

@@ -2,8 +2,8 @@
 
 Role: when an iteration begins, each `on_error` *claims* the pipes between the previous `on_error` and itself, and skips
 exceptions of only these pipes. If a pipe's iterator can yield further items after an exception, the exception is
-counted, and the next item is requested. The counts of skipped exceptions begin at zero in a new iteration, and at the
-saved counts in a resumed iteration.
+counted, and the next item is requested. In a new iteration, the counts of skipped exceptions begin at zero; in a
+resumed iteration, at the saved counts.
 
 The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
 an exception. Any other iterator may be a generator, which ends when it raises an exception.
@@ -161,8 +161,8 @@ def is_over(counts: Iterable[tuple[int, int]], limit: int | float | None, *, at_
         counts: for each pipe or dataset, the number of skipped items and the number of items read.
         limit: the permitted number of skipped items of all pipes (an int), or the permitted fraction of the items of
             each pipe (a float); None for no limit.
-        at_the_end: whether the iteration has ended. Before the end, a fraction is checked only for pipes that have read
-            at least `FEWEST` items.
+        at_the_end: whether the iteration has ended. Before the end of the iteration, a fraction is checked only for
+            pipes that have read at least `FEWEST` items.
     """
     if limit is None or isinstance(limit, int):
         return limit is not None and sum(skipped for skipped, _ in counts) > limit

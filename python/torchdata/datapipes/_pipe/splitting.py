@@ -43,7 +43,7 @@ def read_whole(datapipes: Iterable[Any]) -> bool:
     """Makes pipes yield all their items in the next iteration, instead of splitting them among workers.
 
     Returns:
-        Whether some of the pipes are PyTorch pipes, which must be iterated by `begin_whole`.
+        Whether some of the pipes are PyTorch pipes, which the caller must iterate by `begin_whole`.
     """
     theirs = False
     for datapipe in datapipes:

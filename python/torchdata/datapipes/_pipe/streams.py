@@ -22,10 +22,11 @@ def close_dropped(item: Any) -> None:
 
 
 def with_detached_streams(item: Any) -> Any:
-    """Returns `item`, or a copy with placeholders instead of streams. Reading a placeholder reopens the file.
+    """Returns `item`, or a copy with placeholders instead of streams. When a placeholder is read, it reopens the file
+    of the stream.
 
-    The file of a replaced stream is closed once nothing refers to the stream. A stream that cannot be reopened stays in
-    the item. Containers without streams are not copied.
+    The file of a replaced stream is closed once nothing refers to the stream. A stream that cannot be reopened is not
+    replaced. Containers without streams are not copied.
     """
     kind = type(item)
     if kind in PLAIN_TYPES:

@@ -43,7 +43,7 @@ def _supports_indices(kind: type) -> bool:
 
 def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
     """Starts an iteration that yields indices instead of items. Returns the iterator, and the function that loads an
-    item. Raises ValueError if the pipe cannot yield indices. In this case, the loaded state is damaged or belongs to
+    item. Raises ValueError if the pipe cannot yield indices, because the loaded state is then damaged or belongs to
     another pipeline."""
     if not _supports_indices(type(datapipe)):
         raise ValueError(
@@ -63,8 +63,8 @@ def begin_unloaded(datapipe: Any) -> tuple[Iterator[Any], Load]:
 
 
 def begin_sharing(datapipe: Any) -> Iterator[Any]:
-    """Begins an iteration that a `sharding_filter` reads. If possible, items of other shards are skipped without being
-    created.
+    """Begins an iteration that a `sharding_filter` reads. If possible, the pipe skips the items of other shards without
+    creating them.
 
     Items can be skipped only if the pipe's own class defines `_iter_by_index`, because a subclass may yield different
     items.

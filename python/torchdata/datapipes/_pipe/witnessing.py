@@ -149,8 +149,8 @@ class SampleDigest:
         self.next = sample_behind(self.next)
 
     def agrees_with(self, other: SampleDigest) -> bool:
-        """Returns whether the checksums are equal. The checksums of different numbers of samples cannot be compared, so
-        the result is True."""
+        """Returns whether the checksums are equal. Checksums of different numbers of samples cannot be compared, so the
+        result for them is True."""
         return self.next != other.next or self.checksum == other.checksum
 
     @staticmethod

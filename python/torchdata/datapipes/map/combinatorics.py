@@ -61,7 +61,7 @@ class Shuffler(Switched, ReadsByIndex[T_co]):
         return len(self.indices)
 
 
-#: The shuffled orders in use, by seed and length. Several shards in one process share one array.
+#: The shuffled orders in use, by seed and length. Several shards in one process share one array of indices.
 _orders: weakref.WeakValueDictionary[tuple[int, int], array[int]] = weakref.WeakValueDictionary()
 
 

@@ -58,7 +58,7 @@ class IterToMapConverter(MapDataPipe[Any]):
     """Reads an iterable pipe into a dict when the first item is requested, and provides its items by their keys.
 
     Functional form of IterDataPipe: `to_map_datapipe`. If several items have the same key, only the last item is kept,
-    and a warning names the key. The dict is part of the pipe's state.
+    and a warning names the key. The dict that the pipe creates is part of its state.
 
     Args:
         datapipe: the iterable pipe to read.
@@ -88,9 +88,9 @@ class IterToMapConverter(MapDataPipe[Any]):
         self.key_value_fn = key_value_fn
 
     def _load_map(self) -> None:
-        """Reads the items into the dict. The method must keep its name, because code for torchdata 0.9 overrides or
-        calls it."""
-        # The pipe stores this dict only when it is complete, because reading an item may raise an error.
+        """Reads the items into the dict. The method keeps this name, because code for torchdata 0.9 overrides or calls
+        it."""
+        # The pipe stores this dict only after all items were read, because reading an item may raise an error.
         loaded: dict[Any, Any] = {}
         for item in self.datapipe:
             key, value = self._pair(item)

@@ -68,9 +68,9 @@ class _Base:
 class StreamWrapper(_Base, metaclass=ABCMeta):
     """A file object that closes itself when the last reference to it is dropped.
 
-    Further attributes and methods belong to the wrapped file object. A wrapper is closed by `close()`, at the end of a
-    `with` block, or by garbage collection. After `autoclose()`, a wrapper is closed together with the last of its child
-    streams.
+    All other attributes and methods belong to the wrapped file object. A wrapper is closed by `close()`, at the end of
+    a `with` block, or by garbage collection. After `autoclose()`, a wrapper is closed together with the last of its
+    child streams.
 
     Args:
         file_obj: the file object, which the wrapper closes.
@@ -94,8 +94,8 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
     session_streams: ClassVar[dict[Any, int]] = {}
     debug_unclosed_streams: ClassVar[bool] = False
 
-    # The default values are class attributes, because this makes wrappers faster to create, and an archive creates a
-    # wrapper for each member.
+    # The defaults are class attributes, because wrappers are then created faster, and an archive creates one wrapper
+    # per member.
     file_obj: Any
     child_counter: int = 0
     parent_stream: StreamWrapper | None = None
@@ -389,8 +389,8 @@ pair_streams_with_torch(StreamWrapper)
 
 
 def _stream_parts(stream: StreamWrapper) -> tuple[Callable[..., Any], tuple[Any, ...]] | None:
-    """Returns a function and plain arguments. Calling the function recreates the stream. Returns None for an open
-    stream that is neither in memory nor a file with a path."""
+    """Returns a function and its arguments, which are plain data: calling the function recreates the stream. Returns
+    None for an open stream that is neither in memory nor a file with a path."""
     if stream.closed:
         return _closed_stream, (stream.name,)
     file = stream.__dict__.get("file_obj")

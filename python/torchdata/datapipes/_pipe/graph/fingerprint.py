@@ -36,8 +36,7 @@ _CHANGED = frozenset({"groups", "num_of_instances", "instance_id", "timeout", "p
 
 def fingerprint(datapipe: Any, *, begun: bool = False) -> Fingerprint:
     """Returns the fingerprint of the graph that ends in `datapipe`. If the graph may have been iterated (`begun`), the
-    fingerprint leaves out attributes that an iteration may change: the declared state and, in user-defined pipes, all
-    attributes except functions."""
+    fingerprint leaves out values that an iteration may change, such as the declared state."""
     graph = graph_of(datapipe)
     return [
         {

@@ -48,8 +48,8 @@ class Counterpart:
             self.offer(name, method)
 
     def offer(self, name: str, method: Any, before: Any = None) -> None:
-        """Adds the functional form `method` to PyTorch's pipes. An existing form of the same name is replaced only if
-        it is the form `before`."""
+        """Adds the functional form `method` to PyTorch's pipes. A form that PyTorch already has under this name is
+        replaced only if it is the form `before`."""
         if before is not None and self.base is not None and self.base.functions.get(name) is before:
             self.base.functions[name] = method
         if self.base is not None and callable(method) and not name.startswith("_") and not hasattr(self.base, name):
@@ -179,8 +179,8 @@ def _let_decorate(decorator: Any, bases: tuple[Any, ...]) -> None:
 
 
 def has_begun(datapipe: Any) -> bool:
-    """Returns whether a PyTorch pipe was iterated before. Raises TypeError for a PyTorch pipe with a method `set_seed`:
-    its state cannot be saved, because it does not keep its seed."""
+    """Returns whether a PyTorch pipe was iterated before. Raises TypeError for a PyTorch pipe with a method `set_seed`,
+    because such a pipe does not keep its seed, so its state cannot be saved."""
     if hasattr(datapipe, "set_seed"):
         raise TypeError(
             f"the state of {datapipe!r} cannot be saved, because torch's pipe of that name does not keep its seed; "

@@ -17,8 +17,8 @@ from typing import Any, Literal
 #: skipped.
 LARGEST_STRUCTURE = 4096
 
-#: A nested container uses up this number of the `LARGEST_STRUCTURE` members, because inspecting a container takes
-#: longer.
+#: A nested container counts as this number of inspected members, because opening a container takes longer than
+#: inspecting one member.
 OPENING = 8
 
 #: The classes `IterDataPipe` and `MapDataPipe`. The module `datapipe` sets this variable, because importing `datapipe`
@@ -27,8 +27,8 @@ _pipes: tuple[type, ...] = ()
 
 _has_virtual = False
 
-#: The last result of `abc.get_cache_token`. A new result means that a virtual subclass was registered. The cached
-#: results of `_role` are then dropped.
+#: The last result of `abc.get_cache_token`. If the result changes, a virtual subclass was registered, and the cached
+#: results of `_role` are dropped.
 _registered: object = None
 
 Role = Literal["pipe", "container"]
@@ -114,8 +114,8 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # The heap contains groups of containers, sorted by width: the number of containers in the group and in all groups
-    # around it. The group with the smallest width is searched next.
+    # The heap contains groups of containers, sorted by width. The width of a group is the number of containers in it
+    # and in all groups around it. The group with the smallest width is searched next.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)
@@ -147,7 +147,8 @@ def _is_small_data(container: Any, levels: int = 2) -> bool:
 
 
 def _members(container: Any) -> list[Any]:
-    """Copies the members to a list, because another thread may change the container during the search."""
+    """Copies the members of a container to a list, because another thread may change the container during the
+    search."""
     return [*container.keys(), *container.values()] if isinstance(container, dict) else [*container]
 
 

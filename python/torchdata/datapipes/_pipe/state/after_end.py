@@ -11,7 +11,7 @@ from torchdata.datapipes._pipe.state.record import passed
 
 
 class AfterEnd(Iterator[Any]):
-    """Begins a new iteration of the pipe and its sources if the first iterator yields no item."""
+    """Yields the items of the first iterator; if there are none, begins a new iteration of the pipe and its sources."""
 
     __slots__ = ("_begin", "_datapipe", "_iterator", "_sources")
 

@@ -28,12 +28,12 @@ def state(
     Args:
         begins: the value when an iteration begins; for a mutable value, a function without arguments that returns it,
             such as `list`.
-        items: whether the value contains items of the pipeline. A pipe in such a value is an item, and not a source of
+        items: whether the value contains items of the pipeline; pipes in the value are then items, and not sources of
             this pipe.
         copied: whether copies and pickles of the pipe include the attribute.
-        lasts: whether the value is kept from one iteration to the next. A saved state may contain the same object, so
-            the pipe must assign a new value instead of modifying it. Dicts may be modified, because states contain a
-            copy.
+        lasts: whether the value is kept from one iteration to the next. The pipe must assign a new value instead of
+            modifying the old value, because a saved state may contain the old value. Only dicts may be modified,
+            because a saved state contains a copy of a dict.
         saved: whether saved states include the attribute.
 
     Raises:
@@ -177,7 +177,7 @@ def _state_dict(self: Any) -> dict[str, Any]:
 
 
 def _load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-    """Sets the declared attributes to the values in `state_dict`. The pipe may modify these values later."""
+    """Sets the declared attributes to the values in `state_dict`. After loading, the pipe may modify the values."""
     self._load_declared(state_dict)
 
 

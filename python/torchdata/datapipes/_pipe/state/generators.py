@@ -5,8 +5,8 @@ them.
 
 At the beginning of an epoch, a worker process seeds the generators of the libraries that are imported. If a user
 function imports NumPy or torch during the epoch, this module seeds the library's generator before the importing code
-continues. A generator without a seed would start from the system's entropy, and the run could not be reproduced. States
-contain the seeds of libraries that are not imported yet.
+continues. Without a seed, a generator would start from the system's entropy, and the run could not be reproduced. Saved
+states contain the seeds for the generators of libraries that are not imported yet.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def load_generators(state: dict[str, Any]) -> None:
     """Sets the global random generators to the states that `save_generators` returned.
 
     If the generator of a library was saved, the library is imported, or a warning is issued if the library is not
-    installed. The saved seed of a library that was not imported when the state was saved is set at once, or right after
-    the import.
+    installed. If a library was not imported when the state was saved, its generator is seeded now or, if the library is
+    still not imported, right after the import.
 
     Example:
         >>> import random
@@ -121,7 +121,8 @@ def seed_when_imported(seeds: Mapping[str, int]) -> None:
     """Seeds the generator of each module once, right after the module is imported.
 
     Args:
-        seeds: the seeds by full module name ("torch", "numpy.random"). Seeds of the previous epoch are dropped.
+        seeds: the seeds by full module name ("torch", "numpy.random"). Seeds of the previous epoch that were not used
+            are dropped.
     """
     global awaited
     awaited = dict(seeds)

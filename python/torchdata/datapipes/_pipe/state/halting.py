@@ -2,7 +2,8 @@
 
 Role: in a replay, user functions must draw the same numbers from the global random generators as in the original
 iteration. If a pipe reads ahead in a thread, the functions of earlier pipes have already drawn numbers for the buffered
-items. Therefore, the thread must pause after the number of items that it had read when the state was saved.
+items. Therefore, the read-ahead thread of a replay must pause after the number of items that it had read when the state
+was saved.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class Halt:
     def stand(self) -> None:
         """If the calling thread has read the number of items in `ahead`, pauses the thread until `release` is called.
 
-        The paused thread also continues when the consumer waits for an item, which happens only if the replay yields
+        If the consumer waits for an item, the paused thread also continues; this happens only if the replay yields
         other items than the original iteration.
         """
         if self._taken >= self._items:

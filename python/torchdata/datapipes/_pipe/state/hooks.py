@@ -20,14 +20,14 @@ class PipeHooks:
     Authors of pipes may override members without a leading underscore.
     """
 
-    #: Whether the pipe yields one item for each source item, in order, and computes it only from this source item. Such
-    #: a pipe does not need a state.
+    #: Whether the pipe yields one item for each source item, in order, and computes it only from this source item. A
+    #: pipe that sets `one_to_one` to True does not need a state.
     one_to_one: ClassVar[bool] = False
 
     _length_reads_items: ClassVar[bool] = False
 
-    #: Whether an iteration of the pipe begins iterations of its sources. False for the children of a split such as
-    #: `fork`, because the split's main pipe reads the source.
+    #: Whether an iteration of the pipe begins iterations of its sources. The value is False for the children of a split
+    #: such as `fork`, because only the split's main pipe reads the source.
     _begins_sources: ClassVar[bool] = True
 
     def _outlives_epochs(self) -> bool:
@@ -46,7 +46,7 @@ class PipeHooks:
     def _reads_in_pass(self, source: Any) -> bool | None:
         """Returns whether the running iteration of this pipe reads the running iteration of `source`.
 
-        None (the default) means unknown. The caller then compares which of both iterations began first.
+        None (the default) means unknown.
         """
         return None
 
@@ -71,7 +71,7 @@ class PipeHooks:
     # -- threads -----------------------------------------------------------------------------------
 
     def standing_still(self) -> AbstractContextManager[None]:
-        """Returns a context within which the pipe's threads do not read its sources."""
+        """Returns a context that pauses the pipe's threads, so that they do not read the sources of the pipe."""
         return nullcontext()
 
     def _threads_at_work(self) -> Work | None:

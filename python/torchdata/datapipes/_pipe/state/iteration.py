@@ -56,7 +56,7 @@ def _how_it_begins(graph: Graph, loaded: PipeEntry | None) -> Beginning:
 
 def entry_at_beginning(pipe: Any) -> tuple[PipeEntry, Any]:
     """Returns the `PipeEntry` of a pipe that is not being iterated, and the pipe's state. The caller must convert the
-    state to plain data and add it to the entry. The state is None if there is nothing to add."""
+    state, unless it is None, to plain data and add it to the `PipeEntry`."""
     record: PassRecord | None = existing_record(pipe)
     if record is not None and record.loaded is not None:
         return with_pending(pipe, record, record.loaded), None
@@ -93,8 +93,8 @@ def counters_of(pipe: Any) -> dict[str, Any] | None:
 
 
 def counted_attributes(pipe: Any) -> dict[str, Any]:
-    """Returns the counters of a pipe (see `counters_of`) that have changed since its first use. A replay must set these
-    counters in the new pipe."""
+    """Returns the counters of a pipe (see `counters_of`) that have changed since its first use. A resumed run sets
+    these counters in its copy of the pipe before it replays the pipe."""
     now = counters_of(pipe)
     if now is None:
         return {}
@@ -298,7 +298,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     dropped = None if loaded is None else loaded.drop
     record.ended = resumed and finished and dropped is None
     if record.fed and not resumed and hooks_of(datapipe)._begins_sources:
-        # The states that were loaded into the sources are dropped, because this iteration starts from the beginning.
+        # This iteration starts from the beginning, so the states that were loaded into the sources are dropped.
         forget_below(datapipe)
         record.fed = False
     return number, resumed, dropped or 0, finished and dropped is not None
@@ -355,8 +355,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # None means that the result is unknown, which happens if the graph has a cycle, so that a source follows its
-        # reader.
+        # The result is None (unknown) if the graph has a cycle, because a source may then follow its reader.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -392,8 +391,7 @@ def _covers(kind: type) -> bool:
     says = max(depth_of(kind, "state_dict"), depth_of(kind, "load_state_dict"))
     says = min(says, depth_of(kind, "iteration_state"))
     while says < len(classes) and not issubclass(classes[says], iter_base()):
-        # If a mixin declares the state, the first class that derives directly from the mixin counts as the declaring
-        # class.
+        # If a mixin declares the state, the class that derives from the mixin is regarded as the declaring class.
         says = min(i for i, cls in enumerate(classes) if classes[says] in cls.__bases__)
     return says < len(classes) and says <= depth_of(kind, "__iter__")
 
@@ -429,7 +427,7 @@ def forget_state(*datapipes: Any) -> None:
 def forget_below(datapipe: Any) -> None:
     """Drops the states that were loaded into the direct and indirect sources of a pipe.
 
-    If the source of a `fork` has a loaded state that another child may still resume from, this state is kept.
+    A loaded state of the source of a `fork` is kept if another child of the `fork` may still resume from it.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:
@@ -451,7 +449,7 @@ def _forget(pipe: Any) -> None:
             _forget(record.reader)
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # `loaded` would begin a replay, so it is replaced by `left`, the entry for a new iteration.
+        # `loaded` would begin a replay, so `left`, the `PipeEntry` for a new iteration, replaces it.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)
@@ -484,7 +482,7 @@ def load_entry(pipe: Any, entry: PipeEntry) -> None:
     else:
         token.disarm()
     if entry.restores and is_restorable(pipe):
-        # Without `reset`, an iterable-style pipe cannot discard a loaded state, so the state is loaded later, when the
+        # An iterable-style pipe without `reset` cannot discard a loaded state, so its state is loaded only when the
         # iteration resumes.
         if can_reset(type(pipe)) or not is_iter_pipe(pipe):
             _take_state(pipe, pipe.load_state_dict, state)

@@ -39,17 +39,17 @@ class PipeEntry(NamedTuple):
         follows: whether the pipe derives each seed from its previous seed, instead of drawing the seed from the global
             random generators.
         skipped: the number of items that `on_error` has skipped after exceptions of this pipe, by class of exception.
-        later: the pipe's seed for its next iteration, which the pipe receives only after the replay.
+        later: the seed for the pipe's next iteration, which the pipe receives only after a replay of the saved
+            iteration.
         drop: the number of items that a *replayed* pipe (a pipe without a declared state) drops at the beginning of the
             iteration. In a replay, the pipe and its sources begin with the states that they had at the beginning of the
             saved iteration. The pipe drops items up to the saved position, or all items if `finished` is True.
         seconds: the seconds from the beginning of the saved iteration until the state was saved.
-        generators: the states of the global random generators for the beginning of a replay (see `drop`). After the
-            replay, the generators return to their earlier states.
+        generators: the states of the global random generators at the beginning of a replay (see `drop`). After the
+            replay, the generators get back the states that they had before the replay.
         ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
         left: the `PipeEntry` to use if a new iteration begins, instead of resuming the saved iteration.
-        given: a tuple with the pipe's seed when the state was loaded. If the pipe has another seed now, a seed was set
-            later.
+        given: a tuple with the seed that the pipe had when the state was loaded, to detect a seed that is set later.
     """
 
     type: str

@@ -22,7 +22,7 @@ _TOKEN, _RECORD = "_iteration_token", "_iteration_record"
 
 @dataclass(slots=True, eq=False)
 class Beginning:
-    """The state of a graph at the beginning of an iteration. A replay starts with this state."""
+    """The state of a graph at the beginning of an iteration, where a replay of the iteration starts."""
 
     moved: dict[str, Any]
     #: The states of the global random generators for a replay of this iteration: `moved` or, if this iteration itself
@@ -60,17 +60,17 @@ class PassRecord:
     loaded: PipeEntry | None = None
     #: Whether the running iteration is empty, because the loaded state was saved after the last item.
     ended: bool = False
-    #: For a pipe without `reset`: the loaded state, and how many items the pipe had yielded when the state was loaded.
-    #: Until the pipe yields an item, its `state_dict` may return an outdated state, so new states contain the loaded
-    #: state.
+    #: For a pipe without `reset`: a loaded state, and the number of items that the pipe had yielded before this state
+    #: was loaded. New states contain the loaded state until the pipe yields an item, because the pipe's own
+    #: `state_dict` may be outdated until then.
     base: tuple[int, dict[str, Any]] | None = None
     #: For a pipe without `reset`: whether the running iteration follows a complete iteration.
     follows_end: bool = False
     #: Whether a state was loaded after the last iteration that started from the beginning.
     fed: bool = False
     seed: Any = None
-    #: Whether a loader sets the pipe's seed in each epoch. Later iterations in the epoch derive their seeds from this
-    #: seed.
+    #: Whether a loader sets the pipe's seed in each epoch. In the same epoch, later iterations of the pipe derive their
+    #: seeds from this seed.
     seeded: bool = False
     #: The seed that the pipe had for its next iteration when the state was loaded, to detect a seed that is set later.
     given: Any = None
@@ -83,8 +83,8 @@ class PassRecord:
     fingerprint: Fingerprint | None = None
     #: For a user-defined pipe without a declared state: its counters before the first iteration.
     attributes: dict[str, Any] | None = None
-    #: Names of pipes that were added to the graph since its first iteration. If there are any, the graph's state cannot
-    #: be saved.
+    #: Names of pipes that were added to the graph since its first iteration; if pipes were added, the graph's state
+    #: cannot be saved.
     grown: list[str] = field(default_factory=list)
     goes_on: bool = False
     claim: Any = None

@@ -181,7 +181,7 @@ class Archive:
         self.start = position_of(source) if start is None else start
 
         #: The placeholder that an unpickled archive uses to reopen its stream, even if the stream was closed before
-        #: pickling. None for an in-memory file, which cannot be reopened.
+        #: pickling. The value is None for an in-memory file, which cannot be reopened.
         file_obj = source.__dict__.get("file_obj") if isinstance(source, StreamWrapper) else source
         stand_in = source if isinstance(file_obj, io.BytesIO) else detached(source, self.start)
         self._stand_in = stand_in if stand_in is not source else None
@@ -306,8 +306,8 @@ class ArchiveLoader(LimitedFiles, HoldsStream[tuple[str, StreamWrapper]]):
     def _release(self, stream: Any) -> None:
         if self._archive is not None and self._archive.source is stream:
             self._archive = None
-        # A `StreamWrapper` counts its open members, and closes the stream when the last member is closed. Any other
-        # stream stays open, because nothing counts its open members.
+        # A `StreamWrapper` counts its open members, and closes the stream when the last member is closed. A stream
+        # without a `StreamWrapper` stays open, because nothing counts its open members.
         if isinstance(stream, StreamWrapper):
             stream.autoclose()
 

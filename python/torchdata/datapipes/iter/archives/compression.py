@@ -95,7 +95,8 @@ def _kind_by_suffix(path: str) -> CompressionType | None:
 
 
 class _Recipe:
-    """Describes how to decompress a stream. `source` is a placeholder that reopens the compressed stream, or None."""
+    """Describes how to decompress a stream. `source` is a placeholder that reopens the compressed stream; None if the
+    stream cannot be reopened."""
 
     __slots__ = ("kind", "max_ratio", "path", "pipe", "source")
 
@@ -229,8 +230,9 @@ class Decompressor(_Decompressing):
         ModuleNotFoundError: while iterating, a file has the type zstd, but Python is older than 3.14 and the extra
             `zstd` is not installed.
         RuntimeError: while iterating with `file_type=None`, the suffix is unknown.
-        OSError, EOFError, zlib.error, lzma.LZMAError: while reading, the stream is damaged or truncated. OSError if the
-            ratio exceeds `max_ratio`. tarfile.ReadError, zipfile.BadZipFile: while iterating, an archive is damaged.
+        OSError, EOFError, zlib.error, lzma.LZMAError: while reading, the stream is damaged or truncated, or its
+            ratio exceeds `max_ratio` (OSError).
+        tarfile.ReadError, zipfile.BadZipFile: while iterating, an archive is damaged.
 
     Example:
         >>> import gzip, io

@@ -32,7 +32,7 @@ def bzip2_reader(file_obj: Any) -> Any:
 def lzma_reader(file_obj: Any) -> Any:
     """Returns a file object that reads the xz format or the older lzma format.
 
-    Unlike Python's `lzma` module, it also reads streams after padding, and refuses invalid padding.
+    Unlike Python's `lzma` module, the file object also reads streams after padding, and refuses invalid padding.
     """
     import lzma
 

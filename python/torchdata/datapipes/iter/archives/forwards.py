@@ -17,8 +17,8 @@ _BACK = 1 << 10
 
 
 class Forwards:
-    """A stream that consists of the results of `next_piece`. The function `rewind` returns a new `next_piece`, which
-    begins at the start of the stream. Without `rewind`, a reader can seek back only within the last piece."""
+    """A stream that consists of the bytes that `next_piece` returns. The function `rewind` returns a new `next_piece`,
+    which begins at the start of the stream. Without `rewind`, a reader can seek back only within the last piece."""
 
     def __init__(self, next_piece: Pieces, rewind: Callable[[], Pieces] | None = None, start: int = 0) -> None:
         self._next_piece, self._rewind = next_piece, rewind

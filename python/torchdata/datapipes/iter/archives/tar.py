@@ -191,8 +191,8 @@ class OpenTar(tarfile.TarFile):
     _global_records = _global_bytes = 0
 
     def count_global(self, records: int, size: int) -> None:
-        """Counts a global header. The limit covers all global headers of an archive together, because each of them
-        applies to all later members."""
+        """Counts a global header. All global headers of an archive share one limit, because each global header applies
+        to all later members."""
         self._global_records += records
         self._global_bytes += size
         if self._global_records > MOST_GLOBAL_RECORDS or self._global_bytes > LARGEST_HEADERS:
@@ -209,7 +209,8 @@ class OpenTar(tarfile.TarFile):
 def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, header: int | None = None) -> OpenTar:
     """Opens a tar archive, plain or compressed, on a seekable or forward-only stream.
 
-    Reading a compressed archive raises Refused once its decompressed size exceeds `max_ratio` times the bytes read.
+    Reading a compressed archive raises Refused if its decompressed size exceeds `max_ratio` times the number of
+    compressed bytes read.
 
     Args:
         header: the offset of a member's header, to resume reading an uncompressed archive there; None (the default) to
@@ -220,8 +221,8 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # Opening the real archive would make `tarfile` read a header. Therefore, an empty archive is opened, and its
-        # stream is replaced by the stream of the real archive.
+        # Opening the real archive would make `tarfile` read a header. Therefore, an empty archive is opened first, and
+        # then its stream is replaced by the stream of the real archive.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
             # Reading one byte here makes a buffered stream request this byte and the header together.
@@ -321,8 +322,8 @@ class _TarArchive(Archive):
         return self.is_plain and seeks_cheaply(self.tar.fileobj)
 
     def read(self, size: int) -> bytes:
-        """Reads `size` bytes. A large size is read in pieces, because a damaged archive may claim more bytes than it
-        contains."""
+        """Reads `size` bytes. If a large size is requested, it is read in pieces, because a damaged archive may claim
+        more bytes than it contains."""
         fileobj: Any = self.tar.fileobj
         if size <= SMALLEST_BOMB:
             data: bytes = fileobj.read(size)
@@ -505,7 +506,8 @@ class TarArchiveLoader(ArchiveLoader):
         stand_in, place = super()._bookmark(path, stream)
         archive = self._archive
         if archive is not None and archive.source is stream is not stand_in and archive.place is not None:
-            # The reopened stream starts just before the next member, so that a store does not send earlier members.
+            # The reopened stream starts just before the next member, so that a store does not send the members before
+            # it.
             return detached(stream, archive.place - BEFORE), (*place, archive.start)
         return stand_in, place
 

@@ -84,7 +84,8 @@ class Main(SharedMain):
         return [Child(self, instance) for instance in range(self.num_instances)]
 
     def join(self, instance: int) -> None:
-        """Adds a child to the current round. If the child has already joined this round, restarts the source."""
+        """Adds a child to the current round. If the child has already joined the current round, begins a new round,
+        which restarts the source."""
         if not self._joined or instance in self._joined:
             if self._joined and (not self._exhausted or len(self._done) < self.num_instances):
                 warn_outside(
@@ -113,7 +114,8 @@ class Main(SharedMain):
         raise NotImplementedError
 
     def abandon(self) -> None:
-        """Called before a new round drops the buffered items. Subclasses may close the streams in these items."""
+        """Called before a new round drops the buffered items. Subclasses may close the streams in the buffered
+        items."""
 
     def length(self, instance: int) -> int:
         return length_of(self, self.main_datapipe)
@@ -125,8 +127,7 @@ class Main(SharedMain):
         return lasting
 
     def _goes_on_alone(self) -> bool:
-        # A child that has not joined the current round may join later, and then reads the items that are buffered for
-        # it.
+        # If a child has not joined the current round, it may join later and read the items that are buffered for it.
         return 0 < len(self._joined) < self.num_instances
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -166,7 +167,7 @@ class DealMain(Main):
                     self._exhausted = True
                     return
         except BaseException:
-            # If the iteration fails or is abandoned, the buffered items are kept for a state, but their files are
+            # If the iteration fails or is abandoned, a state may still need the buffered items, so only their files are
             # closed.
             if self._buffers[instance] is own:
                 self._park()

@@ -51,8 +51,8 @@ class Concater(IterDataPipe[Any]):
         self.datapipes = check_sources("Concater", datapipes)
 
     def __iter__(self) -> Iterator[Any]:
-        # `iter` is called here, not when the first item is requested, because a state may have been loaded into the
-        # first input.
+        # `iter` must be called here, before the first item is requested, because the first input may resume from a
+        # loaded state.
         return chain.from_iterable(self._inputs(iter(self.datapipes[self._current])))
 
     def _inputs(self, current: Iterator[Any]) -> Iterator[Iterator[Any]]:
@@ -212,8 +212,8 @@ class MultiplexerLongest(IterDataPipe[Any]):
 class SampleMultiplexer(Seeded, IterDataPipe[Any]):
     """Yields items of inputs that are chosen at random by their weights, until all inputs have ended.
 
-    If an input has ended, items are chosen from the remaining inputs. To keep the ratio, use inputs without an end, for
-    example by `cycle`.
+    If an input has ended, items are chosen from the remaining inputs. To keep the ratio between the inputs until the
+    end, use inputs without an end, for example by `cycle`.
 
     Args:
         pipes_to_weights_dict: the pipes to read, each with its positive weight.

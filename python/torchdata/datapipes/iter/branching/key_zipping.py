@@ -83,7 +83,8 @@ class IterKeyZipper(SameLength, IterDataPipe[Any]):
 
     def _joined(self, source: Iterator[Any], reference: Iterator[Any]) -> Iterator[Any]:
         key_of, merge, waiting = self.key_fn, self.merge_fn, self._waiting
-        # If the iteration fails or is abandoned, the buffered items are kept for a state, but their files are closed.
+        # If the iteration fails or is abandoned, a state may still need the buffered items, so only their files are
+        # closed.
         with on_failure(lambda: waiting.update({key: with_detached_streams(match) for key, match in waiting.items()})):
             for item in source:
                 key = key_of(item)

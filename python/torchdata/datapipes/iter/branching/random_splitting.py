@@ -33,8 +33,8 @@ _SEEDS = (int, float, str, bytes, bytearray)
 class _SplitMain(SharedMain):
     """The main pipe of `random_split`, which chooses for each item the child that yields it.
 
-    Children are chosen at random by their weights. The weight of a child is the number of items that the child will
-    still receive. A negative weight becomes 0, and all weights are then scaled to the number of remaining items.
+    Children are chosen at random by their weights. The weight of a child is the number of items that it will still
+    receive. If a weight becomes negative, it is set to 0, and all weights are scaled to the number of remaining items.
     """
 
     drawn_as: ClassVar[str] = "RandomSplitter"
@@ -88,7 +88,7 @@ class _SplitMain(SharedMain):
                 f"group of the last items is unknown; pass the number of items of the source as total_length"
             )
             raise no_fault_of_an_item(error)
-        # These lines choose the same child as `random.choices` with weights, but skip the checks of the arguments.
+        # The next lines choose the same child as `random.choices` with weights, but skip the checks of the arguments.
         bounds = list(accumulate(weights))
         chosen = bisect(bounds, self._rng.random() * bounds[-1], 0, len(bounds) - 1)
         weights[chosen] -= 1

@@ -26,8 +26,8 @@ PAUSE = 1.0
 #: The mutex is reentrant, because garbage collection may release locks while this thread holds the mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
-#: For each `Section` (by id) that waits while its consumer uses a path: the time when the wait began, and a function
-#: that releases the locks.
+#: For each `Section` (by id) that waits while its consumer uses a path: when the wait began, and a function that
+#: releases the locks of the `Section`.
 _idle: dict[int, tuple[float, Callable[[], None]]] = {}
 _watcher: threading.Thread | None = None
 
@@ -37,8 +37,8 @@ class Lock:
 
     Attributes:
         excludes_processes: whether the lock excludes other processes, which requires a file system with locks.
-        thread: the id of the thread that must release this lock before it waits for another lock. If `thread` is None,
-            the lock is not released before waiting.
+        thread: the id of the thread that must release this lock before it waits for another lock; None if no thread
+            must do so.
     """
 
     def __init__(self, file: str, fd: int | None, thread: int | None) -> None:
@@ -46,7 +46,8 @@ class Lock:
         self.excludes_processes = fd is not None
 
     def keep(self) -> bool:
-        """Prevents other threads from releasing this lock. Returns False if another thread has already released it."""
+        """Prevents other threads from releasing this lock. Returns False if another thread has already released the
+        lock."""
         with _mutex:
             self.thread = None
             return _held.get(self._file) is self
@@ -96,9 +97,9 @@ def release_all_of(thread: int | None) -> None:
 def pause(section: int, release: Callable[[], None]) -> None:
     """After `PAUSE` seconds, a thread calls `release` repeatedly until `resume` is called.
 
-    While the consumer uses a path, the `Section` holds the locks of items that were read ahead. If these locks were not
-    released, the consumer and another process could wait for each other forever. `release` is called repeatedly,
-    because the pipes may lock further items.
+    While the consumer uses a path, the `Section` holds the locks of items that were read ahead. If these locks were
+    never released, the consumer and another process could wait for each other forever. `release` is called repeatedly,
+    because the pipes of the section may lock further items in the meantime.
 
     Args:
         section: the id of the `Section`.
@@ -183,8 +184,8 @@ def _opened(file: str) -> int | None:
 
 
 def _leads_to(file: str, fd: int) -> bool:
-    """Returns whether the opened lock file still exists at its path. A lock on a removed file does not exclude other
-    processes."""
+    """Returns whether the opened lock file still exists at its path. If the lock file was removed, a lock on it does
+    not exclude other processes."""
     try:
         return os.path.samestat(os.stat(file, follow_symlinks=False), os.fstat(fd))
     except FileNotFoundError:

@@ -41,8 +41,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
     the item passes through the section, and `end_caching` writes the files. Any number of processes may share the
     cached files. Each file is computed by only one process, which locks the file. Another process that needs the file
     first computes the files of later items, and then waits for the locked file. No process sees an incomplete file. If
-    a process is killed, another process computes the file that it was creating. The locks of items that were read ahead
-    are released if the consumer requests no path for one second.
+    a process is killed while it creates a file, another process computes this file. The locks of items that were read
+    ahead are released if the consumer requests no path for one second.
 
     Args:
         source_datapipe: the pipe to read.
@@ -58,8 +58,8 @@ class OnDiskCacheHolder(IterDataPipe[Any]):
             be computed again.
         folder: the folder that must contain all files with paths that `filepath_fn` does not return, such as members of
             an archive. If `folder` is None (the default), the files must be in the folder of the path that
-            `filepath_fn` returns. Listed files outside `folder` are computed again in each epoch, because another user
-            may have changed the list.
+            `filepath_fn` returns. If a list of files contains a path outside `folder`, the file is computed again in
+            each epoch, because another user may have changed the list.
 
     Raises:
         TypeError: an argument is not a function, or `folder` is not a path.
@@ -337,7 +337,8 @@ class EndOnDiskCacheHolder(IterDataPipe[str]):
         return [self.source_datapipe, self.cache_holder, self.cache_holder.source_datapipe]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the records of all items that were read from the source, except items with no path left to yield."""
+        """Returns the records of all items that were read from the source, except items with paths that were all
+        yielded."""
         if self._loaded is not None:
             return {"section": self._loaded}
         return {"section": None if self._section is None else self._section.dump()}

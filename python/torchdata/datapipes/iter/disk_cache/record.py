@@ -21,7 +21,7 @@ class Record:
 
     Attributes:
         paths: the paths of the item's files that `filepath_fn` returned.
-        targets: `paths` as absolute paths; empty unless a file was missing.
+        targets: `paths` as absolute paths; empty if no file was missing.
         written: the members of `targets` that were written.
         ready: paths of complete files, to be yielded after the paths of all earlier items.
         members: paths of written files that are not in `paths`, such as the members of an archive.
@@ -45,8 +45,8 @@ class Record:
                 lock.release()
 
     def mark_unfinished(self, member: str) -> None:
-        """Marks an existing folder as incomplete before its file `member` is written. If the process is killed, the
-        marker file remains."""
+        """Before the file `member` is written, marks its folder as incomplete, if the folder is the path of the item.
+        The mark remains if the process is killed."""
         folder = os.path.abspath(self.paths[0])
         if member.startswith(os.path.join(folder, "")):
             os.makedirs(os.path.dirname(folder), exist_ok=True)

@@ -28,8 +28,8 @@ from torchdata.datapipes.iter.streams.atomic_files import write_file
 #: Maximum number of items that are read ahead while another process creates the file that must be yielded next.
 _AHEAD = 1000
 
-#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Each lock is an open file, so further items
-#: are not locked.
+#: Maximum number of locked items between `on_disk_cache` and `end_caching`. Each lock is an open file, so at most this
+#: number of items are locked at the same time.
 _LOCKED = 100
 
 
@@ -44,7 +44,7 @@ class Section:
         timeout: a function that returns the number of seconds to wait for a file that another process creates.
 
     Attributes:
-        source: the iterator over the items of the pipe before `on_disk_cache`, which must be set before the iteration.
+        source: the iterator over the items of the pipe before `on_disk_cache`; set by the caller before iterating.
     """
 
     def __init__(
@@ -132,14 +132,14 @@ class Section:
                 record.kind = "ready" if self._ended_early else "missing"  # ended pipes create no file
             if record.kind == "missing":
                 self._missing.append(record)
-            # If another thread has called `close` meanwhile, this record must not keep its locks.
+            # If another thread has called `close` in the meantime, this record must release its locks.
             if record.kind != "missing" or self._closed or len(self._in_pipes) + len(self._missing) > _LOCKED:
                 record.release()
         return None
 
     def _take_found(self, record: Record, *, is_head: bool = True) -> bool:
-        """Makes the record ready if all files of its item exist, and returns whether they exist. If the item has more
-        files than paths from `filepath_fn`, the record becomes ready only at the front of the queue."""
+        """Makes the record ready if all files of its item exist, and returns whether they exist. A record with more
+        files than paths from `filepath_fn` becomes ready only at the front of the queue."""
         found = self._found(record.paths)
         if found is None:
             return False
@@ -161,7 +161,7 @@ class Section:
         """Returns the next path to yield; None if no path is ready.
 
         Raises:
-            TimeoutError: another process took too long to create the file at the path.
+            TimeoutError: another process took too long to create a file that this pipe waits for.
         """
         self._thread = threading.get_ident()
         locks.resume(id(self))
@@ -169,8 +169,8 @@ class Section:
         while queue:
             head = queue[0]
             if head.ready:
-                # Other processes may need these locks while the consumer works, so the locks are released before the
-                # path is returned.
+                # While the consumer uses the path, other processes may need the locks of this item, so they are
+                # released now.
                 head.release()
                 if self.in_flight:
                     locks.pause(id(self), self._release_flying)
@@ -207,7 +207,7 @@ class Section:
         return since
 
     def owner_of(self, path: str) -> Record | None:
-        """Returns the record of the item that the file `path` belongs to; None if there is none."""
+        """Returns the record of the item that the file `path` belongs to; None if the file belongs to no item."""
         here, in_pipes = os.path.abspath(path), self._in_pipes
         record = next((record for record in in_pipes if here in record.targets), None)
         if record is not None:
@@ -252,8 +252,8 @@ class Section:
             self._queue.appendleft(record)
         else:
             while (earlier := self._in_pipes[0]) is not record:
-                # A file of a later item was written first, so a pipe of the section has probably dropped the item of
-                # `earlier`.
+                # A file of a later item was written before the files of `earlier`, so a pipe of the section has
+                # probably dropped the item of `earlier`.
                 self._drops_items |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)
@@ -293,8 +293,8 @@ class Section:
         record.unmark()
 
     def begin_round(self) -> None:
-        """Prepares another iteration of the section's pipes, if a file must be computed after their iteration has
-        ended."""
+        """Prepares another iteration of the section's pipes, for files that must be computed after the previous
+        iteration has ended."""
         self.chain_ended = self._input_has_paused = False
 
     def end_round(self) -> None:

@@ -1,7 +1,7 @@
 """The pipe that decodes images, or random parts of images: ImageDecoder.
 
-Role: the random numbers for an image are computed from the seed of the epoch and the number of the image. Therefore, a
-state need not contain a random generator.
+Role: the random numbers for an image depend only on the seed of the epoch and the number of the image, so a state need
+not contain a random generator.
 """
 
 from __future__ import annotations

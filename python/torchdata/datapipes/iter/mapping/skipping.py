@@ -27,31 +27,32 @@ class OnError(IterDataPipe[T_co]):
     `on_error` and itself.
 
     An item that causes an exception is left out, and counted by exception type and pipe. `on_error` skips exceptions of
-    functions that you pass to pipes such as `map` and `filter`. It also skips exceptions of pipes that read streams and
-    archives, and of pipes that do not support an item. The remaining part of a broken stream is left out.
+    functions that you pass to pipes such as `map` and `filter`. `on_error` also skips exceptions of pipes that read
+    streams and archives, and of pipes that do not support an item. If a stream is broken, its remaining part is left
+    out.
 
     Exceptions from your own generators and iterables are not skipped, because a generator ends when it raises an
-    exception. A note on such an exception explains why it was not skipped. `on_error` never skips errors from listing a
-    store, errors of `on_disk_cache` and `fullsync`, `KeyboardInterrupt`, `SystemExit`, `MemoryError` and the exit of a
-    process.
+    exception. A note explains this on each exception that is not skipped for this reason. `on_error` never skips errors
+    from listing a store, errors of `on_disk_cache` and `fullsync`, `KeyboardInterrupt`, `SystemExit`, `MemoryError` and
+    the exit of a process.
 
-    A saved state contains the counts of skipped items. A resumed run continues these counts, and does not read the
-    skipped items again. At the end of an epoch, a `RuntimeWarning` reports how many items were skipped in this process
-    or, with a `DataLoader2`, in all its workers. `DataLoader2.stats()` returns the counts at any time.
+    A saved state contains the counts of skipped items. A resumed run continues counting from the saved counts, and does
+    not read the skipped items again. At the end of an epoch, a `RuntimeWarning` reports how many items were skipped in
+    this process or, with a `DataLoader2`, in all its workers. `DataLoader2.stats()` returns the counts at any time.
 
     Args:
         datapipe: the pipe to read.
         how: "skip", which is the only supported value.
-        limit: maximum number of items that are skipped in an epoch, in each process. A float is the maximum fraction of
-            the items of each pipe, which is checked from the pipe's 100th item on, and at the end of the epoch. If
-            `limit` is None (the default), any number of items may be skipped.
-        log: the path of a log file; each process appends a line of JSON for every item that it skips. None (the
-            default) for no log. The fields are the `epoch` of the loader, from 0 (null without a `DataLoader2`), the
-            number of the `worker` ("dispatch" for the dispatching process, null for the main process), the `pipe`, the
-            number of the `item` in this pipe and process, the `key`, `error`, `message` and `notes`. The field `key` is
-            the path of the file, URL or archive member that a pipe was reading, or describes the first argument of the
-            function that raised the exception. Every epoch and run appends to the log, so several lines can have one
-            key.
+        limit: maximum number of items that are skipped in an epoch, in each process. If `limit` is a float, it is the
+            maximum fraction of the items of each pipe. A fraction is checked from the pipe's 100th item on, and at the
+            end of the epoch. If `limit` is None (the default), any number of items may be skipped.
+        log: the path of a log file; each process appends a line of JSON for every item that it skips. If `log` is None
+            (the default), nothing is logged. The fields are the `epoch` of the loader, from 0 (null without a
+            `DataLoader2`), the number of the `worker` ("dispatch" for the dispatching process, null for the main
+            process), the `pipe`, the number of the `item` in this pipe and process, the `key`, `error`, `message` and
+            `notes`. The field `key` is the path of the file, URL or archive member that a pipe was reading, or
+            describes the first argument of the function that raised the exception. Every epoch and run appends to the
+            log, so several lines can have one key.
 
     Raises:
         ValueError: `how` has an unsupported value, or `limit` is negative or a fraction over 1.

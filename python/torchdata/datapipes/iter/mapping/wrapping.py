@@ -82,17 +82,18 @@ class IterableWrapper(IterDataPipe[T_co]):
 
     Lists, tuples, ranges, strings, NumPy arrays and other sequences restore their position in constant time. Datasets
     with `__len__` and `__getitem__` but without `__iter__` are read by index, so their position is restored in constant
-    time. If such a dataset is followed by a `sharding_filter`, each process loads only the items in its share.
+    time. If a dataset without `__iter__` is followed by a `sharding_filter`, each process loads only the items in its
+    share.
 
     If the iterable or its iterators have `state_dict` and `load_state_dict`, these methods restore the position (see
     `torchdata.nodes.Stateful`), and items are not reread. With `deepcopy=False`, the state of the iterable is saved
     between two epochs, too.
 
     Any other iterable is reread up to the saved position, with the original states of the global random generators.
-    Some of the reread items are compared with the original items. If the items differ, for example because of an
-    unseeded random order, resuming raises `RuntimeError` unless the loader's state is loaded with `strict=False`. If
-    the iterable draws from the global generators for each item, different items cause only a `RuntimeWarning`, because
-    other code may have drawn numbers, too.
+    Some of the reread items are compared with the original items. If a reread item differs from the original item, for
+    example because of an unseeded random order, resuming raises `RuntimeError` unless the loader's state is loaded with
+    `strict=False`. If the iterable draws from the global generators for each item, different items cause only a
+    `RuntimeWarning`, because other code may have drawn numbers, too.
 
     Args:
         iterable: the iterable to read. A generator function is called again in each epoch. A one-shot iterator that
@@ -117,12 +118,12 @@ class IterableWrapper(IterDataPipe[T_co]):
     data_attributes = frozenset({"iterable"})
     #: The object that reads an iterable that can neither seek nor save its state.
     _stream: SampledStream | None = state(None, saved=False)
-    #: The object that reads `iterable`, if `iterable` or its iterators have a `state_dict`. `_loaded` is the state that
-    #: the next iteration resumes from.
+    #: The object that reads `iterable`, if `iterable` or its iterators have a `state_dict`. The next iteration resumes
+    #: from the state `_loaded`.
     _stateful: StatefulStream | None = state(saved=False, lasts=True)
     _loaded: StreamState | None = state(saved=False, lasts=True)
-    #: For an iterator that cannot be copied: whether the current epoch (`_was_read`) and the previous epoch
-    #: (`_is_used_up`) read it.
+    #: For an iterator that cannot be copied: `_was_read` is True if the current epoch has read the iterator, and
+    #: `_is_used_up` if the previous epoch has read it.
     _was_read = _is_used_up = False
     _has_warned = False
     _is_strict = True

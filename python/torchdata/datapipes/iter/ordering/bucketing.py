@@ -34,10 +34,10 @@ _MIN_LEN = "``min_len`` should be larger than 0 and equal to or smaller than ``m
 class BucketBatcher(IterDataPipe[DataChunk[Any]]):
     """Makes batches of similar items by sorting one bucket of items at a time, and yields the batches in random order.
 
-    A bucket has `batch_size * batch_num` items. Items are first shuffled in pools of `bucket_num` buckets. This step is
-    skipped if `sort_key` is given and `bucket_num` is 1. If `sort_key` is given, each bucket is sorted and divided into
-    batches, and then the batches are shuffled. The length is known only if `sort_key` is None and
-    `use_in_batch_shuffle` is False.
+    A bucket has `batch_size * batch_num` items. Items are first shuffled in pools of `bucket_num` buckets. If
+    `sort_key` is given and `bucket_num` is 1, items are not shuffled in pools. If `sort_key` is given, each bucket is
+    sorted and divided into batches, and then the batches are shuffled. The length of the pipe is known only if
+    `sort_key` is None and `use_in_batch_shuffle` is False.
 
     Args:
         datapipe: the pipe to read.
@@ -47,9 +47,9 @@ class BucketBatcher(IterDataPipe[DataChunk[Any]]):
         bucket_num: number of buckets in a pool of items that are shuffled together, 1 by default.
         sort_key: a function from a bucket (a list of items) to the sorted list, such as `sorted` or
             `functools.partial(sorted, key=len)`. If `sort_key` is None, items are not sorted.
-        use_in_batch_shuffle: True (the default) shuffles each pool of items separately, and later each group of
-            `bucket_num` batches. False uses a shuffle buffer instead, as large as a pool for items, and as large as a
-            bucket for batches.
+        use_in_batch_shuffle: whether each pool of items and each group of `bucket_num` batches is shuffled separately;
+            True by default. If `use_in_batch_shuffle` is False, shuffle buffers are used: as large as a pool for items,
+            and as large as a bucket for batches.
 
     Raises:
         AssertionError: `batch_size`, `batch_num` or `bucket_num` is not positive.
@@ -231,7 +231,7 @@ class MaxTokenBucketizer(IterDataPipe[DataChunk[Any]]):
             self._batch = list(map(with_detached_streams, self._batch))
 
     def _move_shortest(self) -> DataChunk[Any] | None:
-        """Moves the shortest item of the buffer into the current batch. Returns the current batch if it is full, and
+        """Moves the shortest item of the buffer into the current batch. If the current batch is full, returns it, and
         begins a new batch with the item."""
         measured = heappop(self._heap)
         (length,) = measured

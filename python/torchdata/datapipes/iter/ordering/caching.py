@@ -29,10 +29,10 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     than `size`, later epochs read the first items from the source instead of the cache. If `size` is given, the source
     should yield its items in one order in every epoch.
 
-    Every process has its own cache, which is copied and pickled with the pipe. If an earlier `sharding_filter` gives
-    the process another share of the data, the cache is filled again. States contain the cache, so a state is as large
-    as the cache. With worker processes, states leave out a cache that exceeds the `snapshot_budget`; a resumed loader
-    then repeats the epoch that filled the cache.
+    Every process has its own cache, which is copied and pickled with the pipe. If an earlier `sharding_filter` changes
+    the process's share of the data, the cache is filled again. States contain the cache, so a state is as large as the
+    cache. With worker processes, states leave out a cache that exceeds the `snapshot_budget`; a resumed loader then
+    repeats the epoch that filled the cache.
 
     Args:
         source_dp: the pipe to read.
@@ -52,8 +52,8 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
     """
 
     cache: list[T_co] | None = state(items=True, copied=True, lasts=True)
-    #: The number of items that each epoch reads from the source before it uses the cache, because the cache would
-    #: exceed `size`.
+    #: The number of items at the beginning that each epoch reads from the source, because the whole cache would exceed
+    #: `size`.
     _given_up: int = state(0, copied=True, lasts=True)
     #: The shares of all earlier sharding filters when the cache was filled.
     _shares: tuple[Any, ...] = state(tuple, copied=True, lasts=True)

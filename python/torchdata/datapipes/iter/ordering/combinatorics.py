@@ -43,7 +43,7 @@ class Shuffler(SameLength, Shuffling, IterDataPipe[T_co]):
 
     #: A list of items, or a `ChunkedList` when the source has ended and more than `CHUNK_SIZE` items remain.
     _buffer: Any = state(list, items=True)
-    #: Whether the buffer contains indices instead of items. A later `sharding_filter` loads the items (see
+    #: Whether the buffer contains indices instead of items, because a later `sharding_filter` loads the items (see
     #: `_pipe/unloaded.py`).
     _unloaded: bool = state(False)
 

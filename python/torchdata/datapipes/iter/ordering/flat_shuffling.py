@@ -157,7 +157,7 @@ class ShuffledFlatMapper(Shuffling, IterDataPipe[T_co]):
     def __len__(self) -> int:
         if self.fn is not chosen:
             raise no_length(self, "ShuffledFlatMapper's length relies on the output of its function")
-        # An iteration of the source would change the source's state and seed, so a copy of the source is read.
+        # Iterating over the source would change its state and seed, so a copy of the source is read.
         return sum(map(len, map(on_columns(self.fn, self.input_col), copy.deepcopy(self.datapipe))))
 
     def state_dict(self) -> dict[str, Any]:

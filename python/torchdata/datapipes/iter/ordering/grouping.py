@@ -90,7 +90,7 @@ class Batcher(IterDataPipe[T_co]):
 
     def _chunks(self, source: Iterator[Any]) -> Iterator[Any]:
         # If nothing else refers to its result tuple, `zip_longest` reuses the tuple, which keeps the items of the last
-        # batch in memory. The reference in `chunk` prevents the reuse.
+        # batch in memory. The argument `_` of `chunk` refers to the tuple to prevent this.
         new, nothing, drop_last = DataChunk.__new__, _NOTHING, self.drop_last
         rows = zip_longest(*repeat(source, self.batch_size), fillvalue=nothing)
         reused = gc.get_referents(rows)
@@ -156,8 +156,8 @@ class Grouper(IterDataPipe[Any]):
     """Collects items with equal keys into groups and yields each group when it is full.
 
     When incomplete groups contain `buffer_size` items, the largest group is yielded if it has at least
-    `guaranteed_group_size` items. A smaller group is dropped if `drop_remaining` is True; if not, an error is raised.
-    At the end of the source, all remaining groups are yielded, even if they are smaller.
+    `guaranteed_group_size` items. If the largest group has fewer items, it is dropped or, if `drop_remaining` is False,
+    an error is raised. At the end of the source, all remaining groups are yielded, regardless of their size.
 
     Args:
         datapipe: the pipe to read.
@@ -168,7 +168,8 @@ class Grouper(IterDataPipe[Any]):
         guaranteed_group_size: minimum number of items of a group that is yielded because the buffer is full;
             `group_size` by default.
         drop_remaining: whether the largest group is dropped if the buffer is full and the group is smaller than
-            `guaranteed_group_size`. If `drop_remaining` is False (the default), an error is raised instead.
+            `guaranteed_group_size`. If `drop_remaining` is False (the default), an error is raised instead of dropping
+            the group.
 
     Raises:
         TypeError: `group_key_fn` is not a function or a size is not an integer.

@@ -54,7 +54,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
       `buffer_size` incomplete rows, the row with the most tokens is yielded. `"first_fit"` changes the order of the
       sequences, but rows need little padding.
     - `"in_order"`: the current row, or a new row if the sequence does not fit into the current row.
-    - `"cut"`: the current row. A sequence that does not fit into this row is cut at the end of the row, and its
+    - `"cut"`: the current row. A sequence that does not fit into the current row is cut at the end of the row, and its
       remaining tokens begin a new row. With `"cut"`, all rows except the last are full.
 
     A state contains the rows that were not yielded: up to `buffer_size` rows with `"first_fit"`, otherwise one row.
@@ -74,8 +74,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
             Without `first_value`, a model that shifts labels by one learns to predict the first token of a sequence
             from the end of the sequence before it.
         columns: the columns of mappings to pack; None for all columns.
-        add: which of the columns `"position_ids"` and `"cu_seqlens"` to add; both by default. Columns of the items that
-            already have these names are left out.
+        add: which of the columns `"position_ids"` and `"cu_seqlens"` to add; both by default. Columns `"position_ids"`
+            and `"cu_seqlens"` that the items already have are left out.
         drop_last: whether `"cut"` leaves out an incomplete last row; False by default.
 
     Raises:
@@ -172,8 +172,8 @@ class Packer(IterDataPipe[dict[str, Any]]):
                 yield self._row(room, pieces)
 
     def _pieces(self, piece: Piece, size: int) -> Iterator[Piece]:
-        """Divides a piece into pieces of at most `max_tokens` tokens. With the method "cut", the first piece fills the
-        current row."""
+        """Divides a piece into pieces of at most `max_tokens` tokens. With the method "cut", the size of the first
+        piece is chosen so that it fills the current row."""
         most = self.max_tokens
         if self.method == "cut":
             first = self._rows[-1][0] if self._rows else most

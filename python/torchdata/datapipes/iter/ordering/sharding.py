@@ -49,14 +49,14 @@ class ShardingFilter(IterDataPipe[T_co]):
     Every process reads the whole source, in an order that must be the same in all processes. A loader raises an error
     if the orders of its workers differ.
 
-    Each process loads and maps only the items of its share if two conditions hold. First, the source is a map pipe (by
-    `to_iter_datapipe`, `shuffle` or `sample_by`) or an `IterableWrapper` of a dataset without `__iter__`. Second, all
-    pipes between the source and the filter are `shuffle`, `map` or `sharding_filter`. If the source is an
+    Each process loads and maps only the items of its share if the source is read by index, and only `shuffle`, `map`
+    and `sharding_filter` are between the source and the filter. Map pipes (through `to_iter_datapipe`, `shuffle` or
+    `sample_by`) and an `IterableWrapper` of a dataset without `__iter__` are read by index. If the source is an
     `IterableWrapper` of a range, list, tuple or array, the filter does not read items of other processes.
 
     Some sources, such as Hugging Face's `IterableDataset`, divide their items among workers, according to
-    `torch.utils.data.get_worker_info()`. A `sharding_filter` turns off the division in a source that divides its items
-    itself. Without a `sharding_filter`, each worker reads only its part of an `IterableDataset`, which is faster.
+    `torch.utils.data.get_worker_info()`. A `sharding_filter` prevents its sources from dividing their items among
+    workers. Without a `sharding_filter`, each worker reads only its part of an `IterableDataset`, which is faster.
 
     Args:
         source_datapipe: the pipe to read.
@@ -77,14 +77,14 @@ class ShardingFilter(IterDataPipe[T_co]):
     }
 
     #: Whether the source itself divides its items among workers, so that this filter must not divide them a second
-    #: time. The loader raises an error if two workers read the same items.
+    #: time. If two workers read the same items although `source_splits_itself` is True, the loader raises an error.
     source_splits_itself: bool = False
 
     _taken: int = state(0)  # items read from the source before the current iterator was created
     _yielded_before: int = state(0, saved=False)  # items yielded before the current iterator was created
-    #: If one process reads the source for several shards (see `common_parts`): the number of items that a resumed run
-    #: must recompute to move from the source's saved state to this filter's position. `_generators` contains the states
-    #: that the global random generators had when the states of the sources were saved.
+    #: The number of items that a resumed run must recompute, from the source's saved position to this filter's
+    #: position. This is 0 unless one process reads the source for several shards (see `common_parts`). `_generators`
+    #: contains the states of the global random generators at the source's saved position.
     _behind: int = state(0)
     _generators: Any = state()
 
@@ -210,7 +210,7 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     def _share_of(self, source: Iterator[Any], is_unloaded: bool = False) -> Iterator[Any]:
         """Returns this shard's items of `source`. If `is_unloaded` is True, `source` yields the indices of items (see
-        `unloaded`). A source that yields indices does not report when it has ended."""
+        `unloaded`). If `source` yields indices, it does not report its end."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
         if self._behind:  # the state was saved with a common part

@@ -40,8 +40,8 @@ class ListsRoots(IterDataPipe[str]):
         raise NotImplementedError
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` begins the source's epoch now, because a state that is saved before the first item is requested would
-        # otherwise belong to the previous epoch.
+        # `iter` must begin the source's epoch now, because a state that is saved before the first item is requested
+        # belongs to this epoch.
         return self._names_of_all(iter(sources_of(self)[0]))
 
     def _names_of_all(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -140,8 +140,8 @@ class S3FileLister(GivenLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """Returns a text that sorts shortly before `text`, which is not empty. A listing that begins after this text
-    includes `text`."""
+    """Returns a text that sorts shortly before `text`, which is not empty. A listing that begins after the returned
+    text includes `text`."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
         return f"{first}{chr(ord(last) - 1)}~"

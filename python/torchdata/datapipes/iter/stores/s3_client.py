@@ -68,7 +68,7 @@ class S3TimeoutError(TimeoutError, S3Error):
 
 @dataclass(frozen=True)
 class S3Settings:
-    """The settings of a store. They can be pickled, whereas obstore's stores cannot.
+    """The settings of a store. `S3Settings` can be pickled, whereas obstore's stores cannot.
 
     Args:
         request_timeout_ms: milliseconds without a response after which a request fails; -1 for `DEFAULT_TIMEOUT_MS`.
@@ -126,8 +126,8 @@ class S3Settings:
 
 
 def _profile(given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
-    """Returns the region (as a dict) and the credential provider from the user's AWS profile. Leaves out values that
-    the pipe's options (`given`) or the environment contain.
+    """Returns the region (as a dict) and the credential provider from the user's AWS profile. Leaves out the values
+    that are already in the pipe's options (`given`) or in the environment.
 
     boto3 reads the profile's files, and is imported only if the files exist.
     """

@@ -17,11 +17,11 @@ from torchdata.datapipes.iter.stores.s3_client import (
 )
 
 DEFAULT_BUFFER_SIZE = 16 << 20
-#: Size in bytes of each request if several parallel requests fetch one piece of an object. This is also the maximum
-#: size of the first request for an object.
+#: Size in bytes of each request if several parallel requests fetch one piece of an object. The first request for an
+#: object has at most this size, too.
 PART_SIZE = 4 << 20
-#: The number of bytes that are requested first after a seek. Each further request for consecutive bytes is twice the
-#: size of the previous request.
+#: The number of bytes of the first request after a seek. Each further request for consecutive bytes is twice the size
+#: of the previous request.
 AFTER_SEEK = 256 << 10
 MOST_PARALLEL = 8
 
@@ -106,7 +106,7 @@ class S3Object(RemoteFile[S3Recipe]):
 
     def _here(self, wanted: int) -> memoryview:
         """Returns the bytes of the current piece from the current position on. If the piece is used up, requests the
-        next piece. At the end of the S3 object, the result is empty."""
+        next piece. At the end of the S3 object, the returned bytes are empty."""
         self._check_open()
         if self._position >= self.size:
             return _NOTHING

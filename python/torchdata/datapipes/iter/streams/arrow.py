@@ -73,7 +73,7 @@ class ArrowReader(IterDataPipe[Any]):
     tuning: ClassVar[frozenset[str]] = frozenset({"frame_size", "use_threads", "writable"})
 
     #: The number of the part of the table that is being read, or the list of numbers if parts are read together. `_row`
-    #: is the number of rows of the part that were yielded.
+    #: is the number of rows of this part that were already yielded.
     _part: int | list[int] | None = state()
     _row: int = state(0)
     #: The name of the part. If a part has another name when its state is loaded, an error is raised.
@@ -213,7 +213,7 @@ class LanceReader(ArrowReader):
         dataset: a `lance.LanceDataset`, or its path or URI.
         columns: as for `ArrowReader`.
         rows: as for `ArrowReader`.
-        frame_size: as for `ArrowReader`; None for one frame per item of the source.
+        frame_size: the number of rows per frame, as for `ArrowReader`; None for one frame per item of the source.
         library: as for `ArrowReader`.
         dtype: as for `ArrowReader`.
         writable: as for `ArrowReader`.
@@ -259,8 +259,8 @@ class LanceReader(ArrowReader):
 
 
 def _table_of(pipe: Any) -> ArrowSource:
-    """Returns the table of the only `ArrowParts` in a graph. `ArrowReader` stores the table, because `ArrowParts` may
-    run in another process."""
+    """Returns the table of the only `ArrowParts` in a graph. `ArrowReader` stores the table itself, because
+    `ArrowParts` may run in another process."""
     if isinstance(pipe, ArrowSource):
         return pipe
     found = [source for each in Graph(pipe) if isinstance(source := getattr(each, "source", None), ArrowSource)]

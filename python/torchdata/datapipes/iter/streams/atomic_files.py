@@ -86,7 +86,8 @@ def open_regular(path: str, *, follow: bool = False) -> io.BufferedReader:
         follow: whether the file may be a link.
 
     Raises:
-        OSError: the file cannot be opened or is not regular. Opening a named pipe does not block.
+        OSError: the file cannot be opened or is not regular. Opening a named pipe raises OSError instead of waiting for
+            a writer.
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     file = open(os.open(path, flags), "rb")  # noqa: SIM115  # the caller closes it
@@ -113,8 +114,8 @@ def write_file(
 
     Args:
         data: bytes or text, an open stream (read in pieces and closed), or an iterable of pieces.
-        alone: whether the caller has locked the path. Without a lock, the temporary file has a unique name, because
-            other processes may write the same file.
+        alone: whether the caller has locked the path. If the path is not locked, the temporary file has a unique name,
+            because other processes may write the same file.
         expected: the checksum that the contents must have.
     """
     os.makedirs(os.path.dirname(path) or os.curdir, exist_ok=True)

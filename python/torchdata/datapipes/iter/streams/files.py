@@ -51,9 +51,9 @@ class FileLister(GivenLength, IterDataPipe[str]):
         masks: a shell pattern (`*.jpg`) or a list of patterns for the file names; empty (the default) for all.
         recursive: whether subdirectories are listed; False by default.
         abspath: whether absolute paths are yielded; False by default.
-        non_deterministic: whether files are yielded in the order of the file system; False by default. A state from the
-            middle of an unsorted directory is valid only as long as the file system lists the directory in the same
-            order.
+        non_deterministic: whether files are yielded in the order of the file system; False by default. A state that was
+            saved in the middle of an unsorted directory is valid only as long as the file system lists this directory
+            in the same order.
         length: the number of files that `len` returns; with -1 (the default), `len` raises TypeError.
 
     Warns: UserWarning: no file was found.
@@ -96,8 +96,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` begins the source's epoch now, because a state that is saved before the first item is requested would
-        # otherwise belong to the previous epoch.
+        # `iter` must begin the source's epoch now, because a state that is saved before the first item is requested
+        # belongs to this epoch.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -52,8 +52,8 @@ def can_seek(stream: Any) -> bool:
 
 
 class HoldsStream(IterDataPipe[T_co]):
-    """Reads streams. Subclasses define `_source` and `_read`. A subclass also defines `_bookmark` if an offset alone
-    does not describe its position in a stream."""
+    """Reads streams. Subclasses define `_source` and `_read`. If an offset alone does not describe the position in a
+    stream, a subclass also defines `_bookmark`."""
 
     _held: Any = state(saved=False)
     #: The position where `_read` begins to read the current stream.
@@ -85,9 +85,9 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # `iter` begins the source's epoch now, because a state that is saved before the first item is requested would
-        # otherwise belong to the previous epoch. Each pair is read by a separate generator, so that an exception in one
-        # pair does not end the iteration.
+        # `iter` must begin the source's epoch now, because a state that is saved before the first item is requested
+        # belongs to this epoch. A separate generator reads each pair, so that an exception in one pair does not end the
+        # iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)
@@ -96,7 +96,7 @@ class HoldsStream(IterDataPipe[T_co]):
     def _items_of(self, pair: Any, place: Any = None) -> Iterator[Any]:
         path, stream = path_and_stream(pair, self)
         del pair
-        # If `_held` is another pair later, a newer iterator has replaced this iterator.
+        # If `_held` later contains another pair, a newer iterator has replaced this iterator.
         held = self._held = (path, stream)
         self._reading = True
         try:

@@ -58,8 +58,8 @@ class ParagraphAggregator(IterDataPipe[tuple[str, Any]]):
                 self._path = path
                 self.buffer.append(line)
             elif self.buffer:
-                # The first line of the next paragraph is stored before the `yield`, because a state may be saved while
-                # the consumer uses this paragraph.
+                # The first line of the next paragraph is stored before the `yield`, because the consumer may save a
+                # state before it requests the next paragraph.
                 complete = self._path, self.buffer
                 self._path, self.buffer = path, [line] if line else []
                 yield complete[0], self.joiner(complete[1])

@@ -1,8 +1,8 @@
 """Pipes that read text: LineReader, CSVParser, CSVDictParser.
 
 Role: a saved position is the result of the stream's `tell`, which for a text file includes the state of the decoder.
-Text files are read by `readline`, because `tell` fails after `next`. For a stream without `tell`, the position is the
-number of lines read so far, and a resumed pipe skips these lines.
+Text files are read by `readline`, because `tell` fails after `next`. A stream without `tell` has the number of lines
+read so far as its position, and a resumed pipe skips this number of lines.
 """
 
 from __future__ import annotations
@@ -86,7 +86,8 @@ class _Text(HoldsStream[Any]):
     _lines_before: int = state(0, saved=False)  # the number of lines to skip from `_start`
     #: The decoder of a binary stream if lines can be separated only after decoding, as in UTF-16.
     _decoder: io.TextIOWrapper | None = state(saved=False)
-    #: Whether bytes after the current line were read, so that the stream's `tell` returns a later position.
+    #: Whether bytes after the current line were already read, so that the stream's `tell` returns a position after this
+    #: line.
     _is_ahead: bool = state(False, saved=False)
 
     def _set_options(
@@ -155,7 +156,7 @@ class _Text(HoldsStream[Any]):
         return codecs.BOM_UTF8 if self._decode and codecs.lookup(self._encoding).name in ("utf-8", "utf-8-sig") else b""
 
     def _lines_read(self) -> int:
-        """Returns the number of lines that were read after the `_lines_before` skipped lines."""
+        """Returns the number of lines that were read so far, without the `_lines_before` lines."""
         raise NotImplementedError
 
     def _explained(self, error: Exception, path: str) -> Exception:
@@ -352,7 +353,7 @@ class CSVDictParser(_CSV):
     def _bookmark(self, path: str, stream: Any) -> tuple[Any, Any]:
         stand_in, place = super()._bookmark(path, stream)
         reader = self._reader
-        # If no row was read yet, `reader.fieldnames` would read the first row.
+        # `reader.fieldnames` is used only if a row was read, because it would otherwise read the first row.
         given = self.fmtparams if self._place is None else self._place
         known = reader.fieldnames if reader is not None and reader.line_num else given.get("fieldnames")
         return stand_in, {**place, "fieldnames": known}

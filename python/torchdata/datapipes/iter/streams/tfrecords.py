@@ -29,8 +29,7 @@ TFRecordExample: TypeAlias = dict[str, Any]
 #: The argument `spec` of the loader: a dict from the name of a feature to a pair of shape and dtype.
 TFRecordExampleSpec: TypeAlias = Mapping[str, tuple[tuple[int, ...] | None, Any] | None]
 
-#: The default size limit of a record in bytes. If a record contains small values, the resulting Python objects need
-#: sixty times as much memory as the record.
+#: The default size limit of a record in bytes.
 MAX_LENGTH = 128 << 20
 
 _LONGEST = (1 << 31) - 1
@@ -56,13 +55,13 @@ class TFRecordLoader(GivenLength, HoldsStream[dict[str, Any]]):
             NumPy or torch, or None for the type in the record; a feature of bytes requires None, and becomes a nested
             list. If a dtype is given, the steps of a feature list are stacked into one array. If the value for a name
             is None instead of a pair, the feature stays unchanged. If a SequenceExample contains a name both in its
-            context and among its feature lists, the name refers to the context. Without a spec, all features are read
-            unchanged.
+            context and among its feature lists, the name refers to the context. If `spec` is None (the default), all
+            features are read unchanged.
         length: the number of records that `len` returns; with -1 (the default), `len` raises TypeError.
         verify_checksums: whether records with wrong checksums (CRC-32C) cause an error; True by default.
         max_length: maximum size of a record in bytes, 128 MiB by default; None for 2 GiB, the limit of protocol
             buffers. A record over `max_length` raises an error before it is read. As Python objects, the values of a
-            record may need sixty times as much memory as the record.
+            record may need sixty times as much memory as the record in the file.
 
     Raises:
         TypeError: `spec` is not a dict of pairs, or `length` or `max_length` is not an integer; or, while iterating, a

@@ -20,8 +20,8 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["WebDataset"]
 
-#: The maximum number of samples in each dict of `_gathered`. A full dict of recent samples replaces the dict of older
-#: samples.
+#: Each dict of `_gathered` contains at most this number of samples. When the dict of recent samples is full, it
+#: replaces the dict of older samples.
 _GENERATION = 1 << 15
 
 
@@ -36,9 +36,9 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
     Args:
         source_datapipe: yields pairs of path and data, such as the streams of `load_from_tar` or decoded data.
         strict: whether to raise an error (the default) if a sample contains a field twice, or if its files are not
-            adjacent. Separated files are not detected if tens of thousands of samples are between them. A complete copy
-            of an earlier sample is accepted. With `strict=False`, as in torchdata 0.9, a second file of a field
-            replaces the first file. Files of a sample that are not adjacent become separate samples.
+            adjacent. Separated files are not detected if tens of thousands of samples are between them. An exact copy
+            of an earlier sample is not an error. With `strict=False`, as in torchdata 0.9, a second file of a field
+            replaces the first, and files of a sample that are not adjacent become separate samples.
 
     Returns:
         Dicts of the data by field, with the key under `"__key__"`.

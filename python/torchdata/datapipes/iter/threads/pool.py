@@ -66,7 +66,7 @@ class _PoolWork(ReadAhead):
 
 
 class Pool:
-    """A pool of threads. Each submitted item starts a thread until there are `max_workers` threads. `options` are
+    """A pool of threads. Each submitted item starts a thread, until the pool has `max_workers` threads. `options` are
     further arguments, as for `concurrent.futures.ThreadPoolExecutor`."""
 
     def __init__(self, function: Callable[[Any], Any], max_workers: int, **options: Any) -> None:
@@ -76,7 +76,8 @@ class Pool:
         self.take = self._queue.pop
         #: The source's error, which is raised after the results of all earlier items.
         self.source_error: Exception | None = None
-        #: The object that keeps the threads paused after a state was saved, until the consumer requests an item.
+        #: The object that keeps the pool's threads paused from the saving of a state until the consumer requests an
+        #: item.
         self.rest: ReadAheadHold | None = None
 
     def __len__(self) -> int:
@@ -129,8 +130,8 @@ class Pool:
         """Returns all pending items and results as data for a state. While this method runs, no other thread may take
         results or submit items.
 
-        No call may modify an item while the item is being saved. For mutable items, this method therefore waits for
-        running calls, and delays further calls until the consumer continues.
+        If the items are mutable, this method waits for running calls and delays further calls until the consumer
+        continues, because a call could modify an item that is being saved.
 
         Raises:
             TimeoutError: a call took longer than `patience` seconds.
@@ -162,7 +163,7 @@ class Pool:
 
 
 def _entry(kind: str, content: Any, kept: tuple[Any] | None) -> tuple[str, Any]:
-    """Returns the kind and the content that a state stores for one submitted item.
+    """Returns what a state stores for one submitted item: its kind and its content.
 
     If the call has failed and the item is immutable (`kept`), the content is the item, because the error may not be
     picklable.

@@ -40,13 +40,13 @@ class _PrefetchData(ReadAhead):
         self.abandoned = False
         self._left = False
         self.is_over = False
-        #: The number of items that the source had yielded when the pipe's iteration began. If the source does not count
-        #: its items, `before` is None, and the thread counts the items in `taken`.
+        #: The number of items that the source had yielded when the pipe's iteration began; None if the source does not
+        #: count its items, so that `taken` is used.
         self.before: int | None = None
         self.taken = 0
         #: The object that pauses the thread if the iteration is a replay; otherwise None.
         self.halt: Halt | None = None
-        #: Set when the thread no longer uses the source's iterator. Until then, the source may be computing an item.
+        #: Set when the thread no longer uses the source's iterator.
         self.released = Latch()
 
     def begin(self, worker: Callable[[_PrefetchData], None]) -> None:
@@ -165,7 +165,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         raise NotImplementedError(f"{type(self).__name__} must define _worker")
 
     def _prepare_restored(self, items: list[Any]) -> list[Any]:
-        """Processes the items of a loaded state like new items, for example by pinning them."""
+        """Processes the buffered items of a loaded state in the same way as items from the source, for example by
+        pinning them."""
         return items
 
     def __iter__(self) -> Iterator[T_co]:
@@ -194,8 +195,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
         return self._passes
 
     def _read_ahead(self, passes: int) -> Lead | None:
-        """Returns how far the paused thread has read ahead; None if no iteration has begun after the first `passes`
-        iterations."""
+        """Returns how far the paused thread has read ahead in the latest iteration; None if this iteration is one of
+        the first `passes` iterations."""
         data = self._data
         if data is None or data.is_inherited or self._passes == passes:
             return None

@@ -44,7 +44,8 @@ from torchdata.datapipes.iter.threads.prefetching import _END, _PrefetchBase, _P
 __all__ = ["FullSync", "PrefetchTimeoutError"]
 
 
-#: The votes of a rank: it has an item, has reached the end of its items, or has left its loop for the next epoch.
+#: The votes of a rank: `_HAS` if it has an item, `_ENDED` if its items have ended, and `_LEFT` if it has left its loop
+#: for the next epoch.
 _HAS, _ENDED, _LEFT = 2, 1, 0
 
 #: If another rank has ended, a rank counts its remaining items for at most this number of seconds.
@@ -58,24 +59,25 @@ class _StepData(_PrefetchData):
     """One iteration of a rank. In a *vote*, an all-reduce, the ranks determine whether every rank has an item to yield.
 
     Args:
-        again: if positive, the number of items that this rank rereads without a vote, because the ranks have already
-            voted on them. If negative, this rank first takes part in `-again` votes without reading an item, because it
-            has already yielded these items.
+        again: if positive, the number of items that this rank rereads without a vote, because the ranks have voted on
+            them before. If `again` is negative, this rank first takes part in `-again` votes without reading items,
+            because it has already yielded the items of these votes.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: Moving an item from `voted_on` to the queue and saving a state both require this lock, so that a state
+        #: A thread must hold this lock to move an item from `voted_on` to the queue or to save a state, so that a state
         #: contains the item exactly once.
         self.lock = threading.Lock()
         self.slot: int | None = None
-        #: The item that this rank has read. When a vote shows that every rank has an item, this item is moved to the
-        #: queue. If another rank ends or fails, the item stays in `voted_on`, so that a saved state contains the item.
+        #: The item that this rank has read. When a vote shows that every rank has an item, the item in `voted_on` is
+        #: moved to the queue. If another rank ends or fails, the item stays in `voted_on`, because saved states must
+        #: contain it.
         self.voted_on: Any = _END
         self.failure: BaseException | None = None
-        #: The error that has prevented a vote, such as the exit of a rank; None after the consumer has received the
-        #: error.
+        #: The error that has prevented a vote, such as the exit of a rank; None if the consumer has already received
+        #: this error.
         self.untold: BaseException | None = None
         #: Whether this rank counts its remaining items for a warning after another rank has ended.
         self.counts_rest = False
@@ -142,8 +144,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be computing an item
             data.released.set()
         failure = data.failure
-        # If the pipe was shut down, the source may have ended only because its workers have stopped, so this rank votes
-        # that its run ends, not that its source has ended.
+        # A rank with a pipe that was shut down votes that its run ends, because its source may have ended only because
+        # the workers have stopped.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if goes:
@@ -187,7 +189,7 @@ class _Hold:
 
 
 class _StepReader(Iterator[Any]):
-    """The iterator that the consumer reads. Dropping the iterator does not notify any other rank, because the user's
+    """The iterator that the consumer reads. If the iterator is dropped, no other rank is notified, because the user's
     loop may have been interrupted, or left to begin the next epoch."""
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
@@ -319,7 +321,7 @@ class FullSync(_PrefetchBase[T_co]):
         group = self._open_group()
         items, error = self._restored
         self._restored = ([], None)
-        # The ranks vote on each item of a loaded state before they yield the item.
+        # The ranks must also vote on the items of a loaded state before they yield them.
         source = chain(items, _begun(self.source_datapipe) if error is None else _failing(error))
         again, self._again = self._again, 0
         if group.world_size == 1 and not items:
@@ -332,7 +334,7 @@ class FullSync(_PrefetchBase[T_co]):
         return _StepReader(data, hold, self._warn_of_rest)
 
     def _warn_of_rest(self, left: int, is_all: bool) -> None:
-        """Warns once if the number of this rank's remaining items shows that the data was divided unevenly among the
+        """Warns once if the number of this rank's remaining items proves that the data was divided unevenly among the
         ranks."""
         graph = Graph(self.source_datapipe)
         shares = max(hooks_of(pipe)._number_of_shares() for pipe in graph)
@@ -347,15 +349,15 @@ class FullSync(_PrefetchBase[T_co]):
         )
 
     def make_again(self, count: int) -> None:
-        """Makes the next iteration reread items without voting, or vote without reading items.
+        """Makes the next iteration reread items without voting on them, or vote without reading items.
 
         Each rank resumes from its own latest snapshot, so the number of reread items differs between ranks. If the
-        ranks voted on reread items, one vote would concern different positions on different ranks. `make_again` makes
+        ranks voted on reread items, one vote would be about different positions on different ranks. `make_again` makes
         all ranks begin to vote at the same position.
 
         Args:
-            count: if positive, the number of items to reread without voting. If negative, this rank first takes part in
-                `-count` votes without reading an item.
+            count: if positive, the number of items to reread without voting. If `count` is negative, this rank first
+                takes part in `-count` votes without reading an item.
         """
         self._again = count
 
@@ -363,8 +365,8 @@ class FullSync(_PrefetchBase[T_co]):
         """Returns the items that this rank has read but not yielded, and the exception that this rank's source has
         raised.
 
-        The state does not contain errors that other ranks have caused. If another rank has ended or failed, the state
-        contains the last item that this rank has read, because it was not yielded.
+        The state does not contain errors that other ranks have caused. If another rank has ended or failed, the last
+        item that this rank has read was not yielded, so the state contains it.
         """
         items, error = self._restored
         data = self._data
@@ -383,7 +385,7 @@ class FullSync(_PrefetchBase[T_co]):
         raise no_length(self, "The number of items depends on the shortest rank")
 
     def _end_thread(self) -> None:
-        """Ends the iteration of this rank. The next vote reports the end to all ranks."""
+        """Ends the iteration of this rank. All ranks learn from the next vote that this iteration has ended."""
         self._part(self.timeout + self.patience)
 
     def _part(self, seconds: float) -> None:
@@ -402,9 +404,9 @@ class FullSync(_PrefetchBase[T_co]):
         self._untold = data.untold
 
     def _raise_pending_error(self) -> None:
-        """Raises an error if another rank has failed after this rank left its loop.
+        """Raises the error that another rank has caused after this rank left its loop.
 
-        Without this error, the next iteration would wait for the failed ranks until the timeout.
+        If the error were not raised, the next iteration would wait for the failed rank until the timeout.
         """
         untold, self._untold = self._untold, None
         if untold is not None:

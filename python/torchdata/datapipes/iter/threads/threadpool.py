@@ -47,12 +47,12 @@ _DRAWS = (
 class _Results(Iterator[Any]):
     """Yields the results of a pool. Dropping this iterator closes the pool.
 
-    Up to `ahead` items are submitted to the pool, so that the threads work while the consumer processes a result.
+    While the consumer processes a result, the threads work on up to `ahead` submitted items.
     """
 
     __slots__ = ("_ahead", "_is_watched", "_pool", "_source")
 
-    #: The iterator can continue after an exception; see `_pipe/skipping.py`.
+    #: Declares that this iterator can continue after an exception; see `_pipe/skipping.py`.
     outlives_errors = True
 
     def __init__(self, source: Iterator[Any], pool: Pool, ahead: int, is_watched: bool) -> None:
@@ -73,7 +73,7 @@ class _Results(Iterator[Any]):
         pool.wait()
         if before and before != self._generators():
             warn_outside(_DRAWS, RuntimeWarning)
-        # The next item is submitted only after the wait, so that Ctrl-C during the wait loses no item.
+        # The next item is submitted only after `pool.wait()`, so that Ctrl-C during the wait loses no item.
         self._read_ahead(self._ahead + 1)
         take = pool.take
         del self, pool  # a stored error refers to this frame, which would keep these objects alive
@@ -81,8 +81,7 @@ class _Results(Iterator[Any]):
 
     def _generators(self) -> Sequence[bytes]:
         """Returns a copy of the memory of the global random generators, which changes if the pool's threads draw
-        numbers. Returns an empty sequence if no warning is needed, or if threads outside the pool may draw numbers,
-        too."""
+        numbers. The result is empty if no warning is needed, or if threads outside the pool may draw numbers, too."""
         exchanging = loaded(_EXCHANGING) if self._is_watched else None
         return () if exchanging is None or current_thread() is not main_thread() else exchanging.exchanged_generators()
 
@@ -111,7 +110,7 @@ class _Results(Iterator[Any]):
             del error
 
     def close(self) -> None:
-        """Closes the pool. Its threads end after their current calls."""
+        """Closes the pool. The threads of the pool end after their current calls."""
         self._pool.close()
 
     def __del__(self, _is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
@@ -131,7 +130,7 @@ class ThreadPoolMapper(SameLength, IterDataPipe[T_co]):
 
     A state contains the results that are ready, and the items without a result. Saving a state waits for running calls
     of `fn`, because a call may modify the item that the state contains. If the items are numbers, strings or bytes,
-    saving does not wait, and a resumed run repeats the running calls.
+    saving a state does not wait, and a resumed run repeats the calls that were running.
 
     Args:
         source_datapipe: the pipe to read.

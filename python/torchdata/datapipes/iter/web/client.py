@@ -109,7 +109,8 @@ class Connections:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Closes idle connections. A connection that still receives a response is closed when the response ends."""
+        """Closes idle connections. If a connection is still receiving a response, it is closed when the response
+        ends."""
         if self._adapter is not None and self._process == os.getpid():
             for manager in (self._adapter.poolmanager, *self._adapter.proxy_manager.values()):
                 for key in manager.pools.keys():  # noqa: SIM118  # the container is not iterable
@@ -146,8 +147,8 @@ class Client:
         return self.get(connections.session(), url, url, headers)
 
     def get(self, session: Any, url: Any, named: Any, headers: Mapping[str, str]) -> Any:
-        """Requests `url`, and returns a successful response before its body is read. Error messages contain `named`
-        instead of `url`."""
+        """Requests `url`, and returns a successful response before its body is read. Error messages contain `named` and
+        not `url`."""
         import requests
         from urllib3.exceptions import MaxRetryError, ReadTimeoutError
 

@@ -48,8 +48,8 @@ class _UrlReader(SameLength, IterDataPipe[tuple[str, StreamWrapper]]):
         return self._http
 
     def __iter__(self) -> Iterator[tuple[str, StreamWrapper]]:
-        # `iter` begins the source's epoch now, because a state that is saved before the first item is requested would
-        # otherwise belong to the previous epoch.
+        # `iter` must begin the source's epoch now, because a state that is saved before the first item is requested
+        # belongs to this epoch.
         return self._opened(iter(self.source_datapipe))
 
     def _opened(self, urls: Iterator[Any]) -> Iterator[tuple[str, StreamWrapper]]:
@@ -82,8 +82,9 @@ class HttpReader(_UrlReader):
         max_retries: number of times that a request is repeated after a temporary fault: no connection, a broken
             connection, a server that sends nothing, or one of the status codes 408, 429, 500, 502, 503 and 504. The
             delays between the requests grow up to a minute, unless the server sets the delay by `Retry-After`. After a
-            broken connection, only the remaining bytes are requested if the server supports range requests. When data
-            was received, the full number of retries is available again. `DataLoader2.stats()` counts the retries.
+            broken connection, only the missing bytes are requested if the server supports range requests. When a retry
+            has received data, the number of remaining retries is reset to `max_retries`. `DataLoader2.stats()` counts
+            the retries.
         **kwargs: options of `requests.get`, such as `headers`, `auth`, `params`, `proxies`, `verify` or
             `allow_redirects`.
 

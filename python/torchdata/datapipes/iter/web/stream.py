@@ -86,7 +86,7 @@ class HttpRecipe:
         """Requests the bytes of the file from `offset` to the end. Returns a response, and the number of bytes to drop
         at the beginning of the response.
 
-        Returns None instead of a response if the file ends at `offset`.
+        Returns None instead of a response if the file ends at `offset`, so that no bytes remain.
 
         Raises:
             requests.RequestException: the file is not available.
@@ -131,10 +131,10 @@ class HttpRecipe:
         except HTTPError as error:
             if not headers or error.response is None or error.response.status_code != 416:
                 raise
-            # Status 416 means that the file ends at or before the offset: the file was read to its end, or has become
-            # shorter. If the request contained `If-Range`, status 416 proves that the file has not changed. Without
-            # `If-Range`, the whole file is requested, because the headers of the response show whether the file has
-            # changed.
+            # The server answers with status 416 if the file ends at or before the offset: the file was read to its end,
+            # or has become shorter. If the request contained `If-Range`, status 416 proves that the file has not
+            # changed. Without `If-Range`, the whole file is requested, because the headers of the response show whether
+            # the file has changed.
             if "If-Range" in headers and error.response.headers.get("Content-Range") == f"bytes */{offset}":
                 return None
         return self.client.answer(connections, self.url, {})
@@ -177,8 +177,8 @@ class _Body(io.RawIOBase):
         return b"".join(pieces)
 
     def some(self, most: int, whole: bool = False) -> bytes:
-        """Returns between one and `most` bytes of the file. If `whole` is True, returns fewer than `most` bytes only at
-        the end of the file. The result is empty only at the end of the file."""
+        """Returns between one and `most` bytes of the file. If `whole` is True, the result has fewer than `most` bytes
+        only at the end of the file. The result is empty only at the end of the file."""
         if self._failure is not None:  # after an error, the position is unknown
             raise _without_traceback(self._failure)
         from urllib3.exceptions import HTTPError
@@ -201,7 +201,7 @@ class _Body(io.RawIOBase):
         return data
 
     def _may_retry(self, error: Exception) -> bool:
-        """Returns whether to retry the request. Before a retry, waits for the delay."""
+        """Returns whether to retry the request, after waiting for the delay before the retry."""
         from urllib3.exceptions import MaxRetryError
 
         retry = self.recipe.client.retrying.policy() if self._retry is None else self._retry
@@ -274,8 +274,9 @@ class HttpStream(io.BufferedReader):
 
     The stream reads forward only. `seekable()` returns False, so that archive readers do not seek back. `seek` can move
     forward. A `seek` before the first read sets the offset where the server begins to send. If the connection breaks,
-    the remaining bytes are requested. The pipe's `max_retries` limits the number of consecutive requests without data.
-    When no retries are left, every further read raises the error of the last request.
+    only the bytes that were not received yet are requested again. `max_retries` of the pipe limits how many requests in
+    a row may fail without receiving data. When no retries are left, every further read raises the error of the last
+    request.
 
     Args:
         recipe: the recipe for requests.
