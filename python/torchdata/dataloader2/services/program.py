@@ -496,9 +496,9 @@ class GraphProgram(EpochProgram):
         entries = saved.entries or ()
         if saved.read_out and self._child.share is not None:
             self._read_share_out()  # before the state is loaded, because a new epoch may interrupt this call
-        if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
-            # The main process read ahead when the state was saved, so the state contains a `prefetch` pipe.
-            self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()
+        if self._shard.of_main:  # if the main process read ahead, the state also contains `prefetch` pipes
+            for _ in entries[len(Graph(self.datapipe)) :]:
+                self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()
             self._search_anew()
         load_entries(self.datapipe, entries)
         if saved.filled is not None and cached is not None:
