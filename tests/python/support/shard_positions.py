@@ -144,7 +144,11 @@ def judge(*arguments: Any) -> None:
 
 
 def differences(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator[str]:
-    keeps = _keeps(plan)
+    import test_shards
+
+    from torchdata.dataloader2.state.worker_positions import lasts
+
+    keeps = plan.kind == "workers" and lasts(test_shards.FORMS[plan.form]())
     for position, state in enumerate(saved):
         for new in plan.numbers:
             if plan.kind == "stateful" and plan.old == 0 and position == 0 and new:
@@ -168,14 +172,6 @@ def differences(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> It
                     yield f"{plan} at {position} with {new}: {rest} instead of {first[rank][0][position:]}"
                 elif more != later[rank][1:]:
                     yield f"{plan} at {position} with {new}, later: {more} instead of {later[rank][1:]}"
-
-
-def _keeps(plan: Plan) -> bool:
-    import test_shards
-
-    from torchdata.dataloader2.state.worker_positions import lasts
-
-    return plan.kind == "workers" and lasts(test_shards.FORMS[plan.form]())
 
 
 def _left_by_shard(saved: list[Any], position: int) -> list[int]:
