@@ -178,8 +178,7 @@ class EpochRun:
     def _pass_over(self, position: Position, strict: bool) -> None:
         """Restores the graph to a saved epoch's end, and begins the next epoch."""
         pipeline, saved, contract = self.pipeline, self.saved_positions, self.pipeline.contract
-        assert saved is not None
-        moves = contract.has_workers() or saved.has_shards(contract)
+        moves = contract.has_workers() or (saved is not None and saved.has_shards(contract))
         moves = moves and position.in_main and position.graph is not None and lasts(pipeline.datapipe)
         if position.workers is not None or moves or (not position.in_main and position.graph is None):
             self.run(position, strict)

@@ -139,9 +139,8 @@ class Tracker:
             return mark.workers  # the pipes hold nothing
         read = given - self._before - self._held_before
         position = output.position(read) if read >= 0 else None
-        if position is None or output.untold(position) is not None:
-            return mark.without_held if not drop else None
-        return position
+        is_known = position is not None and output.untold(position) is None
+        return position if is_known else None if drop else mark.without_held
 
     @staticmethod
     def _untold(mark: Position, output: WorkerOutput) -> str | None:

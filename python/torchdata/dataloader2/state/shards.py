@@ -18,7 +18,7 @@ AHEAD, SYNC = "Prefetcher", "FullSync"
 
 def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Position:
     """Returns the position of a rank after the saved shards were distributed among `ranks` ranks."""
-    old, by_rank = len(positions), []
+    by_rank = []
     for number, position in sorted(positions.items()):
         workers = _without_held(position)
         if workers.dispatches:
@@ -26,7 +26,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
                 "this state was saved inside an epoch with another number of ranks, each of which had a dispatching "
                 "process. Load it with the same number of ranks, or save a state between two epochs"
             )
-        shards = [each if each.moved else each.of_rank(number, old) for each in position.all_shards]
+        shards = [each if each.moved else each.of_rank(number, len(positions)) for each in position.all_shards]
         by_rank.append([*zip(shards, workers.shards, strict=True)])
     # Shards are numbered across ranks: first the first shard of each rank, then the second shard of each rank.
     longest = max(map(len, by_rank))
