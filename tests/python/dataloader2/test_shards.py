@@ -369,18 +369,13 @@ def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new
     assert in_steps(begun) + rest == whole
 
 
-def test_a_thread_that_reads_ahead_takes_no_item_while_shards_are_saved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_thread_that_reads_ahead_takes_no_item_while_shards_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     position = WorkerOutput.position
 
-    def later(self: WorkerOutput, delivered: int) -> Any:
-        time.sleep(0.1)  # Without a pause, the thread would take an item during this sleep.
-        return position(self, delivered)
-
-    monkeypatch.setattr(WorkerOutput, "position", later)
+    # Without a pause, the thread would take an item during this sleep.
+    monkeypatch.setattr(WorkerOutput, "position", lambda *given: time.sleep(0.1) or position(*given))
     begun = of_split_ranks(2, 0, 3)
-    rest = in_steps(of_split_ranks(2, 0, None, states_of(begun)))
+    rest = in_steps(of_split_ranks(3, 0, None, states_of(begun)))
     monkeypatch.undo()
     assert in_steps(begun) + rest == in_steps(of_split_ranks(2, 0, None))
 
@@ -398,14 +393,11 @@ def test_a_state_after_ended_shards_resumes_on_other_ranks(workers: int, ranks: 
         assert len(rest) == len({*rest} & {*of_rank}) == min(map(len, own)), "ranks end with the shortest rank"
 
 
-MOVES = (
-    [(2, 0, None), (2, 0, 3), (1, 3, 2), (2, 2, 2), (1, 0, None)],
-    [(3, 1, None), (2, 0, 2), (3, 2, 2), (1, 2, None)],
-)
-
-
 @pytest.mark.parametrize("splits", [None, 12])
-@pytest.mark.parametrize("moves", MOVES)
+@pytest.mark.parametrize(
+    "moves",
+    [[(2, 0, None), (2, 0, 3), (1, 3, 2), (2, 2, 2), (1, 0, None)], [(3, 1, None), (2, 0, 2), (3, 2, 2), (1, 2, None)]],
+)
 def test_pipes_keep_their_state_while_shards_move_again_and_again(moves: Any, splits: int | None) -> None:
     got, states, shards = [], None, splits or moves[0][0]
     for ranks, workers, count in moves:
@@ -425,10 +417,9 @@ def test_an_error_names_the_service_or_the_number_that_cannot_be_used_with_split
 
     with pytest.raises(ValueError, match="splits=4 needs a reading service of this package.*Own"):
         DataLoader2(source(), ShardingPolicy(splits=4), Own())
-    with pytest.raises(ValueError, match="splits"):
-        ShardingPolicy(splits=0)
-    with pytest.raises(ValueError, match="splits"):
-        DataLoader2(source(), splits=0)
+    for refuses in ShardingPolicy, lambda splits: DataLoader2(source(), splits=splits):
+        with pytest.raises(ValueError, match="splits"):
+            refuses(splits=0)
 
 
 @pytest.mark.parametrize(
