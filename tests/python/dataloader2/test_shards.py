@@ -79,6 +79,7 @@ def source() -> Any:
 FORMS: dict[str, Callable[[], Any]] = {
     "map": lambda: source().map(drawn),
     "prefetch": lambda: source().map(drawn).prefetch(3),
+    "held in main": lambda: source().map(drawn).pin_memory(pin_memory_fn=unpinned).prefetch(2),
     "threadpool_map": lambda: source().threadpool_map(str, max_workers=2),
     "filter": lambda: source().filter(lambda item: item % 3 > 0).map(drawn),
     "flatmap": lambda: source().flatmap(lambda item: [item] * (item % 3)),

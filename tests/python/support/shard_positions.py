@@ -177,10 +177,10 @@ def differences(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> It
 def _left_by_shard(saved: list[Any], position: int) -> list[int]:
     from torchdata.dataloader2.state.layout import parse
 
-    left = [0] * SPLITS
-    ranks = len(saved[0])
+    left, ranks = [0] * SPLITS, len(saved[0])
     for rank in range(ranks):
-        given = [[shard.given[0] for shard in parse(state[rank]).position.workers.shards] for state in saved[position:]]
+        positions = [parse(state[rank]).position for state in saved[position:]]
+        given = [[shard.given[0] for shard in (each.without_held or each.workers).shards] for each in positions]
         for before, after in itertools.pairwise(given):
             left[
                 rank + ranks * next(i for i, (old, new) in enumerate(zip(before, after, strict=True)) if old != new)
