@@ -177,8 +177,9 @@ class EpochRun:
 
     def _pass_over(self, position: Position, strict: bool) -> None:
         """Restores the graph to a saved epoch's end, and begins the next epoch."""
-        pipeline, is_in_main = self.pipeline, position.in_main and position.graph is not None
-        moves = is_in_main and pipeline.contract.has_workers() and lasts(pipeline.datapipe)
+        pipeline, saved, contract = self.pipeline, self.saved_positions, self.pipeline.contract
+        moves = contract.has_workers() or (saved is not None and saved.has_shards(contract))
+        moves = moves and position.in_main and position.graph is not None and lasts(pipeline.datapipe)
         if position.workers is not None or moves or (not position.in_main and position.graph is None):
             self.run(position, strict)
             for _ in self.delivery.source:
@@ -187,15 +188,15 @@ class EpochRun:
             self.run()
             return
         self.position.go_on_between(position)
-        self.run(between=position)
+        self.run(between=saved)
 
-    def run(self, position: Position | None = None, strict: bool = True, between: Position | None = None) -> None:
+    def run(self, position: Position | None = None, strict: bool = True, between: SavedPositions | None = None) -> None:
         """Begins an epoch, at its beginning or at a saved position.
 
         Args:
             position: the saved position; None for the beginning of the epoch.
             strict: whether recomputed items must equal the items delivered earlier.
-            between: the position at the end of the last epoch, if the loader resumes between two epochs.
+            between: the positions at the end of the last epoch, if the loader resumes between two epochs.
         """
         pipeline = self.pipeline
         is_new = position is None
@@ -227,7 +228,7 @@ class EpochRun:
             saved.suit_seeds(pipeline.contract, self.seeds)
             self.saved_positions = None
         if between is not None:
-            tracker.load_between(between)
+            tracker.load_between(between.between(pipeline.contract, keeps=lasts(pipeline.datapipe)))
         if pipeline.skips:
             went_on = position is not None and position.given
             of = f"items of {'the rest of ' if went_on else ''}this epoch"

@@ -74,6 +74,8 @@ class Tracker:
         #: In a resumed epoch, the number of workers' items that the main process had read when the loaded state was
         #: saved; otherwise 0.
         self._yielded_before = 0
+        #: The number of these workers' items that pipes in the main process buffered.
+        self._held_before = 0
         #: The marks of the running epoch, oldest first. The first mark is the beginning of the epoch, or the position
         #: where the epoch resumed.
         self._marks: list[Position] = []
@@ -125,7 +127,20 @@ class Tracker:
                 "two items, without items_ago, or use in_order=True"
             )
         processes = Processes(output.num_shards, output.dispatches, output.in_order)
-        return mark.at(given, seconds=seconds, processes=processes, shards=output.shards_begun)
+        apart = self._without_held(mark, given, output)
+        return mark.at(given, seconds=seconds, processes=processes, shards=output.shards_begun, without_held=apart)
+
+    def _without_held(self, mark: Position, given: int, output: WorkerOutput) -> WorkersPosition | None:
+        """Returns the positions of the shards after the delivered items; None if they are unknown, or not necessary."""
+        drop = given - mark.given
+        if not self.hands_on or (mark.graph is None and not drop):
+            return None
+        if mark.graph is not None and not drop and mark.graph[0].yielded == mark.graph[-1].yielded:
+            return mark.workers  # the pipes hold nothing
+        read = given - self._before - self._held_before
+        position = output.position(read) if read >= 0 else None
+        is_known = position is not None and output.untold(position) is None
+        return position if is_known else None if drop else mark.without_held
 
     @staticmethod
     def _untold(mark: Position, output: WorkerOutput) -> str | None:
@@ -317,7 +332,7 @@ class Tracker:
                 f"this state was saved {resumed.drop} items after the snapshot that it contains, and these items come "
                 "in another order with in_order=False: load it with in_order=True, or with at most 1 worker"
             )
-        names = ("graph", "generators", "beginning", "workers", "in_main")
+        names = ("graph", "generators", "beginning", "workers", "in_main", "without_held")
         mark = Position(resumed.given - resumed.drop, **{name: getattr(resumed, name) for name in names})
         self._marks = [mark]
         self._before = mark.given
@@ -339,13 +354,14 @@ class Tracker:
         """Returns the iterator over the main process's part of the graph, after the service has begun the epoch."""
         datapipe = self._pipeline.datapipe
         graph = None if resumed is None else Graph(datapipe)
-        self._yielded_before = 0
+        self._yielded_before = self._held_before = 0
         if resumed is None and self.output is not None:
             forget_state(self.output)  # the loaded state belongs to the previous epoch
         if graph is not None and resumed is not None and resumed.graph is not None:
             load_entries(graph, resumed.graph)
             if self.output is not None:
                 self._yielded_before = token_of(self.output).yielded
+                self._held_before = self._yielded_before - resumed.graph[-1].yielded
                 if resumed.graph[graph.index(self.output)].finished:  # the main process had read all workers' items
                     self.output.read_out()
         if resumed is not None and resumed.generators is not None:  # before threads start, which draw random numbers

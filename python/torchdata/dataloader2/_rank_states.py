@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torchdata.dataloader2.services.interface import ReadingServiceInterface
 from torchdata.dataloader2.state.position import Position, SavedRanks, Shard
-from torchdata.dataloader2.state.shards import AHEAD, among_ranks, in_workers
+from torchdata.dataloader2.state.shards import AHEAD, among_ranks, cannot_move, in_workers
 from torchdata.datapipes._pipe.graph.graph import Graph
 
 if TYPE_CHECKING:
@@ -52,11 +52,19 @@ class SavedPositions:
             return None
         return self._of_rank(contract).all_shards
 
+    def between(self, contract: ReadingServiceInterface, *, keeps: bool) -> Position:
+        """Returns this rank's position between two epochs. Unless pipes keep state from epoch to epoch (`keeps`), the
+        position of another rank replaces a missing position.
+        """
+        if keeps or self._has_rank_of(contract):
+            return self._of_rank(contract)
+        return self.positions[min(self.positions)]
+
     def _has_rank_of(self, contract: ReadingServiceInterface) -> bool:
         rank, world, _ = contract.rank_in_epoch() or ALONE
         return (self.ranks or ALONE)[1] == world and rank in self.positions
 
-    def _of_rank(self, contract: ReadingServiceInterface, pipes: int | None = None) -> Position:
+    def _of_rank(self, contract: ReadingServiceInterface, output: WorkerOutput | None = None) -> Position:
         """Returns the position where this rank resumes. If the number of ranks has changed, this rank may run shards
         that began on other ranks."""
         rank, world, _ = contract.rank_in_epoch() or ALONE
@@ -69,8 +77,9 @@ class SavedPositions:
                 + (f"rank {rank} of {world}" if world > 1 else "no rank of a distributed job")
                 + ": load each rank's own state, or the states of all ranks, load_state_dict({rank: state})"
             )
+        pipes, keeps = (None, False) if output is None else (output.pipes_in_workers, output.may_count)
         positions = {
-            number: in_workers(position, pipes, alone=True) if position.in_main else position
+            number: in_workers(position, pipes, alone=True, keeps=keeps) if position.in_main else position
             for number, position in self.positions.items()
         }
         return among_ranks(positions, rank, world)
@@ -81,18 +90,12 @@ class SavedPositions:
 
         Must be called after the service has taken over the graph. Raises ValueError if the loader cannot resume.
         """
-        pipes = None if output is None else output.pipes_in_workers
-        position = self._of_rank(pipeline.contract, pipes)
+        position = self._of_rank(pipeline.contract, output)
         if output is None:
             return position
         if not self._has_rank_of(pipeline.contract) and not hands_on:
-            raise ValueError(
-                "this state was saved inside an epoch with another number of ranks, and the pipes in the main process "
-                "do not yield one item for each item of the workers, as `pin_memory().batch(2)`. Load it with the "
-                "same number of ranks, save a state between two epochs, or move these pipes before the first pipe "
-                "of the main process"
-            )
-        position = in_workers(position, pipes) if position.in_main else position
+            raise cannot_move()
+        position = in_workers(position, output.pipes_in_workers) if position.in_main else position
         above = (position.graph or ())[len(Graph(pipeline.datapipe)) :]
         if any(entry.type == AHEAD for entry in above):
             pipeline.datapipe = pipeline.datapipe.prefetch()  # the main process had read ahead

@@ -49,9 +49,8 @@ class Generated(IterDataPipe):
             yield item, self.counts["read"]
 
 
-class Counting(IterDataPipe):
-    def __init__(self, source: Any) -> None:
-        self.source, self.count = source, 0
+class Counting(Passing):
+    count = 0
 
     def __iter__(self) -> Iterator[Any]:
         for item in self.source:
@@ -80,6 +79,7 @@ def source() -> Any:
 FORMS: dict[str, Callable[[], Any]] = {
     "map": lambda: source().map(drawn),
     "prefetch": lambda: source().map(drawn).prefetch(3),
+    "held in main": lambda: source().map(drawn).pin_memory(pin_memory_fn=unpinned).prefetch(2),
     "threadpool_map": lambda: source().threadpool_map(str, max_workers=2),
     "filter": lambda: source().filter(lambda item: item % 3 > 0).map(drawn),
     "flatmap": lambda: source().flatmap(lambda item: [item] * (item % 3)),
@@ -230,6 +230,8 @@ RANKED: dict[str, Callable[[], Any]] = {
     "shuffle": lambda: even().shuffle(buffer_size=3).map(drawn),
     "a user's pipe": lambda: Generated(even()),
     "batches in main": lambda: even().pin_memory(pin_memory_fn=unpinned).batch(2),
+    "counts": lambda: Counting(even()),
+    "cache": lambda: even().in_memory_cache(),
 }
 
 
@@ -248,9 +250,15 @@ def of_ranks(
         with made:
             reading = iter(made)
             got = list(reading) if count is None else [next(reading) for _ in range(count)]
+            if ranks > 1 and count is not None:
+                until(lambda: made.datapipe.state_dict()["items"])  # `fullsync` reads an item ahead
             return got, saved(made)
 
     return in_ranks(ranks, body)
+
+
+def states_of(by_rank: list[Any]) -> dict[int, Any]:
+    return {rank: state for rank, (_, state) in enumerate(by_rank)}
 
 
 @pytest.mark.parametrize(
@@ -265,7 +273,7 @@ def of_ranks(
 def test_states_of_all_ranks_resume_with_another_number_of_ranks(form: str, old: Any, new: Any) -> None:
     (ranks, workers), count = old, 2
     whole = [got for got, _ in of_ranks(form, ranks, workers, None)]
-    states = {rank: state for rank, (_, state) in enumerate(of_ranks(form, ranks, workers, count))}
+    states = states_of(of_ranks(form, ranks, workers, count))
     # The remaining items of each shard, ordered by worker and then by rank.
     left = [[*got[worker::workers][len(range(worker, count, workers)) :]] for worker in range(workers) for got in whole]
     turn = count % workers * ranks
@@ -293,19 +301,21 @@ def test_the_state_of_rank_0_is_refused_by_others_within_an_epoch_and_begins_the
     ):
         with pytest.raises(ValueError, match=f"saved by rank 0 of 2, and this is {here}"):
             of_ranks("shuffle", ranks, workers, None, {0: state})
-    own = {rank: state for rank, (_, state) in enumerate(of_ranks("shuffle", 2, workers, None))}
+    own = states_of(of_ranks("shuffle", 2, workers, None))
     shared = of_ranks("shuffle", 2, workers, None, {0: own[0]})
     assert [got for got, _ in shared] == [got for got, _ in of_ranks("shuffle", 2, workers, None, own)]
+    ended = of_ranks("cache", 2, workers, None)
+    with pytest.raises(ValueError, match="rank 1 of 2: load each rank's own"):
+        of_ranks("cache", 2, workers, None, {0: ended[0][1]})
+    again = of_ranks("cache", 2, workers, None, states_of(ended))
+    assert [{*got} for got, _ in again] == [{*got} for got, _ in ended], "each rank has its own cache"
 
 
-def test_more_ranks_than_shards_are_refused_by_name() -> None:
+def test_more_ranks_than_shards_and_batches_of_the_main_process_are_refused_by_name() -> None:
     states = {0: of_ranks("batch", 1, 2, 2)[0][1]}
     with pytest.raises(ValueError, match="this state has 2 shards, one for each worker of each rank.*rank 2 of 3"):
         of_ranks("batch", 3, 1, None, states)
-
-
-def test_another_number_of_ranks_is_refused_where_the_main_process_batches() -> None:
-    states = {rank: state for rank, (_, state) in enumerate(of_ranks("batches in main", 2, 2, 3))}
+    states = states_of(of_ranks("batches in main", 2, 2, 3))
     whole = [got for got, _ in of_ranks("batches in main", 2, 2, None)]
     assert [got for got, _ in of_ranks("batches in main", 2, 3, None, states)] == [got[3:] for got in whole]
     with pytest.raises(ValueError, match=r"another number of ranks, and the pipes in the main process do not yield"):
@@ -356,60 +366,61 @@ def test_with_splits_the_order_is_the_same_for_any_number_of_ranks(old: Any, new
     assert in_steps(of_split_ranks(*old, None)) == whole
     count = 12 // old[0]
     begun = of_split_ranks(*old, count)
-    rest = in_steps(of_split_ranks(*new, None, {rank: state for rank, (_, state) in enumerate(begun)}))
+    rest = in_steps(of_split_ranks(*new, None, states_of(begun)))
     assert in_steps(begun) + rest == whole
 
 
-def test_a_thread_that_reads_ahead_takes_no_item_while_shards_are_saved(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_thread_that_reads_ahead_takes_no_item_while_shards_are_saved(monkeypatch: pytest.MonkeyPatch) -> None:
     position = WorkerOutput.position
 
-    def later(self: WorkerOutput, delivered: int) -> Any:
-        time.sleep(0.1)  # Without a pause, the thread would take an item during this sleep.
-        return position(self, delivered)
-
-    monkeypatch.setattr(WorkerOutput, "position", later)
+    # Without a pause, the thread would take an item during this sleep.
+    monkeypatch.setattr(WorkerOutput, "position", lambda *given: time.sleep(0.1) or position(*given))
     begun = of_split_ranks(2, 0, 3)
-    rest = in_steps(of_split_ranks(3, 0, None, {rank: state for rank, (_, state) in enumerate(begun)}))
+    rest = in_steps(of_split_ranks(3, 0, None, states_of(begun)))
     monkeypatch.undo()
     assert in_steps(begun) + rest == in_steps(of_split_ranks(2, 0, None))
 
 
 @pytest.mark.parametrize("workers", [0, 3])
-def test_a_state_after_ended_shards_resumes_with_another_number_of_ranks(workers: int) -> None:
+@pytest.mark.parametrize(("ranks", "count", "new"), [(1, 1, 2), (1, 9, 2), (2, 5, 1), (3, 3, 1)])
+def test_a_state_after_ended_shards_resumes_on_other_ranks(workers: int, ranks: int, count: int, new: int) -> None:
     split = ShardingPolicy(splits=12)
-    [(every, _)] = of_ranks("all", 1, workers, None, None, split)
-    shard_of = {item: place % 12 for place, item in enumerate(every)}
-    [(whole, _)] = of_ranks("some", 1, workers, None, None, split)
-    for count in (1, 9):
-        [(_, state)] = of_ranks("some", 1, workers, count, None, split)
-        rests = [rest for rest, _ in of_ranks("some", 2, workers, None, {0: state}, split)]
-        left = [[item for item in whole[count:] if shard_of[item] % 2 == rank] for rank in range(2)]
-        shortest = min(map(len, left))
-        assert [len(rest) for rest in rests] == [shortest] * 2
-        for rest, own in zip(rests, left, strict=True):
-            assert len(set(rest)) == shortest
-            assert set(rest) <= set(own)
+    shard_of = {item: place % 12 for place, item in enumerate(in_steps(of_ranks("all", ranks, 2, None, None, split)))}
+    begun = of_ranks("some", ranks, workers, count, None, split)
+    left = {item for item in shard_of if item % 3} - {item for got, _ in begun for item in got}
+    rests = of_ranks("some", new, workers, None, states_of(begun), split)
+    own = [[item for item in left if shard_of[item] % new == rank] for rank in range(new)]
+    for (rest, _), of_rank in zip(rests, own, strict=True):
+        assert len(rest) == len({*rest} & {*of_rank}) == min(map(len, own)), "ranks end with the shortest rank"
+
+
+@pytest.mark.parametrize("splits", [None, 12])
+@pytest.mark.parametrize(
+    "moves",
+    [[(2, 0, None), (2, 0, 3), (1, 3, 2), (2, 2, 2), (1, 0, None)], [(3, 1, None), (2, 0, 2), (3, 2, 2), (1, 2, None)]],
+)
+def test_pipes_keep_their_state_while_shards_move_again_and_again(moves: Any, splits: int | None) -> None:
+    got, states, shards = [], None, splits or moves[0][0]
+    for ranks, workers, count in moves:
+        found = of_ranks("counts", ranks, workers, count, states, ShardingPolicy(splits=splits) if splits else None)
+        states, got = states_of(found), got + [item for items, _ in found for item in items]
+    items, counts = zip(*got, strict=True)
+    assert sorted(items) == sorted(2 * [*range(48)])
+    assert sorted(counts) == sorted(shards * [*range(1, 96 // shards + 1)]), "each shard counts through both epochs"
 
 
 def test_an_error_names_the_service_or_the_number_that_cannot_be_used_with_splits() -> None:
     class Own:
-        def initialize(self, datapipe: Any) -> Any:
-            return datapipe
+        def initialize(self, *given: Any) -> Any:
+            return given[0]
 
-        def initialize_iteration(self, *given: Any) -> None:
-            pass
-
-        def finalize(self) -> None:
-            pass
+        initialize_iteration = finalize = initialize
 
     with pytest.raises(ValueError, match="splits=4 needs a reading service of this package.*Own"):
         DataLoader2(source(), ShardingPolicy(splits=4), Own())
-    with pytest.raises(ValueError, match="splits"):
-        ShardingPolicy(splits=0)
-    with pytest.raises(ValueError, match="splits"):
-        DataLoader2(source(), splits=0)
+    for refuses in ShardingPolicy, lambda splits: DataLoader2(source(), splits=splits):
+        with pytest.raises(ValueError, match="splits"):
+            refuses(splits=0)
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,11 @@ def judge(*arguments: Any) -> None:
 
 
 def differences(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> Iterator[str]:
-    keeps = _keeps(plan)
+    import test_shards
+
+    from torchdata.dataloader2.state.worker_positions import lasts
+
+    keeps = plan.kind == "workers" and lasts(test_shards.FORMS[plan.form]())
     for position, state in enumerate(saved):
         for new in plan.numbers:
             if plan.kind == "stateful" and plan.old == 0 and position == 0 and new:
@@ -169,21 +173,13 @@ def differences(plan: Plan, saved: list[Any], whole: dict[Any, list[Any]]) -> It
                     yield f"{plan} at {position} with {new}, later: {more} instead of {later[rank][1:]}"
 
 
-def _keeps(plan: Plan) -> bool:
-    import test_shards
-
-    from torchdata.dataloader2.state.worker_positions import lasts
-
-    return plan.kind == "workers" and lasts(test_shards.FORMS[plan.form]())
-
-
 def _left_by_shard(saved: list[Any], position: int) -> list[int]:
     from torchdata.dataloader2.state.layout import parse
 
-    left = [0] * SPLITS
-    ranks = len(saved[0])
+    left, ranks = [0] * SPLITS, len(saved[0])
     for rank in range(ranks):
-        given = [[shard.given[0] for shard in parse(state[rank]).position.workers.shards] for state in saved[position:]]
+        positions = [parse(state[rank]).position for state in saved[position:]]
+        given = [[shard.given[0] for shard in (each.without_held or each.workers).shards] for each in positions]
         for before, after in itertools.pairwise(given):
             left[
                 rank + ranks * next(i for i, (old, new) in enumerate(zip(before, after, strict=True)) if old != new)

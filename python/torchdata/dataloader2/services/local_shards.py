@@ -56,9 +56,9 @@ class LocalShards:
         #: The positions after the latest items. An item is recorded by one call of `append`, which Ctrl-C cannot
         #: interrupt.
         self._positions: deque[_Delivered] = deque(maxlen=_REMEMBERED)
-        #: Each entry contains a number of delivered items, and the snapshots of all shards after these items. The first
-        #: entry is from the beginning of the run, and at most two further entries contain the latest snapshots.
-        self._snapshots: list[tuple[int, Sequence[Kept | None]]] = []
+        #: The snapshots of all shards. The first entry is from the beginning of the run. At most two further entries
+        #: contain the latest snapshots.
+        self._snapshots: list[Sequence[Kept | None]] = []
         #: `_is_busy`: whether an item is being computed, or its computation was interrupted. `_is_stopped`: whether
         #: `stop` was called. Both flags prevent snapshots.
         self._is_busy = self._is_stopped = False
@@ -100,7 +100,7 @@ class LocalShards:
         self._positions.clear()
         self._positions.append(_Delivered(0, turn - 1, given))
         self._is_busy = self._is_stopped = False
-        self._snapshots = [(0, [None] * self.num_shards if position is None else position.kept[0])]
+        self._snapshots = [[None] * self.num_shards if position is None else position.kept[0]]
         self._iterators = []
         starts = [None] * self.num_shards if position is None else position.resumptions
         for shard, program in enumerate(self._programs):
@@ -155,8 +155,8 @@ class LocalShards:
                 if note is not None:
                     self._listener.hear(shard, note)
                 if items:
-                    count, checksum = given[shard]
-                    now = [*given[:shard], (count + 1, checksum), *given[shard + 1 :]]
+                    # the checksum of the items is not computed
+                    now = [*given[:shard], (given[shard][0] + 1, 0), *given[shard + 1 :]]
                     self._positions.append(_Delivered(total + 1, shard, now))
                 else:
                     self._iterators[shard] = None
@@ -182,19 +182,18 @@ class LocalShards:
             if delivered == total and not self._is_busy:
                 self._make_snapshots()
             back = total - delivered
-            snapshots = next((made for since, made in reversed(self._snapshots) if since <= delivered), None)
-            if snapshots is None or back >= len(self._positions):
+            if back >= len(self._positions):
                 return None
             if back:
                 turn, given = self._positions[-back].shard, self._positions[-1 - back].given
             else:
                 following = ((last + 1 + step) % self.num_shards for step in range(self.num_shards))
                 turn = next((shard for shard in following if self._iterators[shard] is not None), 0)
-            given = [*given]
-            for shard, snapshot in enumerate(snapshots):  # the checksum of items after the snapshot is unknown
-                items, checksum = given[shard]
-                given[shard] = items, checksum if snapshot is not None and snapshot[0][0] == items else 0
-            return list(zip(given, snapshots, strict=True)), turn, None
+            found = [
+                (account, next((made for made in kept if made is not None and made[0][0] <= account[0]), None))
+                for account, *kept in zip(given, *reversed(self._snapshots), strict=True)
+            ]
+            return found, turn, None
 
     def _make_snapshots(self) -> None:
         """Takes a snapshot of every shard, and keeps only the snapshots of the first call and of the last two calls."""
@@ -204,7 +203,8 @@ class LocalShards:
             with self._as_shard(program):
                 made = program.snapshot()
             snapshots.append(None if made is None else (given, *made))
-        self._snapshots[1:] = [*self._snapshots[1:][-1:], (total, snapshots)]
+        first = 1 if total or any(self._snapshots[0]) else 0
+        self._snapshots[first:] = [*self._snapshots[1:][-1:], snapshots]
 
     def follow(self, delivery: object) -> None:
         """Does nothing, because a computed item is delivered immediately."""

@@ -271,8 +271,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
         if self.num_workers == 0:
             if dispatching is not None:
                 raise ValueError(
-                    "this state was saved inside an epoch with a dispatching process, which needs workers: give "
-                    "num_workers=1 or more, or save a state between two epochs"
+                    "`sharding_round_robin_dispatch` needs workers with `splits`, and to resume an epoch that workers "
+                    "began: give num_workers=1 or more, or save a state between two epochs"
                 )
             return LocalShards(program, count, Orders())
         number = self._workers_for(count)

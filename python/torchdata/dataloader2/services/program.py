@@ -503,10 +503,11 @@ class GraphProgram(EpochProgram):
         entries = saved.entries or ()
         if saved.read_out and self._child.share is not None:
             self._read_share_out()  # before the state is loaded, because a new epoch may interrupt this call
-        if len(entries) > len(Graph(self.datapipe).pipes) and self._shard.of_main:
-            # The saved state contains a `prefetch` pipe that read ahead in the main process of the saved run, so the
-            # graph needs this pipe, too.
-            self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()
+        if self._shard.of_main:
+            # The saved state contains the `prefetch` pipes that read ahead in the main process of the saved run, so the
+            # graph needs these pipes, too.
+            for _ in entries[len(Graph(self.datapipe)) :]:
+                self.datapipe = cast("IterDataPipe[Any]", self.datapipe).prefetch()
             self._search_anew()
         load_entries(self.datapipe, entries)
         if saved.filled is not None and cached is not None:

@@ -105,9 +105,9 @@ class WorkerOutput(IterDataPipe[Any]):
     def go_on_at(self, position: WorkersPosition, strict: bool) -> None:
         """If `strict` is True, recomputed items are compared with the original items.
 
-        Raises ValueError if the saved epoch differs in the number of shards or in the use of a dispatching process.
+        Raises ValueError if the saved epoch differs in the use of a dispatching process.
         """
-        resumptions(position, self._children.num_shards, self._children.dispatches, strict)
+        resumptions(position, self._children.dispatches, strict)
         self._resume_at = position if strict else unverified(position), strict
 
     def start_epoch(self, commands: Callable[[int], tuple[Any, Any]]) -> None:
@@ -122,11 +122,11 @@ class WorkerOutput(IterDataPipe[Any]):
         self._resume_at = None
         self._passes += 1
         # The callback does not refer to the children, because such a reference would prevent them from being freed.
-        resume = partial(_resume, children.num_shards, children.dispatches, self.in_order, strict)
+        resume = partial(_resume, children.dispatches, self.in_order, strict)
         left, announced = None, self.may_count and self._passes > 1
         if position is not None:
             self.want_large_snapshots()  # a user who has loaded a state will probably save states, too
-            starts = resumptions(position, children.num_shards, children.dispatches, strict)
+            starts = resumptions(position, children.dispatches, strict)
             given, kept = [shard.given for shard in position.shards], [shard.snapshot for shard in position.shards]
             left, announced = StopPosition(given, position.turn, starts, (kept, position.dispatching)), False
         children.start_epoch(commands, resume, announced=announced, position=left)
@@ -229,12 +229,6 @@ class WorkerOutput(IterDataPipe[Any]):
         raise TypeError("the output of running worker processes can be neither pickled nor copied")
 
 
-def _resume(
-    num_shards: int,
-    dispatches: bool,
-    in_order: bool,
-    strict: bool,
-    received: Received,
-) -> list[Resumption | None]:
+def _resume(dispatches: bool, in_order: bool, strict: bool, received: Received) -> list[Resumption | None]:
     positions, dealt = received
-    return resumptions(position_of((positions, 0, dealt), dispatches, in_order), num_shards, dispatches, strict)
+    return resumptions(position_of((positions, 0, dealt), dispatches, in_order), dispatches, strict)

@@ -108,6 +108,8 @@ def _dump_position(position: Position) -> dict[str, Any]:
         plain["shards"] = [list(astuple(shard)) for shard in position.shards]
     if position.own_seeds is not None:
         plain["own_seeds"] = position.own_seeds
+    if position.without_held is not None:
+        plain["without_held"] = _dump_workers(position.without_held)
     return plain
 
 
@@ -311,10 +313,12 @@ def _position(plain: Any) -> Position:
     if "workers" not in plain:
         raise ValueError("it says nothing of workers")
     workers = None if plain["workers"] is None else _workers(plain["workers"])
-    processes = _processes(plain.get("processes"), workers)
+    without_held = None if plain.get("without_held") is None else _workers(plain["without_held"])
+    for each in workers, without_held:
+        processes = _processes(plain.get("processes"), each)
     shards = None if processes is None or plain.get("shards") is None else _shards(plain["shards"], processes.shards)
     fields: dict[str, Any] = {name: plain.get(name) for name in _KINDS}
-    return Position(**fields, workers=workers, processes=processes, shards=shards)
+    return Position(**fields, workers=workers, processes=processes, shards=shards, without_held=without_held)
 
 
 def _processes(processes: Any, workers: WorkersPosition | None) -> Processes | None:
@@ -389,6 +393,9 @@ def _snapshots(position: Position) -> Iterator[tuple[str | None, bytes]]:
                 yield f" in worker {number}", shard.snapshot[3]
         if position.workers.dispatching is not None:
             yield None, position.workers.dispatching[2]
+    for shard in () if position.without_held is None else position.without_held.shards:
+        if shard.snapshot:
+            yield None, shard.snapshot[3]
 
 
 def _recomputed(position: Position, contents: Iterable[tuple[str | None, Content]]) -> Iterator[tuple[str, int, float]]:

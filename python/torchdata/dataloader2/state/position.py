@@ -85,6 +85,8 @@ class Position(NamedTuple):
         processes: the shards and processes of the epoch; None without workers.
         shards: the shards of an epoch that began with another number of workers or ranks.
         own_seeds: whether the pipes, instead of the loader, drew the epoch's seeds; None with workers.
+        without_held: the positions of the shards without the items that the main process's pipes hold, for a resume
+            with other ranks; None if these positions are unknown, or equal to `workers`.
         untold: an error message if `workers` lacks the state that pipes keep from earlier iterations. Not saved.
     """
 
@@ -100,6 +102,7 @@ class Position(NamedTuple):
     processes: Processes | None = None
     shards: Sequence[Shard] | None = None
     own_seeds: bool | None = None
+    without_held: WorkersPosition | None = None
     untold: str | None = None
 
     @property

@@ -12,13 +12,13 @@ from torchdata.dataloader2.state.layout import sealed
 from torchdata.dataloader2.state.position import Content, Position, Processes, Shard, ShardPosition, WorkersPosition
 from torchdata.datapipes._pipe.state.layout import PipeEntry
 
-#: The class of the pipe that an in-process service appends to read ahead.
-AHEAD = "Prefetcher"
+#: The classes of the pipes that an in-process service and a distributed service append, which read ahead.
+AHEAD, SYNC = "Prefetcher", "FullSync"
 
 
 def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Position:
     """Returns the position of a rank after the saved shards were distributed among `ranks` ranks."""
-    old, by_rank = len(positions), []
+    by_rank = []
     for number, position in sorted(positions.items()):
         workers = _without_held(position)
         if workers.dispatches:
@@ -26,7 +26,7 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
                 "this state was saved inside an epoch with another number of ranks, each of which had a dispatching "
                 "process. Load it with the same number of ranks, or save a state between two epochs"
             )
-        shards = [each if each.moved else each.of_rank(number, old) for each in position.all_shards]
+        shards = [each if each.moved else each.of_rank(number, len(positions)) for each in position.all_shards]
         by_rank.append([*zip(shards, workers.shards, strict=True)])
     # The shards of all ranks are put in one order: first the first shard of each rank, then the second shard of each
     # rank, and so on.
@@ -40,50 +40,49 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
         )
     first = _without_held(positions[0])
     turn = next((number for number, (at, _) in enumerate(own) if at >= first.turn), 0)
-    entries = [entry for _, (_, entry) in own]
     return positions[0]._replace(
-        given=sum(entry.given[0] for entry in entries),
+        given=-(-sum(position.given for position in positions.values()) // ranks),  # equal on all ranks
         drop=0,
         graph=None,
         generators=None,
-        workers=WorkersPosition(entries, turn, False, None, first.in_order),
+        without_held=None,
+        workers=WorkersPosition([entry for _, (_, entry) in own], turn, False, None, first.in_order),
         processes=Processes(len(own), False, first.in_order),
         shards=[shard for _, (shard, _) in own],
     )
 
 
 def _without_held(position: Position) -> WorkersPosition:
-    """Subtracts items that pipes in the main process still buffer from the workers' positions. Raises ValueError if it
-    is unknown which shards have yielded the buffered items.
+    """Returns the positions of the shards, without the items that pipes in the main process buffer.
+
+    Raises ValueError if these positions are unknown.
     """
-    workers, given = position.workers, position.given
+    workers = position.workers if position.graph is None and not position.drop else position.without_held
     if workers is None:
-        raise ValueError(
-            "this state was saved with another number of ranks, and it does not contain a snapshot of the workers. "
-            "Load it with the same number of ranks, or save a state between two epochs"
-        )
-    read, count = sum(entry.given[0] for entry in workers.shards), len(workers.shards)
-    if not position.drop and (position.graph is None or read == given):
-        return workers
-    if any(entry.given[0] != len(range(shard, read, count)) for shard, entry in enumerate(workers.shards)):
-        raise ValueError(
-            "a pipe in the main process held items when this state was saved with another number of ranks, and some "
-            "shards had ended. Load the state with the same number of ranks, or save a state between two epochs"
-        )
-    anew = [ShardPosition((len(range(shard, given, count)), 0)) for shard in range(count)]
-    return workers._replace(shards=anew, turn=given % count)
+        raise cannot_move()
+    return workers
 
 
-def in_workers(position: Position, pipes: int | None, *, alone: bool = False) -> Position:
+def cannot_move() -> ValueError:
+    return ValueError(
+        "this state was saved inside an epoch with another number of ranks, and the pipes in the main process do not "
+        "yield one item for each item of the workers, as `pin_memory().batch(2)`, or hold items that cannot be "
+        "recomputed. Load it with the same number of ranks, save a state between two epochs, or move these pipes "
+        "before the first pipe of the main process"
+    )
+
+
+def in_workers(position: Position, pipes: int | None, *, alone: bool = False, keeps: bool = False) -> Position:
     """Converts a position that was saved without workers to the position of one shard in a worker.
 
     Args:
         pipes: how many of the graph's first pipes run in the worker, if known; later pipes run in the main process.
         alone: whether to omit the state of pipes that run in the main process. If the omitted pipes have a state, the
             result contains no snapshot, and the shard recomputes the epoch from its beginning.
+        keeps: whether the worker's pipes may keep state from earlier epochs, which a recomputation does not restore.
 
     Raises:
-        ValueError: the pipes drew their own seeds, which workers cannot repeat.
+        ValueError: the pipes drew their own seeds, which workers cannot repeat, or the state of earlier epochs is lost.
     """
     if position.own_seeds:
         raise ValueError(
@@ -97,18 +96,22 @@ def in_workers(position: Position, pipes: int | None, *, alone: bool = False) ->
         if generators is None:
             raise ValueError("the generators of this loader state are missing")
         own, others = entries[:pipes], entries[pipes:] if pipes is not None else []
-        if others and others[0].type == AHEAD:  # `InProcessReadingService` has appended this pipe to read ahead
-            own, others = entries[: len(own) + 1], others[1:]
-        holds = bool(others)
-        read = own[-1].yielded if holds else position.given - position.drop
+        # The shard also runs a pipe that a service has appended, and then yields the items that this pipe holds.
+        while others and others[0].type in ((AHEAD, SYNC) if alone else (AHEAD,)):
+            own, others = [*own, others[0]._replace(type=AHEAD)], others[1:]
+        given = position.given - position.drop
+        read = own[-1].yielded if others else given
         content = sealed(Content(own, generators, read_out=position.ended))
-        snapshot = None if alone and (holds or position.drop) else ((read, 0), 1, (0, 0), content)
-        if holds and snapshot is not None:
+        is_ahead = alone and read > given and not position.ended
+        if is_ahead and keeps:
+            raise cannot_move()
+        snapshot = None if is_ahead else ((read, 0), 1, (0, 0), content)
+        if others and not alone:
             output = PipeEntry("WorkerOutput", restores=True, yielded=read, finished=position.ended, state={})
             graph = [output, *others]
-    shard = ShardPosition((position.given if alone and snapshot is None else read, 0), snapshot)
+    shard = ShardPosition((position.given if alone and not position.ended else read, 0), snapshot)
     return position._replace(
-        drop=position.drop if snapshot is not None else 0 if alone else position.given,
+        drop=0 if alone else position.drop if snapshot is not None else position.given,
         graph=graph,
         generators=None,
         beginning=None,

@@ -35,19 +35,13 @@ def why_unsaved(found: tuple[Any, int, Any]) -> str | None:
     return next(filter(None, map(reason_in, contents)), None)
 
 
-def resumptions(position: WorkersPosition, num_shards: int, dispatches: bool, strict: bool) -> list[Resumption | None]:
+def resumptions(position: WorkersPosition, dispatches: bool, strict: bool) -> list[Resumption | None]:
     """Returns the positions where all shards resume, followed by the position where the dispatching process resumes.
 
     If `strict` is True, recomputed items must equal the original items.
 
-    Raises ValueError if the saved epoch had another number of shards than `num_shards`, or if its use of a dispatching
-    process differs from `dispatches`.
+    Raises ValueError if the saved epoch's use of a dispatching process differs from `dispatches`.
     """
-    if len(position.shards) != num_shards:
-        raise ValueError(
-            f"this state was saved inside an epoch of {len(position.shards)} shards, and this epoch has {num_shards}: "
-            "save a state between two epochs"
-        )
     if position.dispatches != dispatches:
         had, has = ("a", "no") if position.dispatches else ("no", "a")
         raise ValueError(f"this state was saved with {had} dispatching process, but this pipeline has {has} one")
