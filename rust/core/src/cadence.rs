@@ -21,8 +21,8 @@ pub struct Cadence {
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
-/// The cost of the first two snapshots is only this fraction of their duration, because code that runs for the first
-/// time is slow.
+/// The cost of each of the first two snapshots is only this fraction of its duration, because code that runs for the
+/// first time is slow.
 const EARLY: f64 = 0.02;
 
 /// If a snapshot takes longer than `CHEAP` seconds, its cost exceeds its duration, because copying a large state slows

@@ -13,7 +13,7 @@ pub mod sampling;
 pub mod strided;
 pub mod sync;
 
-// Loom's tests, which are compiled with optimizations, use none of these modules.
+// Tests with loom use none of the following modules, so these modules are not compiled for loom.
 #[cfg(not(loom))]
 pub mod formats;
 #[cfg(not(loom))]

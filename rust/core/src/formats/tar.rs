@@ -2,7 +2,8 @@
 //!
 //! Python's `tarfile` module parses all headers that this module cannot parse.
 
-/// The size of a tar header in bytes. File contents are padded with zeros to a multiple of this size.
+/// The size of a tar header in bytes. In a tar file, the contents of each file are padded with zeros to a multiple of
+/// 512 bytes.
 pub const BLOCK: usize = 512;
 
 const NAME: std::ops::Range<usize> = 0..100;

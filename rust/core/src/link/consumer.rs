@@ -436,7 +436,8 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // Fragments that this message does not use belong to a message that the producer has abandoned.
+        // If a received message does not use the fragments before it, these fragments belong to a message that the
+        // producer has abandoned.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a message refers to fragments that differ from those received"));
         }

@@ -5,13 +5,13 @@ use std::time::Duration;
 use super::OrderedQueue;
 
 impl<T> OrderedQueue<T> {
-    /// Prevents workers from starting items until each call of `hold` was followed by a call of `release`. Workers may
-    /// still complete items that they started before.
+    /// Prevents workers from starting items until `release` has been called as often as `hold`. Workers may still
+    /// complete items that they started before.
     pub fn hold(&self) {
         self.lock().holds += 1;
     }
 
-    /// Ends one hold. Workers may start items again after all holds have ended.
+    /// Ends one hold. Workers may start items again after the last hold has ended.
     pub fn release(&self) {
         let mut state = self.lock();
         state.holds -= 1;
