@@ -12,7 +12,8 @@ use torchdata_core::link::arena::Block;
 use torchdata_core::link::lease::Lease;
 
 /// # Safety
-/// The interpreter created `view`. `data` points to `len` bytes, which stay valid as long as `owner` exists.
+/// The interpreter created `view`. The memory `data` consists of `len` bytes, which stay valid as long as `owner`
+/// exists.
 unsafe fn fill_buffer(
     owner: *mut ffi::PyObject,
     view: *mut ffi::Py_buffer,

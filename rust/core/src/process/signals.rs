@@ -43,7 +43,7 @@ fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {
         return false; // the kernel sent the signal, not a process
     }
-    // SAFETY: the field is readable for every signal, and contains the sender's id if another process has sent the
+    // SAFETY: the field is readable for every signal, and contains the sender's id if a process has sent the
     // signal.
     unsafe { info.si_pid() == libc::getpid() }
 }

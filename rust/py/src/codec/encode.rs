@@ -122,7 +122,8 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// An object with at most two references occurs only once, because one of the references belongs to the encoder.
+    /// An object with at most two references occurs only once in the item, because one of its references belongs to the
+    /// encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: `Py_REFCNT` only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
@@ -187,7 +188,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// Pickles the recorded member last, because the pickle would be wasted if the whole item must be pickled.
+    /// The recorded member is pickled last, because its pickle would be wasted if another member makes it necessary to
+    /// pickle the whole item.
     fn pickle_member(&mut self, py: Python<'_>) -> Result<(), Stop> {
         let Some((place, member)) = self.pickled_member.take() else { return Ok(()) };
         let behind = self.payload.split_off(place);
