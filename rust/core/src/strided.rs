@@ -89,7 +89,8 @@ impl Strided {
         unsafe { self.copy_around(&self.around, from, to, self.len) }
     }
 
-    /// # Safety The axes in `around` and the two innermost axes must describe `len` bytes of elements. The safety
+    /// # Safety
+    /// The axes in `around` and the two innermost axes must describe `len` bytes of elements. The safety
     /// conditions of `copy` must hold for all these elements.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
@@ -104,7 +105,8 @@ impl Strided {
         }
     }
 
-    /// # Safety The safety conditions of `copy` must hold for the elements on the two innermost axes.
+    /// # Safety
+    /// The safety conditions of `copy` must hold for the elements on the two innermost axes.
     unsafe fn copy_line(&self, from: *const u8, to: *mut u8) {
         let Self { line, group, run, .. } = *self;
         let bytes = group.count * run;

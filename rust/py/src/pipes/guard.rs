@@ -1,5 +1,5 @@
-//! Implements the iterator that `iter(pipe)` returns (the guard). Implements the iterator (guard) that `iter(pipe)`
-//! returns. The iterator counts items, and ensures that only the newest iterator of a pipe is valid.
+//! Implements the iterator (guard) that `iter(pipe)` returns. The iterator counts items, and ensures that only the
+//! newest iterator of a pipe is valid.
 //!
 //! Every item of every pipe passes through such an iterator. The iterator's type consists of C slots, because PyO3's
 //! wrapper around `__next__` would take longer than the iterator's own work.
@@ -218,7 +218,8 @@ unsafe fn count(guard: *mut Guard, items: u64) {
 /// Skips up to `most` items of `iterator`, if the iterator that it wraps supports skipping. Skipped items are counted
 /// as yielded.
 ///
-/// # Safety `iterator` is an instance of `IteratorGuard`.
+/// # Safety
+/// `iterator` is an instance of `IteratorGuard`.
 pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
     let py = iterator.py();
     // SAFETY: the caller passes an instance of `IteratorGuard`. This function returns early for a cleared guard, and a
