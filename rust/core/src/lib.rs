@@ -1,4 +1,4 @@
-//! The engine of torchdata-rs, written in Rust without any dependency on Python.
+//! The Rust core of torchdata-rs, which does not depend on Python.
 //!
 //! `docs/architecture.md` describes how the modules work together.
 

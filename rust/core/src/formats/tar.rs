@@ -40,8 +40,8 @@ fn octal(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// The maximum number of digits in a number of a pax header, because the regular expressions of `tarfile` could take
-/// quadratic time for longer numbers.
+/// The maximum number of digits in a number of a pax header. For longer numbers, the regular expressions of `tarfile`
+/// could take quadratic time.
 const LONGEST_NUMBER: usize = 100;
 const SHORTEST_RECORD: usize = 5;
 

@@ -213,7 +213,8 @@ impl Arena {
             return Ok(false);
         }
         self.reclaim()?;
-        // The lock prevents other threads from allocating the idle pages while the operating system frees them.
+        // While the operating system frees the idle pages, this lock prevents other threads from allocating the same
+        // pages.
         let mut allocator = self.lock();
         if allocator.punches {
             for part in allocator.take_idle(now) {

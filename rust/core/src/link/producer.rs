@@ -22,7 +22,7 @@ use crate::sync::cursor::ProducerCursor;
 
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and the maximum number of sent items after which the producer frees unused memory (`tidy`).
+/// The minimum and the maximum number of items that the producer sends before it frees unused memory (`tidy`).
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 

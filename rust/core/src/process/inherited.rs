@@ -177,8 +177,9 @@ pub fn drop_all_but(keep: &[&Mapping]) {
         }
     }
     for (start, end) in joined(dropped) {
-        // SAFETY: no lease, block or array points into an unpinned mapping, and the owner only reads atomic words that
-        // may be 0. The memory is still mapped, because owners drop their `Mapping` before unmapping the memory.
+        // SAFETY: no lease, block or array points into an unpinned mapping, and the owner of a mapping only reads
+        // atomic words, which may be 0. The memory is still mapped, because owners drop their `Mapping` before
+        // unmapping the memory.
         unsafe { put_zeros(start, end - start) };
     }
 }

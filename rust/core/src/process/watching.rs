@@ -30,7 +30,7 @@ pub fn this_thread() -> u64 {
 }
 
 /// This flag of a [`Pulse`] means that each call must first check whether it has to wait, for example because the
-/// loader is paused.
+/// loader's state is being saved.
 pub const HELD: u8 = 1;
 /// This flag of a [`Pulse`] means that a fork has stopped the watching thread.
 pub const UNWATCHED: u8 = 2;
@@ -243,7 +243,7 @@ impl Watch {
         state.number = thread_number();
         loop {
             state.watched.retain(|one| one.pulse.strong_count() > 0);
-            // If a callback has called `os.fork`, the loop ends in the forked child, because the child must use its own
+            // If a callback has called `os.fork`, the loop ends in the forked child, because the child uses a separate
             // `Watch`.
             if state.stop || state.watched.is_empty() || fork::generation() != self.generation {
                 break;

@@ -17,8 +17,8 @@ pub enum Permit {
 
 /// Limits the number of bytes in large buffers that a writer may have in flight.
 ///
-/// The window only limits the number of items, so large items could need gigabytes without this limit. When the reader
-/// has to wait, the limit doubles if the writer has reached the limit, and halves otherwise.
+/// The byte limit is needed because the window only limits the number of items, and large items could need gigabytes.
+/// When the reader has to wait, the limit doubles if the writer has reached the limit, and halves otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,

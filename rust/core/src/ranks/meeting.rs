@@ -51,8 +51,8 @@ struct Door {
 }
 
 impl Door {
-    /// Accepts new connections. If there are too many unidentified connections, the oldest of them are closed, because
-    /// the ranks of the job identify themselves immediately.
+    /// Accepts new connections. If there are too many unidentified connections, the oldest connections are closed,
+    /// because a rank of the job identifies itself immediately.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..MOST_UNIDENTIFIED {
             match self.listener.accept() {

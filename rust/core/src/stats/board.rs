@@ -202,8 +202,8 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns a page to this process. If a previous process has used the page, the counts of this process are added to
-    /// the counts of the previous process.
+    /// Assigns a page to this process. If a previous process has used the page, this process continues the counts of
+    /// the previous process.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();

@@ -120,8 +120,8 @@ impl PageRef {
         }
     }
 
-    /// Stores the counters of a process on another machine, and three durations: how long this process has run, has
-    /// waited for a processor, and has existed.
+    /// Stores the counters of a process on another machine, and how long that process has run, has waited for a
+    /// processor, and has existed.
     pub fn hear(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
         self.take_in(carried)?;
         let header = self.header();

@@ -3,8 +3,8 @@
 //! A sleeping thread increments the count of sleepers, executes a memory fence, and checks for work. A ringing thread
 //! publishes its change, executes a memory fence, and reads the count of sleepers.
 //!
-//! No wake-up is lost. Because of these two fences, either the ringing thread sees the sleeper, or the sleeping thread
-//! sees the change before it sleeps.
+//! No wake-up is lost. Because both threads execute a fence, the ringing thread sees the sleeper, or the sleeping
+//! thread sees the change before it sleeps.
 
 use std::time::Duration;
 
@@ -97,9 +97,9 @@ impl Bell {
 /// A flag that requests a wake-up at the next event. If no waiting thread has raised the flag, an event causes no
 /// system call.
 ///
-/// The waiting thread raises the flag, executes a fence, and checks whether the event has occurred. The publishing
-/// thread publishes the event, executes a fence, and reads the flag. Because of the two fences, the waiting thread sees
-/// the event, or the publishing thread sees the flag.
+/// The waiting thread raises the flag, executes a memory fence, and checks whether the event has occurred. The
+/// publishing thread publishes the event, executes a memory fence, and reads the flag. Because both threads execute a
+/// fence, the waiting thread sees the event, or the publishing thread sees the flag.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Wanted(AtomicU32);

@@ -67,8 +67,8 @@ pub struct Encoder {
     pub buffers: Vec<OutBuffer>,
     /// The addresses of objects that may occur twice in the item.
     visited: FxHashSet<usize>,
-    /// The numbers of long strings and bytes objects, by the address of the object. The stored reference to the object
-    /// keeps the object alive, so that no other object gets its address.
+    /// The numbers of long strings and bytes objects, by the address of the object. The stored reference keeps the
+    /// object alive, so that no other object gets the same address.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     announced: u64,
     /// The memory ranges of the item's tensors. The key is the start address of a range, and the value is its end

@@ -69,8 +69,8 @@ pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
     if mean <= 1 { 1 } else { 1 + (bits >> 33) % (2 * mean - 1) }
 }
 
-/// Returns how many calls one measured call must represent on average, so that measuring costs at most 1/`price` of the
-/// time.
+/// Returns how many calls one measured call must represent on average, so that at most 1/`price` of the run time is
+/// spent on measuring.
 pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }

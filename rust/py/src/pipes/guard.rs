@@ -195,8 +195,7 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
             return std::ptr::null_mut();
         }
         let item = ((*guard).next)((*guard).argument);
-        // The item is not counted if another thread has started a new iteration of the pipe while `next` was computing
-        // the item.
+        // The item is not counted if another thread has started a new iteration of the pipe during the call of `next`.
         if !item.is_null() && (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
             count(guard, 1);
         }
@@ -246,7 +245,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator. The
-    // token's record is read after the call of `inner`, because this call may replace the record.
+    // statistics record is read after the call of `inner`, because this call may replace the record.
     unsafe {
         let first = (*guard).metering.measured == 0;
         begin_first(guard, first);

@@ -38,7 +38,7 @@ pub struct IterationToken {
     /// resumed.
     own: AtomicU64,
     place: AtomicPtr<BoardSlot>,
-    /// The record in the statistics that the next call of `begin` activates.
+    /// The statistics record that the next call of `begin` activates.
     pending: GilCell<Option<Box<BoardSlot>>>,
     finished: AtomicBool,
     /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.
@@ -59,7 +59,7 @@ impl IterationToken {
         self.own.store(self.own.load(Relaxed) + items, Relaxed);
     }
 
-    /// Returns the pipe's record in the statistics. Callers must not keep the result while Python code runs, because
+    /// Returns the statistics record of the pipe. Callers must not keep the result while Python code runs, because
     /// Python code may replace the record.
     pub fn place(&self) -> Option<&BoardSlot> {
         // SAFETY: the pointer is null, or points to a box that exists as long as the token.

@@ -18,8 +18,8 @@ impl<T> OrderedQueue<T> {
         self.tell(state);
     }
 
-    /// Waits until no worker uses the source or changes an item, and returns false after the timeout. The queue must be
-    /// on hold or closed during this call.
+    /// Waits until no worker uses the source or changes an item, and returns false after the timeout. During this call,
+    /// the queue must be on hold or closed.
     pub fn wait_still(&self, timeout: Duration) -> bool {
         self.wait(timeout, &self.still, |state| &mut state.inspecting, |state| state.busy == 0)
     }
