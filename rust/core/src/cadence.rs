@@ -7,8 +7,8 @@ use crate::sampled_clock::SampledClock;
 /// Schedules snapshots. The pause after a snapshot is `factor` times the cost of the snapshot, but at least the
 /// duration `most_often`.
 ///
-/// The cost is the shortest of the last three snapshots' durations, because a longer duration may include the run time
-/// of other processes.
+/// The cost is the shortest duration of the last three snapshots, because other processes may have run during a longer
+/// snapshot.
 #[derive(Debug)]
 pub struct Cadence {
     most_often: Duration,
@@ -21,12 +21,12 @@ pub struct Cadence {
 const LONGEST_STEP: u32 = 64;
 const NEAR: Duration = Duration::from_micros(100);
 
-/// The cost of the first two snapshots is only this fraction of their duration, because code that runs for the first
-/// time is slow.
+/// The cost of each of the first two snapshots is only this fraction of its duration, because code that runs for the
+/// first time is slow.
 const EARLY: f64 = 0.02;
 
-/// If a snapshot takes longer than `CHEAP` seconds, its cost exceeds its duration, because copying a large state slows
-/// down other processes.
+/// A snapshot that takes longer than `CHEAP` seconds is given a higher cost than its duration, because copying a large
+/// state slows down other processes.
 const CHEAP: f64 = 0.001;
 const DEAR: f64 = 4.0;
 

@@ -86,8 +86,9 @@ impl Checksum {
     #[inline]
     pub unsafe fn copy<const PADDED: bool>(mut self, from: *const u8, to: *mut u8, len: usize) -> Self {
         let mut at = 0;
-        // SAFETY: each access except for the last word is within the first `len` bytes. The last word may exceed these
-        // bytes, and the caller guarantees memory for the whole word.
+        // SAFETY: each access except for the access to the last word is within the first `len` bytes of `from` and
+        // `to`. The access to the last word may exceed the `len` bytes, and the caller guarantees memory for the whole
+        // word.
         unsafe {
             while len - at >= 16 {
                 let [a, b] = pass_on::<[u64; 2]>(from, to, at);

@@ -1,4 +1,4 @@
-//! The engine of torchdata-rs, written in Rust without any dependency on Python.
+//! The Rust core of torchdata-rs, which does not depend on Python.
 //!
 //! `docs/architecture.md` describes how the modules work together.
 
@@ -13,7 +13,7 @@ pub mod sampling;
 pub mod strided;
 pub mod sync;
 
-// Loom's tests, which are compiled with optimizations, use none of these modules.
+// Tests with loom use none of the following modules, so these modules are not compiled for loom.
 #[cfg(not(loom))]
 pub mod formats;
 #[cfg(not(loom))]

@@ -15,8 +15,9 @@ pub struct SampledClock {
 
 impl SampledClock {
     /// # Arguments
-    /// * `least`, `most` - the minimum and maximum number of calls of `sample` per reading of the system clock.
-    /// * `near` - while successive readings are less than `near` apart, the clock is read less and less often.
+    /// * `least`, `most` - the minimum and maximum number of calls of `sample` between two readings of the system
+    ///   clock.
+    /// * `near` - while successive readings are less than `near` apart, the system clock is read less and less often.
     pub fn new(least: u32, most: u32, near: Duration) -> Self {
         Self { least, most, near, looked: Instant::now(), step: least, left: least }
     }

@@ -2,7 +2,7 @@
 //!
 //! A generator consists of two ChaCha12 streams of random numbers (Bernstein 2008, `rand_chacha`). The *shared* stream
 //! is equal in all workers, so that each worker shuffles in the same order as a single process. The *worker* stream
-//! equals the shared stream until `spawn` makes it independent.
+//! equals the shared stream until `spawn` makes the worker stream independent.
 
 use rand_chacha::ChaCha12Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -59,7 +59,8 @@ impl SeedGenerator {
     /// parent.
     pub fn spawn(&self, id: u64) -> Self {
         let mut mixer = self.worker.clone();
-        // Each child has its own ChaCha stream, which the parent never uses for the parent's seeds.
+        // The seeds of a child are drawn from a separate ChaCha stream, so that they differ from the seeds of the
+        // parent.
         let position = mixer.get_word_pos() as u64;
         mixer.set_stream(id.wrapping_add(1));
         let words = std::array::from_fn(|_| mixer.next_u64());

@@ -9,8 +9,8 @@ struct Axis {
 const ONE: Axis = Axis { count: 1, stride: 0 };
 
 const LONGEST_GROUP: usize = 8;
-/// The maximum number of groups of elements that are copied together, so that the groups fit into the processor's
-/// cache.
+/// The maximum number of groups of elements that are copied together, because a larger number would not fit into the
+/// processor's cache.
 const BLOCK: usize = 1024;
 
 /// The layout of the elements of an array in memory.
@@ -90,12 +90,12 @@ impl Strided {
     }
 
     /// # Safety
-    /// The axes `around` and the inner axes must describe `len` bytes of elements. The safety conditions of `copy` must
-    /// hold for the elements that these axes describe.
+    /// The axes in `around` and the two innermost axes must describe `len` bytes of elements. The safety
+    /// conditions of `copy` must hold for all these elements.
     unsafe fn copy_around(&self, around: &[Axis], from: *const u8, to: *mut u8, len: usize) {
         let Some((outer, inner)) = around.split_first() else {
-            // SAFETY: without outer axes, all elements form one line, and the caller guarantees the safety conditions
-            // for this line.
+            // SAFETY: all elements are on the two innermost axes, and the caller guarantees the conditions of `copy`
+            // for these elements.
             return unsafe { self.copy_line(from, to) };
         };
         let part = len / outer.count;
@@ -106,17 +106,17 @@ impl Strided {
     }
 
     /// # Safety
-    /// The conditions of `copy` must hold for the elements of one line.
+    /// The safety conditions of `copy` must hold for the elements on the two innermost axes.
     unsafe fn copy_line(&self, from: *const u8, to: *mut u8) {
         let Self { line, group, run, .. } = *self;
         let bytes = group.count * run;
-        // The inner loop (`copy_runs`) copies one element of many groups, because a loop over the elements of a small
-        // group would be short and slow.
+        // The inner loop (`copy_runs`) copies one element of each of many groups, because a loop over the elements of a
+        // small group would be slow.
         for start in (0..line.count).step_by(BLOCK) {
             let count = BLOCK.min(line.count - start);
             for element in 0..group.count {
-                // SAFETY: `from` points to an element of the line, and `to` points to the copy of this element. The
-                // caller guarantees that both pointers are valid.
+                // SAFETY: `from` points to one of the elements that the caller guarantees to be readable. The caller
+                // guarantees that the destination `to` is writable.
                 unsafe {
                     let from = place(place(from, line, start), group, element);
                     let to = to.add(start * bytes + element * run);

@@ -12,7 +12,8 @@ use torchdata_core::link::arena::Block;
 use torchdata_core::link::lease::Lease;
 
 /// # Safety
-/// The interpreter created `view`. `data` points to `len` bytes, which stay valid as long as `owner` exists.
+/// The interpreter created `view`. The memory `data` consists of `len` bytes, which stay valid as long as `owner`
+/// exists.
 unsafe fn fill_buffer(
     owner: *mut ffi::PyObject,
     view: *mut ffi::Py_buffer,
@@ -72,8 +73,8 @@ pub fn bytes_in_place<'py>(memory: &Bound<'py, PyAny>, room: usize) -> PyResult<
     let buffer = PyBuffer::<u8>::get(memory)?;
     let refusal = || PyBufferError::new_err("the buffer has no room for the header and the final zero of the object");
     let len = buffer.len_bytes().checked_sub(room).and_then(|rest| rest.checked_sub(1)).ok_or_else(refusal)?;
-    // The header of a `bytes` object differs between releases of Python, so the header is copied from `model`, a
-    // temporary object of the same length. The contents of `model` are never written, so they use no physical memory.
+    // The header of a `bytes` object differs between releases of Python, so it is copied from `model`, a temporary
+    // object of the same length. The contents of `model` are never written, so they use no physical memory.
     // SAFETY: PyBytes_FromStringAndSize leaves the contents of the new object uninitialized if its first argument is
     // NULL. `len` fits into a Py_ssize_t, because a buffer has at most isize::MAX bytes.
     let model = unsafe {

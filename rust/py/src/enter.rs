@@ -2,7 +2,7 @@
 //! slices.
 //!
 //! If a signal handler raises an exception, the wait ends with this exception. If the awaited event occurs while a
-//! signal handler raises an exception, the next wait ends immediately.
+//! signal handler raises an exception, the event is not lost, and the next wait ends immediately.
 
 use std::thread;
 use std::time::{Duration, Instant};

@@ -1,4 +1,4 @@
-//! Converts errors of the engine to Python exceptions.
+//! Converts errors of the Rust core to Python exceptions.
 
 use pyo3::exceptions::{PyMemoryError, PyOSError, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;

@@ -1,8 +1,8 @@
 //! Defines a base class with a finalizer that always completes, even if Ctrl-C interrupts the finalizer.
 //!
 //! If Ctrl-C interrupts a `__del__` method, Python ignores the KeyboardInterrupt and leaves the object half finalized.
-//! The finalizer in this module calls the method `_finalize` again after a KeyboardInterrupt. If the attribute `_ended`
-//! of an object is true, the finalizer runs no Python code.
+//! The finalizer in this module handles a KeyboardInterrupt by calling the method `_finalize` again. If the attribute
+//! `_ended` of an object is true, the finalizer runs no Python code.
 
 use std::ffi::{CStr, c_int, c_ulong, c_void};
 

@@ -1,7 +1,7 @@
 //! Looks up NumPy's C API, a table of pointers, when an array or scalar is first used.
 //!
-//! The corresponding function of the `numpy` crate is not used, because it panics if NumPy cannot be imported, and
-//! takes a lock that a forked child could inherit in locked state.
+//! The corresponding function of the `numpy` crate is not used, because it panics without NumPy, and takes a lock that
+//! a forked child could inherit in locked state.
 
 use std::ffi::{c_int, c_uint, c_void};
 use std::ptr::NonNull;

@@ -33,8 +33,8 @@ impl PyObedience {
         Self(Obedience::new(dispatches))
     }
 
-    /// Returns the next step of a command, and two flags: whether the child must acknowledge the command before this
-    /// step, and after this step.
+    /// Returns the next step of a command, and two flags: whether the child must acknowledge the command before the
+    /// returned step, and after it.
     fn obey(&mut self, kind: &str, number: u64) -> PyResult<(&'static str, bool, bool)> {
         Ok(match self.0.obey(command(kind, number)?) {
             Step::Leave => ("leave", false, false),

@@ -18,7 +18,7 @@ use torchdata_core::ranks::{Answer, Verdict};
 use crate::descriptors::take_fd;
 use crate::enter::{self, Slices};
 
-/// The reason for a failure, the ranks that caused the failure, and the rank that has detected the failure.
+/// A failure, as a tuple of the reason, the ranks that caused the failure, and the rank that has detected the failure.
 type Blame = (String, Vec<u32>, u32);
 
 #[pyclass(frozen, name = "Meeting", module = "torchdata._native")]

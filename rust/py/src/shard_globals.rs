@@ -52,7 +52,7 @@ pub struct SavedGlobals {
     memory: Vec<Vec<u8>>,
     #[pyo3(get)]
     is_away: bool,
-    /// Whether `save` and `load` are sufficient to switch from this shard to another shard.
+    /// Whether this shard can be exchanged with only `save` and `load`, without calling the Python function `exchange`.
     #[pyo3(get, set)]
     is_all: bool,
 }

@@ -2,7 +2,8 @@
 //!
 //! Python's `tarfile` module parses all headers that this module cannot parse.
 
-/// The size of a tar header in bytes. File contents are padded with zeros to a multiple of this size.
+/// The size of a tar header in bytes. In a tar file, the contents of each file are padded with zeros to a multiple of
+/// 512 bytes.
 pub const BLOCK: usize = 512;
 
 const NAME: std::ops::Range<usize> = 0..100;
@@ -39,8 +40,8 @@ fn octal(field: &[u8]) -> Option<u64> {
     })
 }
 
-/// The maximum number of digits in a number of a pax header, because the regular expressions of `tarfile` could take
-/// quadratic time for longer numbers.
+/// The maximum number of digits in a number of a pax header. For longer numbers, the regular expressions of `tarfile`
+/// could take quadratic time.
 const LONGEST_NUMBER: usize = 100;
 const SHORTEST_RECORD: usize = 5;
 

@@ -24,7 +24,7 @@ struct Holders {
     remote: u64,
 }
 
-/// The time after which unused memory is returned to the operating system.
+/// Memory of the arena that was unused for at least this time is returned to the operating system.
 const PERIOD: Duration = Duration::from_secs(2);
 const HUGE_PAGE: u64 = 2 << 20;
 
@@ -213,7 +213,8 @@ impl Arena {
             return Ok(false);
         }
         self.reclaim()?;
-        // The lock prevents other threads from allocating the idle pages while the operating system frees them.
+        // While the operating system frees the idle pages, this lock prevents other threads from allocating the same
+        // pages.
         let mut allocator = self.lock();
         if allocator.punches {
             for part in allocator.take_idle(now) {

@@ -230,8 +230,7 @@ impl Consumer {
         }
     }
 
-    /// Records that this process waits for an item, and adapts the limit of bytes that the producer may send before
-    /// this process reads them.
+    /// Records that this process waits for an item, and adapts the limit of unread bytes that the producer may send.
     pub fn wait(&mut self) {
         if self.ahead.wait() {
             self.layout.header().ahead.store(seal(self.ahead.allowed()), Ordering::Relaxed);
@@ -277,8 +276,8 @@ impl Consumer {
         self.returns.bytes()
     }
 
-    /// Returns whether to copy a buffer of `len` bytes, because leases may use at most half of the arena and half of
-    /// the blocks.
+    /// Returns whether to copy a received buffer of `len` bytes, because leases may use at most half of the arena and
+    /// half of the blocks.
     pub fn should_copy(&self, len: usize) -> bool {
         let config = self.layout.config;
         let leases = self.returns.count();
@@ -297,7 +296,7 @@ impl Consumer {
         loop {
             let available = self.cursor.available(&self.layout.header().tail)?;
             if available == 0 || self.early {
-                // The caller sleeps after this call, so a producer that waits for space must be woken up now.
+                // The caller may sleep next, so a producer that waits for space in the ring must be woken up now.
                 if self.unrung_bytes > 0 {
                     self.ring_producer();
                 }
@@ -436,7 +435,8 @@ impl Consumer {
                 Buffer::Leased(Arc::new(self.returns.lease(offset, len)))
             });
         }
-        // Fragments that this message does not use belong to a message that the producer has abandoned.
+        // If a received message does not use the fragments before it, these fragments belong to a message that the
+        // producer has abandoned.
         if !std::mem::take(&mut self.streamed).is_empty() && streamed {
             return Err(Corrupted("a message refers to fragments that differ from those received"));
         }

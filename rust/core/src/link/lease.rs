@@ -105,7 +105,7 @@ impl Lease {
     pub fn append_to(&self, copy: &mut Vec<u8>) -> Result<(), NoMemory> {
         copy.try_reserve_exact(self.len).map_err(|_| NoMemory(self.len))?;
         // SAFETY: the lease keeps the `len` bytes of the block mapped, and the vector has room for them. Every byte
-        // value is valid. If a faulty producer writes to the block during this copy, only the copied bytes are wrong.
+        // value is valid. If a faulty producer writes to the block while it is copied, only the copied bytes are wrong.
         unsafe {
             std::ptr::copy_nonoverlapping(self.as_mut_ptr(), copy.as_mut_ptr().add(copy.len()), self.len);
             copy.set_len(copy.len() + self.len);

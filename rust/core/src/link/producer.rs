@@ -22,7 +22,7 @@ use crate::sync::cursor::ProducerCursor;
 
 const WAKE_BATCH: u32 = 64;
 
-/// The minimum and the maximum number of sent items after which the producer frees unused memory (`tidy`).
+/// The minimum and the maximum number of items that the producer sends before it frees unused memory (`tidy`).
 const TIDY_EACH: (u32, u32) = (8, 256);
 const TIDY_NEAR: Duration = Duration::from_millis(1);
 
@@ -63,7 +63,7 @@ pub struct Producer {
     account: Account,
     current: u16,
     /// For each shard, the number of sent items and the number of items to recompute. The entry of the current shard is
-    /// outdated, because `sending` and `account` contain the shard's latest numbers.
+    /// outdated, because the fields `sending` and `account` contain this shard's latest numbers.
     shards: Vec<ShardProgress>,
     streaming: bool,
     clock: SampledClock,
@@ -139,7 +139,7 @@ impl Producer {
         self.shards.fill(ShardProgress::default());
         (self.ahead_bytes, self.ahead) = (0, VecDeque::new());
         self.give_up();
-        // `blocks_wanted` is still set if the previous wait for blocks was interrupted.
+        // An interrupted wait for blocks may have left the flag `blocks_wanted` set.
         self.layout.header().blocks_wanted.lower();
     }
 
@@ -150,8 +150,8 @@ impl Producer {
         self.sending.repeat(again);
     }
 
-    /// Returns the number and the checksum of all items of the current shard, even if an earlier run sent some of the
-    /// items.
+    /// Returns the number and the checksum of all items of the current shard, including items that an earlier run has
+    /// sent.
     pub fn account(&self) -> Account {
         self.account
     }
@@ -243,7 +243,7 @@ impl Producer {
         permit.ok_or(Corrupted("the grant of a consumer cannot be read"))
     }
 
-    /// Adds the bytes of an item to the queue `ahead`. Successive small items share one entry of this queue.
+    /// Adds the bytes of an item to the queue `ahead`, where successive small items share one entry.
     #[inline]
     fn note_ahead(&mut self, bytes: u64) {
         self.ahead_bytes += bytes;

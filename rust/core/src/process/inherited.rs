@@ -126,8 +126,8 @@ impl Descriptor {
 
     pub fn get(&self) -> Option<BorrowedFd<'_>> {
         let open = self.0.state.load(Ordering::Relaxed) == DESCRIPTOR;
-        // SAFETY: the descriptor is open while the state is `DESCRIPTOR`. A forked child closes descriptors only before
-        // starting threads.
+        // SAFETY: the descriptor is open while the state is `DESCRIPTOR`. In a forked child, `drop_all_but` closes
+        // descriptors before the child starts any thread.
         open.then(|| unsafe { BorrowedFd::borrow_raw(self.0.start.load(Ordering::Relaxed) as i32) })
     }
 }
@@ -177,8 +177,9 @@ pub fn drop_all_but(keep: &[&Mapping]) {
         }
     }
     for (start, end) in joined(dropped) {
-        // SAFETY: no lease, block or array points into an unpinned mapping, and the owner only reads atomic words that
-        // may be 0. The range is still mapped, because owners drop their `Mapping` before unmapping the memory.
+        // SAFETY: no lease, block or array points into an unpinned mapping, and the owner of a mapping only reads
+        // atomic words, which may be 0. The memory is still mapped, because owners drop their `Mapping` before
+        // unmapping the memory.
         unsafe { put_zeros(start, end - start) };
     }
 }
@@ -205,7 +206,7 @@ fn joined(mut spans: Vec<(usize, usize)>) -> Vec<(usize, usize)> {
 unsafe fn put_zeros(start: usize, len: usize) {
     let access = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: the caller guarantees that no code needs the contents of the range any more.
+    // SAFETY: the caller guarantees that no code needs the contents of the mappings any more.
     unsafe { libc::mmap(start as *mut libc::c_void, len, access, flags, -1, 0) };
 }
 
@@ -214,7 +215,7 @@ unsafe fn put_zeros(start: usize, len: usize) {
 pub fn wipe_what_is_the_parents() {
     // SYNC(noted): pairs with `Mapping::wipe_on_fork`.
     for entry in entries().filter(|entry| entry.state.load(Ordering::Acquire) == OWN_MAPPING) {
-        // SAFETY: the marked mappings contain only atomic counters, and zero is a valid counter value. The range is
+        // SAFETY: the marked mappings contain only atomic counters, and zero is a valid counter value. The memory is
         // still mapped, because owners drop their `Mapping` before unmapping the memory.
         unsafe { put_zeros(entry.start.load(Ordering::Relaxed), entry.len.load(Ordering::Relaxed)) };
     }

@@ -29,8 +29,8 @@ impl System for Linux {
     fn memory_file(&self, name: &str, len: usize) -> io::Result<File> {
         let fd = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, len as u64)?;
-        // Without the seals, another process could shrink the file, and this process would receive SIGBUS when it
-        // accesses the removed pages.
+        // Without these seals on the memfd, another process could shrink the file, and this process would receive
+        // SIGBUS when it accesses the removed pages.
         fcntl_add_seals(&fd, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         Ok(File::from(fd))
     }
@@ -56,7 +56,7 @@ impl System for Linux {
 
     fn park(&self, word: &AtomicU32, seen: u32, timeout: Duration) {
         let timeout = futex::Timespec { tv_sec: timeout.as_secs() as _, tv_nsec: timeout.subsec_nanos() as _ };
-        // The flag PRIVATE must not be set, because other processes wait on this word.
+        // The flag PRIVATE is only for waits within one process, but several processes wait on `word`.
         let _ = futex::wait(word, futex::Flags::empty(), seen, Some(&timeout));
     }
 

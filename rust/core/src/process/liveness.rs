@@ -42,7 +42,7 @@ impl Watch {
     }
 
     fn number_exited(&self) -> bool {
-        // An exited parent may keep its process id as a zombie, but this process then has a new parent.
+        // The process id of an exited parent may still exist as a zombie, but this process then has a new parent.
         if self.parent { parent_id() as i32 != self.pid } else { has_exited(self.pid) }
     }
 
@@ -93,8 +93,8 @@ fn has_exited(pid: i32) -> bool {
         if libc::waitid(libc::P_PID, pid as libc::id_t, &mut info, flags) == 0 {
             return info.si_signo != 0;
         }
-        // For a process that is not a child, this check can be wrong, because `kill` also succeeds if a later process
-        // has the same id.
+        // For a process that is not a child, this check can be wrong, because `kill` also succeeds if the id has been
+        // given to a later process.
         if libc::kill(pid, 0) != 0 {
             return std::io::Error::last_os_error().raw_os_error() == Some(libc::ESRCH);
         }

@@ -24,8 +24,8 @@ pub struct Region {
 }
 
 impl Region {
-    /// Creates a region of `len` zero bytes. Only the first `reserved` bytes are usable immediately, and all other
-    /// bytes are usable after a call of `reserve`.
+    /// Creates a region of `len` zero bytes. Only the first `reserved` bytes are usable immediately. All other bytes
+    /// become usable by a call of `reserve`.
     pub fn create(name: &str, len: usize, reserved: usize) -> Result<Self, OpenError> {
         let file = system().memory_file(name, len).map_err(error::system("cannot create shared memory"))?;
         let region = Self::map(file)?;

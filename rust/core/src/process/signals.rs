@@ -43,8 +43,8 @@ fn is_from_this_process(info: &libc::siginfo_t) -> bool {
     if !matches!(info.si_code, libc::SI_USER | libc::SI_QUEUE | libc::SI_TKILL) {
         return false; // the kernel sent the signal, not a process
     }
-    // SAFETY: if a process has sent the signal, the field contains the sender's id. For any other signal, the field is
-    // readable, but contains an arbitrary value.
+    // SAFETY: the field is readable for every signal, and contains the sender's id if a process has sent the
+    // signal.
     unsafe { info.si_pid() == libc::getpid() }
 }
 

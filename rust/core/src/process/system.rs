@@ -1,4 +1,4 @@
-//! Defines the interface between the engine and the operating system.
+//! Defines the interface between the Rust core and the operating system.
 
 use std::fs::File;
 use std::io;

@@ -1,27 +1,30 @@
 //! Determines how often a waiting thread yields the processor (`sched_yield`) before it sleeps.
 //!
-//! If two processes share a core, yielding avoids sleeps and makes small transfers 3 to 6 times faster. If the awaited
-//! process is slow, each yield wastes two context switches, so later waits yield less often.
+//! If two processes share a core, calls of `sched_yield` avoid sleeps and make small transfers 3 to 6 times faster. If
+//! the awaited process is slow, each call of `sched_yield` wastes two context switches, so later waits yield less
+//! often.
 //!
-//! If yields to unrelated threads take more than one eighth of the time, threads stop yielding for a while.
+//! If yields to threads of other programs take more than one eighth of the time, waiting threads stop yielding for a
+//! while.
 //!
-//! All threads share the statistics of yields without synchronization, because inexact values do no harm.
+//! All threads update the statistics of `sched_yield` calls without synchronization, because inexact statistics do no
+//! harm.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 const MOST: u32 = 10;
-/// While waits do not yield (`turns` is 0), every `TRY_AGAIN`th wait yields up to `TRIED` times as a test whether
-/// yielding helps again.
+/// While waits do not call `sched_yield` (`turns` is 0), every `TRY_AGAIN`th wait calls it up to `TRIED` times, to test
+/// whether yielding helps again.
 const TRIED: u32 = 2;
 const TRY_AGAIN: u32 = 16;
 const NEAR: u64 = 50_000;
 
-/// A yield of at least this number of nanoseconds is regarded as a yield to an unrelated thread. In measurements with
-/// up to 64 workers on 2 cores, a yield within the loader lasted 0.1 to 0.5 ms, and a yield to a busy loop lasted 2 to
-/// 8 ms.
+/// A call of `sched_yield` that takes at least this number of nanoseconds is regarded as a yield to another program. In
+/// measurements with up to 64 workers on 2 cores, a call of `sched_yield` lasted 0.1 to 0.5 ms if only the loader ran,
+/// and 2 to 8 ms if a busy loop shared the cores.
 const UNRELATED_YIELD: u64 = 1_500_000;
-/// In loaders with more processes than this number, long yields are ignored, because the loader's own processes cause
-/// long yields.
+/// In loaders with more processes than this number, the duration of `sched_yield` is ignored, because the loader's own
+/// processes cause long durations.
 const MOST_PROCESSES: usize = 32;
 const PRICE: u64 = 8;
 const CREDIT: u64 = 100_000_000;
@@ -31,8 +34,8 @@ const REST: u64 = 50;
 pub struct Turns {
     turns: AtomicU32,
     since_tried: AtomicU32,
-    /// A time in nanoseconds, which each yield to an unrelated thread moves into the future. While `paid` is more than
-    /// `CREDIT` nanoseconds ahead of the clock, waiting threads do not yield.
+    /// A time in nanoseconds, which each yield to a thread of another program moves into the future. While `paid` is
+    /// more than `CREDIT` nanoseconds ahead of the clock, waiting threads do not yield.
     paid: AtomicU64,
 }
 
@@ -47,7 +50,7 @@ impl Turns {
         Self { turns: AtomicU32::new(MOST), since_tried: AtomicU32::new(0), paid: AtomicU64::new(0) }
     }
 
-    /// Returns how often a wait that begins at the time `now` may yield.
+    /// Returns how often a wait that begins at the time `now` may call `sched_yield`.
     pub fn begin(&self, now: u64) -> u32 {
         if self.paid.load(Relaxed) > now + CREDIT {
             return 0;
@@ -61,7 +64,8 @@ impl Turns {
         if since == TRY_AGAIN { TRIED } else { 0 }
     }
 
-    /// Records a yield that lasted from `began` to `now`. Returns whether the waiting thread may yield again.
+    /// Records a call of `sched_yield` that lasted from `began` to `now`. Returns whether the waiting thread may yield
+    /// again.
     pub fn given(&self, began: u64, now: u64, processes: usize) -> bool {
         let took = now.saturating_sub(began);
         if took < UNRELATED_YIELD || processes > MOST_PROCESSES {

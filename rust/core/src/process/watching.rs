@@ -30,11 +30,12 @@ pub fn this_thread() -> u64 {
 }
 
 /// This flag of a [`Pulse`] means that each call must first check whether it has to wait, for example because the
-/// loader is paused.
+/// loader's state is being saved.
 pub const HELD: u8 = 1;
-/// This flag means that a fork has stopped the watching thread.
+/// This flag of a [`Pulse`] means that a fork has stopped the watching thread.
 pub const UNWATCHED: u8 = 2;
-/// This flag means that an asynchronous exception, such as KeyboardInterrupt, has interrupted the last call.
+/// This flag of a [`Pulse`] means that an asynchronous exception, such as KeyboardInterrupt, has interrupted the last
+/// call.
 pub const CUT: u8 = 4;
 
 #[derive(Default)]
@@ -77,7 +78,7 @@ impl Pulse {
 /// A report about a call that has not returned for some time.
 pub struct Stall {
     pub key: u64,
-    /// The time since the watching thread first noticed the unfinished call.
+    /// The time since the watching thread first noticed that the call had not returned.
     pub waited: Duration,
     /// The id of the calling thread, as returned by `pthread_self`.
     pub thread: u64,
@@ -242,7 +243,7 @@ impl Watch {
         state.number = thread_number();
         loop {
             state.watched.retain(|one| one.pulse.strong_count() > 0);
-            // If a callback has called `os.fork`, the loop ends in the forked child, because the child must use its own
+            // If a callback has called `os.fork`, the loop ends in the forked child, because the child uses a separate
             // `Watch`.
             if state.stop || state.watched.is_empty() || fork::generation() != self.generation {
                 break;

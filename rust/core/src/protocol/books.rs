@@ -10,9 +10,9 @@ use super::account::Account;
 /// The position of a worker in the items that the dispatching process sends to the worker.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Share {
-    /// The number of the iteration (pass) over the dispatched items, counted from 1.
+    /// The number of the iteration over the dispatched items in the current epoch, counted from 1.
     pub pass: u32,
-    /// The number and checksum of the dispatched items that the worker has read in the pass.
+    /// The number and checksum of the dispatched items that the worker has read in the iteration `pass`.
     pub account: Account,
 }
 
@@ -43,7 +43,8 @@ impl<S> Dealt<S> {
         self.accounts.iter().map(|account| account.items).sum()
     }
 
-    /// Returns whether a worker at position `share` has read all items that were dispatched before this snapshot.
+    /// Returns whether a worker at position `share` has read all items that the dispatching process sent before this
+    /// snapshot.
     fn is_behind(&self, worker: usize, share: Share) -> bool {
         self.accounts.get(worker).is_some_and(|account| (self.pass, account.items) <= (share.pass, share.account.items))
     }
@@ -61,7 +62,8 @@ struct Peer<S> {
 #[derive(Debug)]
 pub struct PeerPosition<'a, S> {
     pub given: Account,
-    /// The sender's latest snapshot after at most `given.items` items, or None if the sender must restart the epoch.
+    /// The latest snapshot that covers at most the first `given.items` items of the sender, or None if the sender must
+    /// restart the epoch.
     pub snapshot: Option<&'a Snapshot<S>>,
 }
 
@@ -89,8 +91,8 @@ impl<S> Books<S> {
         Self::remembering(peers, LOOK_BACK, LONG_LOOK_BACK)
     }
 
-    /// The log keeps at least `beyond` deliveries, or `unknown` deliveries if it is unknown which items the user has
-    /// received.
+    /// The log keeps at least `beyond` deliveries, or at least `unknown` deliveries if it is unknown which items the
+    /// user has received.
     pub fn remembering(peers: usize, beyond: usize, unknown: usize) -> Self {
         let peers = (0..peers)
             .map(|_| Peer { taken: Account::default(), ended: false, begun: false, snapshots: VecDeque::new() })
@@ -172,8 +174,8 @@ impl<S> Books<S> {
     }
 
     /// Returns for each sender the number and the checksum of its items before the last `back` deliveries. Also returns
-    /// the sender of the first of the last `back` deliveries. Returns None if the log contains fewer than `back`
-    /// deliveries.
+    /// which sender's item was the first of the last `back` deliveries. Returns None if the log contains fewer than
+    /// `back` deliveries.
     pub fn accounts(&self, back: u64) -> Option<(Vec<Account>, usize)> {
         let mut accounts: Vec<Account> = self.peers.iter().map(|peer| peer.taken).collect();
         let back = usize::try_from(back).ok().filter(|&back| back <= self.log.len())?;
@@ -208,8 +210,8 @@ impl<S> Books<S> {
         !self.dealt.is_empty()
     }
 
-    /// Returns the dispatching process's latest snapshot that all workers have passed, given the positions `shares` of
-    /// the workers.
+    /// Returns the latest snapshot of the dispatching process such that all workers have read all items that were
+    /// dispatched before it.
     pub fn dealt_before(&self, shares: &[Share]) -> Option<&Dealt<S>> {
         let is_before = |dealt: &&Dealt<S>| (0..shares.len()).all(|worker| dealt.is_behind(worker, shares[worker]));
         self.dealt.iter().rev().find(is_before)
@@ -227,7 +229,7 @@ impl<S> Books<S> {
             lag.and_then(|lag| self.accounts(lag.saturating_add(self.beyond as u64).min(self.log.len() as u64)));
         let snapshots = &mut self.peers[peer].snapshots;
         snapshots.push_back(snapshot);
-        // If `lag` is unknown, only the deliveries before the start of the log are regarded as received by the user.
+        // If `lag` is unknown, the user is only regarded as having received the deliveries before the start of the log.
         let earliest = || self.log.iter().find(|(of, _)| *of as usize == peer).map(|(_, before)| *before);
         let given = given.map_or_else(earliest, |(accounts, _)| Some(accounts[peer]));
         let passed = |next: &Snapshot<S>| given.is_some_and(|given| next.sent.items <= given.items);
@@ -243,7 +245,8 @@ impl<S> Books<S> {
         if self.dealt.iter().any(|known| known.pass == dealt.pass && known.accounts == dealt.accounts) {
             return vec![dealt.content];
         }
-        // The list is sorted, because snapshots arrive over several links in any order.
+        // The snapshot is inserted at its position in the sorted list, because snapshots arrive over several links in
+        // any order.
         let place = self.dealt.iter().rposition(|known| order(known) <= order(&dealt)).map_or(0, |place| place + 1);
         self.dealt.insert(place, dealt);
         let oldest = self.oldest_shares();

@@ -53,7 +53,8 @@ impl Collecting {
         self.to_take_in(arrived, |peer| peer == current && starves(peer)).map_or(Next::Wait, Next::TakeIn)
     }
 
-    /// If a worker waits for the dispatching process, returns another worker's link that contains an item.
+    /// If a worker waits for the dispatching process, returns the link of another worker with an item to receive before
+    /// its turn.
     pub fn to_take_in(
         &self,
         mut arrived: impl FnMut(usize) -> bool,

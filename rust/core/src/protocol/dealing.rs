@@ -1,4 +1,4 @@
-//! Selects the reader that receives the next item, and decides when an iteration (pass) ends.
+//! Selects the reader that receives the next item, and decides when an iteration over the items ends.
 
 use super::grant::Reader;
 use super::sending::Permit;
@@ -12,7 +12,7 @@ pub enum Deal {
     Skip(usize),
     /// Wait until the reader with this index accepts the next item.
     WaitFor(usize),
-    /// All readers have ended the iteration (pass).
+    /// All readers have ended the current iteration over the items.
     Nobody,
 }
 
@@ -49,8 +49,8 @@ impl Dealing {
         (0..self.turn.peers()).filter(|&reader| !self.turn.is_ended(reader))
     }
 
-    /// Returns whether a reader has requested the next pass. The result is false until all readers have ended the
-    /// current pass.
+    /// Returns whether a reader has requested another iteration over the items. The result is false until all readers
+    /// have ended the current iteration.
     pub fn is_asked_again(&self, reader: impl Fn(usize) -> Reader) -> bool {
         let mut asked = false;
         for peer in 0..self.turn.peers() {

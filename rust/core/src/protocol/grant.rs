@@ -18,7 +18,7 @@ const EPOCH_BITS: u32 = 14;
 pub enum Wish {
     /// The total number of items that the reader wants from the stream, modulo 2^30.
     Items(u32),
-    /// The reader wants no more items of the current pass, but may request another pass.
+    /// The reader wants no more items of the current iteration, but may request another iteration.
     Left,
     /// The reader wants no more items in the current epoch.
     Done,
@@ -36,9 +36,9 @@ pub enum Reader {
     Behind,
     /// The total number of items that the reader wants from the writer's stream, modulo 2^30.
     Here(u32),
-    /// The reader has ended the writer's pass, but may request the next pass.
+    /// The reader has ended the iteration that the writer still sends, but may request another iteration.
     Left,
-    /// The reader has requested the next pass.
+    /// The reader has requested the next iteration, but the writer still sends the previous iteration.
     Ahead,
     /// The reader wants no more items in the writer's epoch.
     Done,
@@ -96,7 +96,7 @@ impl Grant {
         })
     }
 
-    /// Returns how many more items the reader accepts. `wanted` and `sent` are total numbers of items modulo 2^30.
+    /// Returns how many more items the reader accepts. Both `wanted` and `sent` are total numbers of items modulo 2^30.
     #[inline]
     pub fn credit(wanted: u32, sent: u32) -> u32 {
         difference(u64::from(wanted), u64::from(sent), COUNT_BITS).max(0) as u32

@@ -24,7 +24,7 @@ pub struct Receiving {
 }
 
 impl Receiving {
-    /// Begins a stream, lets the writer be `window` items ahead of the reader, and returns the first grant.
+    /// Begins a stream, permits the writer to be `window` items ahead of the reader, and returns the first grant.
     pub fn begin(&mut self, stream: Stream, window: u64) -> Grant {
         self.stream = stream;
         self.taken = 0;

@@ -17,8 +17,8 @@ pub enum Permit {
 
 /// Limits the number of bytes in large buffers that a writer may have in flight.
 ///
-/// The window only limits the number of items, so large items could need gigabytes without this limit. When the reader
-/// has to wait, the limit doubles if the writer has reached it, and halves otherwise.
+/// The byte limit is needed because the window only limits the number of items, and large items could need gigabytes.
+/// When the reader has to wait, the limit doubles if the writer has reached the limit, and halves otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Ahead {
     allowed: u64,
@@ -67,7 +67,7 @@ impl Sending {
         *self = Self { stream, sent: 0, credit: 0, owed: 0 };
     }
 
-    /// Makes the writer recompute and drop the next `items` items, which the reader already has.
+    /// Makes the writer recompute the next `items` items without sending them, because the reader already has them.
     pub fn repeat(&mut self, items: u64) {
         self.owed = items;
     }
@@ -110,7 +110,7 @@ impl Sending {
         })
     }
 
-    /// Like `permit`, but returns `Wait` instead of `Now`, because the writer has reached its limit of bytes.
+    /// Like `permit`, but returns `Wait` instead of `Now`, because the writer has reached its limit of bytes in flight.
     pub fn permit_far_ahead(&mut self, word: u64) -> Option<Permit> {
         let permit = self.permit(word)?;
         Some(if permit == Permit::Now { Permit::Wait } else { permit })

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// The number of an epoch, and the number of an iteration (pass) over the dispatched items in this epoch. A second pass
-/// occurs only with pipes such as `cycle`.
+/// The number of an epoch, and the number of an iteration over the dispatched items in this epoch. An epoch has several
+/// iterations over the dispatched items only with pipes such as `cycle`.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Stream(u64);
 

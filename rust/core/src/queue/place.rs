@@ -1,8 +1,8 @@
 //! Tracks the position of a consumer in a source that threads read ahead.
 //!
 //! The position consists of a saved state of the source (the mark), and the numbers of the items that the consumer has
-//! received after this state. To resume, the source is restored from the saved state, and the items with the recorded
-//! numbers are dropped.
+//! received after this state. To resume, the source is restored from the saved state, and the items that the consumer
+//! had received after this state are dropped.
 //!
 //! [`QueuePosition::spent`] keeps states that are out of use, because dropping a state under a lock could run Python
 //! code.
@@ -37,7 +37,8 @@ impl<M> QueuePosition<M> {
         self.next + self.ahead.len() as u64
     }
 
-    /// Returns the numbers of the items that were delivered out of order, counted from `mark`.
+    /// Returns the numbers of the items that were delivered out of order, where the first item after `mark` has the
+    /// number 0.
     pub fn ahead(&self) -> impl Iterator<Item = Index> {
         let base = self.next - self.steps;
         self.ahead.iter().map(move |index| index - base)

@@ -30,7 +30,7 @@ struct Trial {
 pub struct Hub {
     operation: u64,
     values: Vec<Option<i64>>,
-    /// The connection to each rank. The first entry is unused, because rank 0 is the hub itself.
+    /// The connection to each rank. Entry i belongs to rank i, and entry 0 is unused, because rank 0 is the hub itself.
     seats: Vec<Seat>,
     trial: Option<Trial>,
     last: Option<(u64, i64)>,
@@ -123,7 +123,8 @@ impl Hub {
     }
 
     fn go_on(&mut self) {
-        // After a timeout, the operation fails for all ranks, even if the last missing value arrives later.
+        // After a timeout, the operation fails for all ranks, even if the last missing value arrives before the hub has
+        // decided which ranks are at fault.
         if self.verdict.is_some() || self.trial.is_some() {
             return;
         }

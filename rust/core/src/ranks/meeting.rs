@@ -52,7 +52,7 @@ struct Door {
 
 impl Door {
     /// Accepts new connections. If there are too many unidentified connections, the oldest connections are closed,
-    /// because real ranks identify themselves immediately.
+    /// because a rank of the job identifies itself immediately.
     fn open(&mut self, most: usize, now: Instant) {
         for _ in 0..MOST_UNIDENTIFIED {
             match self.listener.accept() {
@@ -209,8 +209,7 @@ impl Shared {
 #[derive(Debug)]
 pub struct Meeting {
     shared: Arc<Shared>,
-    /// Before the start of the background thread, the socket that wakes up this thread, and after the start, the thread
-    /// itself.
+    /// The handle of the background thread, or, before this thread starts, the socket that wakes it up.
     thread: Mutex<(Option<UnixStream>, Option<JoinHandle<()>>)>,
 }
 

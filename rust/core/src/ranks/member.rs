@@ -79,7 +79,7 @@ impl Member {
     /// Checks whether the hub has timed out. The caller must call this method once per heartbeat interval.
     pub fn tick(&mut self, now: Instant) {
         let Some((_, since)) = self.gave_up else { return };
-        // The timeout is twice as long for a hub that sends messages, because the hub may itself wait for missing
+        // The hub gets twice the time if it still sends messages, because the hub may itself be waiting for missing
         // ranks.
         let heard = self.heard.is_some_and(|heard| heard > since);
         let patience = if heard { 2 * WATCH } else { WATCH };

@@ -16,7 +16,7 @@ use crate::process::fork;
 use crate::process::inherited::Descriptor;
 use crate::process::region::Region;
 
-/// A board that is only read has this generation, so that no process regards itself as its writer.
+/// The generation of a board that this process has opened only for reading, so that `is_of_this_process` returns false.
 const NO_PROCESS: u64 = u64::MAX;
 
 /// The maximum size in bytes of another loader's board, because reading a board allocates memory.
@@ -202,8 +202,8 @@ impl PageRef {
         (index < self.board.config.pipes as usize).then(|| unsafe { &*self.at::<PipeRecord>(offset) })
     }
 
-    /// Assigns a page to this process. If a previous process has used the page, this process adds to the counts of that
-    /// process.
+    /// Assigns a page to this process. If a previous process has used the page, this process continues the counts of
+    /// the previous process.
     pub fn adopt(&self, role: Role, number: u32) {
         let header = self.header();
         let now = nanoseconds();
@@ -290,7 +290,7 @@ impl PageRef {
         let header = self.header();
         header.all_pipes.store(all as u32, Relaxed);
         // SYNC(pipes): pairs with `PageRef::counted_pipes`. A reader that sees the new number of pipes also sees the
-        // records of these pipes.
+        // new records of these pipes.
         header.pipes.store(all.min(self.board.config.pipes as usize) as u32, Ordering::Release);
     }
 

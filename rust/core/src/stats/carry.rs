@@ -1,4 +1,5 @@
-//! Copies the counters of a process on another machine to the board of the main process.
+//! Copies the counters of a process on another machine to the main process's board (shared memory for the counters of
+//! all processes).
 //!
 //! The two machines have different clocks, so the main process shifts received times by the difference between the
 //! clocks. The main process does not trust received counters, and checks their lengths.
@@ -103,7 +104,8 @@ impl PageRef {
 
     fn write(&self, span: &Span, values: &[u64], by: u64) {
         let words = self.words();
-        // The words are written in reverse order, so that `arena_peak` is written before `arena_used` (see `read.rs`).
+        // The words are written in reverse order, because a reader expects `arena_peak` to be written before
+        // `arena_used`.
         for (word, &value) in span.words.clone().zip(values).rev() {
             let value = if span.moment == Some(word) { moved(value, by) } else { value };
             if span.guard == Some(word) {
@@ -118,8 +120,8 @@ impl PageRef {
         }
     }
 
-    /// Stores the counters of a process on another machine, and three durations: how long this process has run, has
-    /// waited for a processor, and has existed.
+    /// Stores the counters of a process on another machine, and how long that process has run, has waited for a
+    /// processor, and has existed.
     pub fn hear(&self, carried: &[u8], [ran, stood, lived]: [u64; 3]) -> Result<(), Corrupted> {
         self.take_in(carried)?;
         let header = self.header();

@@ -7,7 +7,7 @@
 //! …
 //! ```
 //!
-//! Zero is a valid value of every field.
+//! In each structure, zero is a valid value of every field.
 
 use std::sync::atomic::Ordering::{self, Relaxed};
 use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU32, AtomicU64, fence};
@@ -80,10 +80,11 @@ impl Sequence {
     pub fn change<T>(&self, change: impl FnOnce() -> T) -> T {
         let odd = self.0.load(Relaxed) | 1;
         self.0.store(odd, Relaxed);
-        // SYNC(sequence): pairs with the fence in `read`. A reader that sees changed data also sees the odd number.
+        // SYNC(sequence): pairs with the fence in the method `read`. A reader that sees changed data also sees the odd
+        // number.
         fence(Ordering::Release);
         let changed = change();
-        // SYNC(sequence): pairs with the first load of `read`.
+        // SYNC(sequence): pairs with the first load in the method `read`.
         self.0.store(odd.wrapping_add(1), Ordering::Release);
         changed
     }
@@ -91,10 +92,10 @@ impl Sequence {
     /// Reads the guarded data, which is consistent unless the writer was killed during a change.
     pub fn read<T>(&self, mut read: impl FnMut() -> T) -> T {
         for attempt in 0..1000 {
-            // SYNC(sequence): pairs with the last store of `change`.
+            // SYNC(sequence): pairs with the last store in the method `change`.
             let before = self.0.load(Ordering::Acquire);
             let value = read();
-            // SYNC(sequence): pairs with the fence in `change`.
+            // SYNC(sequence): pairs with the fence in the method `change`.
             fence(Ordering::Acquire);
             if before & 1 == 0 && self.0.load(Relaxed) == before {
                 return value;
@@ -288,8 +289,8 @@ pub(super) struct PageHeader {
     /// How many nanoseconds the calls of the last pipe in the main process's graph have taken in total.
     pub inside: AtomicU64,
     pub inside_samples: AtomicU64,
-    /// Whether a process on another machine has exited (1) or not (0). Only the main process writes `place` and the
-    /// fields from `gone` to `carried`.
+    /// Whether a process on another machine has exited (1) or not (0). Only the main process writes the fields from
+    /// `gone` to `carried` and the name of the machine.
     pub gone: AtomicU64,
     /// The time when counters from another machine were last received, or 0 if none were received.
     pub heard: AtomicU64,

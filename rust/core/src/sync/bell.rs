@@ -1,10 +1,10 @@
 //! Implements doorbells. A process sleeps on its bell until another process rings this bell.
 //!
-//! A sleeping thread increments the count of sleepers, executes a fence, and checks for work. A ringing thread
-//! publishes its change, executes a fence, and reads the count of sleepers.
+//! A sleeping thread increments the count of sleepers, executes a memory fence, and checks for work. A ringing thread
+//! publishes its change, executes a memory fence, and reads the count of sleepers.
 //!
-//! No wake-up is lost. If the sleeping thread executes its fence first, the ringing thread sees the sleeper. If the
-//! ringing thread executes its fence first, the sleeping thread sees the change when it checks for work.
+//! No wake-up is lost. Because both threads execute a fence, the ringing thread sees the sleeper, or the sleeping
+//! thread sees the change before it sleeps.
 
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ fn count(sleepers: u64) -> u64 {
 impl Bell {
     /// Sleeps until `ready` returns true, the bell rings, or the timeout expires. Returns the last result of `ready`.
     pub fn wait(&self, parker: &impl Parker, timeout: Duration, mut ready: impl FnMut() -> bool) -> bool {
-        // SYNC(claim): pairs with `ring`. If this thread reads the value that `ring` has written, this thread
+        // SYNC(claim): pairs with `ring`. If this thread reads the value that `ring` has written to `word`, this thread
         // increments `sleepers` after `ring` has reset the count of sleepers.
         let seen = self.word.load(Ordering::Acquire);
         let joined = self.sleepers.fetch_add(SLEEPER, Ordering::Relaxed);
@@ -94,12 +94,12 @@ impl Bell {
     }
 }
 
-/// A flag that a thread raises while it waits for a frequent event. If the flag is not raised, the event causes no
-/// wake-up.
+/// A flag that requests a wake-up at the next event. If no waiting thread has raised the flag, an event causes no
+/// system call.
 ///
-/// The waiting thread raises the flag, executes a fence, and checks whether the event has occurred. The publishing
-/// thread publishes the event, executes a fence, and reads the flag. Because of the fences, the waiting thread sees the
-/// event, or the publishing thread sees the flag.
+/// The waiting thread raises the flag, executes a memory fence, and checks whether the event has occurred. The
+/// publishing thread publishes the event, executes a memory fence, and reads the flag. Because both threads execute a
+/// fence, the waiting thread sees the event, or the publishing thread sees the flag.
 #[derive(Debug, Default)]
 #[repr(transparent)]
 pub struct Wanted(AtomicU32);

@@ -43,7 +43,8 @@ impl ProducerCursor {
     /// Reads the consumer's cursor from shared memory into the cache, and returns this cursor.
     #[inline]
     pub fn refresh(&mut self, shared_head: &AtomicU64) -> Result<u64, Corrupted> {
-        // SYNC(release): pairs with ConsumerCursor::release. The consumer has read all slots before `head`.
+        // SYNC(release): pairs with ConsumerCursor::release. After this load, the producer may overwrite the slots
+        // before `head`, because the consumer has read them.
         let head = open_after(self.head, shared_head.load(Ordering::Acquire));
         // This check detects a cursor that is too large. A cursor that was set back also looks too large, because only
         // the low bits of a cursor are stored.
@@ -57,7 +58,8 @@ impl ProducerCursor {
     #[inline]
     pub fn publish(&mut self, shared_tail: &AtomicU64, by: u64) {
         self.tail += by;
-        // SYNC(publish): pairs with ConsumerCursor::available. The producer has written all slots before `tail`.
+        // SYNC(publish): pairs with ConsumerCursor::available. After a load of the new cursor, the consumer may read
+        // the slots before `tail`, because the producer has written them.
         shared_tail.store(seal(self.tail), Ordering::Release);
     }
 }
@@ -95,7 +97,8 @@ impl ConsumerCursor {
     #[inline]
     pub fn release(&mut self, shared_head: &AtomicU64, by: u64) {
         self.head += by;
-        // SYNC(release): pairs with ProducerCursor::refresh. The consumer has read all slots before `head`.
+        // SYNC(release): pairs with ProducerCursor::refresh. After a load of the new cursor, the producer may overwrite
+        // the slots before `head`, because the consumer has read them.
         shared_head.store(seal(self.head), Ordering::Release);
     }
 

@@ -154,8 +154,8 @@ pub fn make<'py>(
         None => (std::ptr::null_mut(), 0),
     };
     let numpy = numpy(py)?;
-    // SAFETY: callers pass a valid dtype, shape and strides. If `data` is not null, the caller's memory at `data` is
-    // large enough, and the array keeps this memory alive through its base.
+    // SAFETY: callers pass a valid dtype, shape and strides. If `data` is not null, the array fits into the memory at
+    // `data`, and keeps this memory alive through its base.
     let array = unsafe { numpy.array(descr, shape, strides, data.cast(), flags)? };
     if let Some((_, base)) = over {
         numpy.set_base(&array, base)?;

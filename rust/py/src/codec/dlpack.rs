@@ -83,8 +83,8 @@ struct ExchangeApi {
 }
 
 const MAJOR: u32 = 1;
-/// Whether torch has failed to describe a tensor in this process, for example a sparse tensor. After a failure, each
-/// tensor's layout is checked before torch is called, because catching an exception takes a millisecond.
+/// Whether torch has failed to describe a tensor in this process, for example a sparse tensor. After such a failure,
+/// each tensor's layout is checked before torch is called, because catching an exception takes a millisecond.
 static HAS_REFUSED: AtomicBool = AtomicBool::new(false);
 const UNUSED: &CStr = c"dltensor";
 

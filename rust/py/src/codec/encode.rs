@@ -67,8 +67,8 @@ pub struct Encoder {
     pub buffers: Vec<OutBuffer>,
     /// The addresses of objects that may occur twice in the item.
     visited: FxHashSet<usize>,
-    /// The numbers of long strings and bytes objects, by the address of the object. The stored reference to the object
-    /// keeps the object alive, so that no other object gets its address.
+    /// The numbers of long strings and bytes objects, by the address of the object. The stored reference keeps the
+    /// object alive, so that no other object gets the same address.
     kept: FxHashMap<usize, (u64, Py<PyAny>)>,
     announced: u64,
     /// The memory ranges of the item's tensors. The key is the start address of a range, and the value is its end
@@ -122,7 +122,8 @@ impl Encoder {
         self.payload.extend_from_slice(&(len as u64).to_le_bytes());
     }
 
-    /// An object with at most two references occurs only once, because one of the references belongs to the encoder.
+    /// An object with at most two references occurs only once in the item, because one of its references belongs to the
+    /// encoder.
     fn visit(&mut self, object: &Bound<'_, PyAny>) -> Result<(), Stop> {
         // SAFETY: `Py_REFCNT` only reads the reference count of an existing object.
         if unsafe { ffi::Py_REFCNT(object.as_ptr()) } <= 2 {
@@ -187,7 +188,8 @@ impl Encoder {
         Ok(())
     }
 
-    /// Pickles the recorded member last, because the pickle would be wasted if the whole item must be pickled.
+    /// The recorded member is pickled last, because its pickle would be wasted if another member makes it necessary to
+    /// pickle the whole item.
     fn pickle_member(&mut self, py: Python<'_>) -> Result<(), Stop> {
         let Some((place, member)) = self.pickled_member.take() else { return Ok(()) };
         let behind = self.payload.split_off(place);

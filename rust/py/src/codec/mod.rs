@@ -8,7 +8,7 @@
 //!
 //! Objects of unknown types are pickled (protocol 5, with out-of-band buffers), if necessary by cloudpickle. If an item
 //! contains an object twice, the whole item is pickled to preserve the object's identity. A long string that occurs
-//! several times is sent once.
+//! several times in an item is sent only once.
 
 mod array;
 mod decode;
@@ -42,44 +42,45 @@ pub const OUT_OF_BAND: usize = 8 << 10;
 /// the payload.
 pub const MOST_BUFFERS: usize = 512;
 
-/// The first byte of an encoded value. The comment of each tag lists what follows the tag.
+/// The first byte of an encoded value. The comment of each tag describes the bytes that follow the tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Tag {
     None,
     False,
     True,
-    /// An i64 follows.
+    /// An int that fits into an i64 is sent as an i64.
     Int,
-    /// An f64 follows.
+    /// A float is sent as an f64.
     Float,
-    /// UTF-8 text follows.
+    /// A str is sent as UTF-8 text.
     Str,
-    /// Bytes follow.
+    /// A bytes object is sent as its bytes.
     Bytes,
-    /// The number of members and the members follow.
+    /// A tuple is sent as the number of its members and the members.
     Tuple,
     List,
-    /// The number of entries follows, and then each key with its value.
+    /// A dict is sent as the number of its entries, and each key with its value.
     Dict,
     DataChunk,
-    /// The dtype, the number of dimensions, the order of the axes, the shape, and the elements follow.
+    /// An array is sent as its dtype, number of dimensions, order of axes, shape and elements.
     Array,
-    /// The dtype, the length and the bytes of the scalar follow.
+    /// A NumPy scalar is sent as its dtype, length and bytes.
     Scalar,
-    /// The element type, the number of dimensions, a flag for strides, the shape, the strides (only if the flag is
-    /// set), and the elements follow.
+    /// A tensor is sent as its element type, number of dimensions, a flag for strides, its shape, strides (only if the
+    /// flag is set) and elements.
     Tensor,
-    /// The pickle, the number of its buffers, and the buffers follow.
+    /// A pickled object is sent as its pickle, the number of buffers and the buffers.
     Pickle,
-    /// An object follows. Later parts of the item can refer to this object by its number, where `Kept` objects are
-    /// numbered from zero.
+    /// This tag precedes each long string or bytes object. Later parts of the item can refer to this object by its
+    /// number, which counts the item's `Kept` objects from zero.
     Kept,
-    /// The number of an earlier `Kept` object follows, which occurs here again.
+    /// An object that occurs again is sent as the number of the earlier `Kept` object.
     Again,
-    /// A u64 follows, which represents an int that does not fit into an i64.
+    /// An int that does not fit into an i64 is sent as a u64.
     Unsigned,
-    /// The tags of the container and of the elements, the length, and the values follow (see `numbers`).
+    /// A block of numbers is sent as the tags of the container and of the elements, the length and the values (see
+    /// `numbers`).
     Numbers,
 }
 

@@ -1,8 +1,8 @@
-//! Encodes ints of at most 64 bits, and sequences of ints, floats or bools as one block.
+//! Encodes an int of at most 64 bits, and packs a sequence of ints, floats or bools into a single block.
 //!
-//! A block needs at least two members, which are all floats, all bools, or all ints that fit one type (i64 or u64).
-//! Decoding a block creates new number objects, which is acceptable because neither Python nor pickle reliably
-//! preserves the identity of numbers.
+//! A sequence is packed only if it has at least two members, which are all floats, all bools, or all ints that fit one
+//! type (i64 or u64). Decoding a block creates new number objects, which is acceptable because neither Python nor
+//! pickle reliably preserves the identity of numbers.
 
 use pyo3::ffi;
 use pyo3::prelude::*;

@@ -91,7 +91,8 @@ impl GzipReader {
     }
 }
 
-/// Like gzip(1), this function skips zeros after a member, and ignores all other data.
+/// Like gzip(1), this function skips zeros after a gzip member, and ignores any other data that does not begin a
+/// member.
 fn another_member(stream: &mut impl BufRead) -> Result<bool, Error> {
     loop {
         let bytes = stream.fill_buf()?;

@@ -1,7 +1,7 @@
 //! Measures the time of pipes in a sample of their calls, so that measuring is cheap even for small items.
 //!
-//! An outermost call is a call of a pipe that no other pipe makes. About one of `interval` outermost calls is measured,
-//! together with its nested calls. The own time of a pipe excludes the time of its nested calls.
+//! A call of a pipe that no other pipe has made is an outermost call. About one of `interval` outermost calls is
+//! measured, together with its nested calls. The own time of a pipe excludes the time of its nested calls.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
@@ -69,8 +69,8 @@ pub fn around(random: &Cell<u64>, mean: u64) -> u64 {
     if mean <= 1 { 1 } else { 1 + (bits >> 33) % (2 * mean - 1) }
 }
 
-/// Returns how many calls one measured call must represent on average, so that measuring costs at most 1/`price` of the
-/// time.
+/// Returns how many calls one measured call must represent on average, so that at most 1/`price` of the run time is
+/// spent on measuring.
 pub fn interval(usual: u64, calls: u64, price: u64, longest: u64) -> u64 {
     (calls * COST * price / usual.max(1)).clamp(1, longest)
 }
@@ -137,7 +137,7 @@ fn unmeasured_root<T>(thread: &Clocking, call: impl FnOnce() -> T) -> (T, Option
     (result, (took >= NOTICED).then(|| notice(thread, took)))
 }
 
-/// Records a slow call. The call after a slow call is measured, because the next call may also be slow.
+/// Records a slow call. After a slow call, the following call is measured as well, because it may also be slow.
 #[cold]
 fn notice(thread: &Clocking, took: u64) -> Timed {
     thread.usual.set((7 * thread.usual.get() + took) / 8);

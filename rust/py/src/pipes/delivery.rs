@@ -296,7 +296,7 @@ impl DeliveryIterator {
 #[cold]
 fn next_slowly<'py>(slf: &Bound<'py, DeliveryIterator>, delivery: &Delivery) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = slf.py();
-    // The measured call begins before the wait, so that the watching thread also reports a long wait.
+    // The watched call begins before this wait, so that the watching thread also reports a long wait.
     delivery.pulse.enter();
     let stepped = match slf.call_method0("_wait_until_released") {
         Ok(_) => delivery.step(py),

@@ -1,8 +1,8 @@
-//! Implements the iterator that `iter(pipe)` returns (the guard). The guard counts items, and ensures that only the
+//! Implements the iterator (guard) that `iter(pipe)` returns. The iterator counts items, and ensures that only the
 //! newest iterator of a pipe is valid.
 //!
-//! Every item of every pipe passes through a guard. PyO3's wrapper around `__next__` would take longer than the guard
-//! itself, so the guard's type consists of C slots.
+//! Every item of every pipe passes through such an iterator. The iterator's type consists of C slots, because PyO3's
+//! wrapper around `__next__` would take longer than the iterator's own work.
 //!
 //! A panic in a type slot would abort the process, so `caught` wraps all code except memory accesses and C functions.
 
@@ -35,7 +35,7 @@ const CLEARED: u64 = u64::MAX;
 struct Guard {
     ob_base: ffi::PyObject,
     // Fields that are used for each item come first, to share one cache line.
-    /// The number of the iterator. The guard is valid while the token contains the same number.
+    /// The number of the iterator. The iterator is valid while the token of its pipe contains the same number.
     id: u64,
     token: *const IterationToken,
     /// The function that returns the next item from `argument`. After the end of the data, `next` is the function
@@ -49,8 +49,8 @@ struct Guard {
     pipe: *mut ffi::PyObject,
     token_object: *mut ffi::PyObject,
     inner: ffi::iternextfunc,
-    /// A word in shared memory that shows which pipe is running, or null if pipes are not measured. The word equals
-    /// `mark` while the pipe of this guard runs.
+    /// A word in shared memory that equals `mark` while the pipe of this iterator is running, or null if pipes are not
+    /// measured.
     current: *const AtomicU32,
     mark: u32,
     nested: bool,
@@ -168,7 +168,8 @@ pub fn guard_iterator<'py>(
     }
 }
 
-/// Some iterators start again if they are called after their end, so `no_more` replaces their function.
+/// Some iterators start again if they are called after their end, so `no_more` replaces the guard's function `next` at
+/// the end of the data.
 unsafe extern "C" fn no_more(_: *mut ffi::PyObject) -> *mut ffi::PyObject {
     std::ptr::null_mut()
 }
@@ -194,8 +195,7 @@ unsafe fn ask(guard: *mut Guard) -> *mut ffi::PyObject {
             return std::ptr::null_mut();
         }
         let item = ((*guard).next)((*guard).argument);
-        // The item is not counted if another thread has started a new iteration of the pipe while `next` was computing
-        // the item.
+        // The item is not counted if another thread has started a new iteration of the pipe during the call of `next`.
         if !item.is_null() && (*guard).id != CLEARED && (*(*guard).token).is_current((*guard).id) {
             count(guard, 1);
         }
@@ -214,14 +214,15 @@ unsafe fn count(guard: *mut Guard, items: u64) {
     }
 }
 
-/// Skips up to `most` items if the guard's iterator supports skipping. Skipped items are counted as yielded.
+/// Skips up to `most` items of `iterator`, if the iterator that it wraps supports skipping. Skipped items are counted
+/// as yielded.
 ///
 /// # Safety
-/// The iterator is a guard.
+/// `iterator` is an instance of `IteratorGuard`.
 pub unsafe fn pass_over(iterator: &Bound<'_, PyAny>, most: usize) {
     let py = iterator.py();
-    // SAFETY: the caller passes an existing guard. This function returns early for a cleared guard, and a guard that is
-    // not cleared owns its token and iterator.
+    // SAFETY: the caller passes an instance of `IteratorGuard`. This function returns early for a cleared guard, and a
+    // guard that is not cleared owns its token and iterator.
     unsafe {
         let guard = iterator.as_ptr().cast::<Guard>();
         if (*guard).id == CLEARED || !(*(*guard).token).is_current((*guard).id) {
@@ -244,7 +245,7 @@ unsafe extern "C" fn next_metered(object: *mut ffi::PyObject) -> *mut ffi::PyObj
 #[inline(never)]
 unsafe fn metered(guard: *mut Guard) -> *mut ffi::PyObject {
     // SAFETY: the interpreter keeps the guard alive. A guard that is not cleared owns its token, pipe and iterator. The
-    // token's record is read after the call of `inner`, because this call may replace the record.
+    // statistics record is read after the call of `inner`, because this call may replace the record.
     unsafe {
         let first = (*guard).metering.measured == 0;
         begin_first(guard, first);
@@ -484,7 +485,8 @@ fn describe(pipe: &Bound<'_, PyAny>) -> String {
 
 /// The guard has the attributes of its iterator, such as a generator's `close`.
 unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::PyObject) -> *mut ffi::PyObject {
-    // SAFETY: the interpreter passes an existing guard and a str. If a call returns NULL, an exception is set.
+    // SAFETY: the interpreter passes an instance of `IteratorGuard` and a str. If a call returns NULL, an exception is
+    // set.
     unsafe {
         let found = ffi::PyObject_GenericGetAttr(object, name);
         let iterator = (*object.cast::<Guard>()).iterator;
@@ -500,7 +502,8 @@ unsafe extern "C" fn get_attribute(object: *mut ffi::PyObject, name: *mut ffi::P
 }
 
 unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc, argument: *mut c_void) -> c_int {
-    // SAFETY: the garbage collector passes an existing guard. References that are NULL are skipped.
+    // SAFETY: the garbage collector calls this slot only with instances of `IteratorGuard`. References that are NULL
+    // are skipped.
     unsafe {
         let guard = object.cast::<Guard>();
         let class = ffi::Py_TYPE(object).cast::<ffi::PyObject>();
@@ -517,8 +520,8 @@ unsafe extern "C" fn traverse(object: *mut ffi::PyObject, visit: ffi::visitproc,
 }
 
 unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
-    // SAFETY: the garbage collector passes an existing guard. `id` changes first, because dropping a reference may run
-    // other code, which must find an invalid guard.
+    // SAFETY: the garbage collector calls this slot only with instances of `IteratorGuard`. `id` changes first, because
+    // dropping a reference may run other code, which must find an invalid guard.
     unsafe {
         let guard = object.cast::<Guard>();
         (*guard).id = CLEARED;
@@ -531,8 +534,8 @@ unsafe extern "C" fn clear(object: *mut ffi::PyObject) -> c_int {
 }
 
 unsafe extern "C" fn deallocate(object: *mut ffi::PyObject) {
-    // SAFETY: no references to the guard remain. For an object of a heap type, the interpreter requires the following
-    // calls in exactly this order.
+    // SAFETY: no references to the guard remain. The interpreter requires that an object of a heap type is freed by the
+    // following calls, in exactly this order.
     unsafe {
         ffi::PyObject_GC_UnTrack(object.cast());
         clear(object);

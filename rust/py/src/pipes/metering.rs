@@ -1,4 +1,4 @@
-//! Measures the time that the user's program spends in `next` of a loader, in a sample of the calls.
+//! Measures how much time the user's program spends in `next` of a loader, based on a sample of the calls.
 //!
 //! A measured call represents itself and the unmeasured calls since the previous measured call.
 
@@ -54,7 +54,7 @@ struct CountedItems {
 }
 
 impl Meter {
-    /// Counts and measures items in the record of `pipe`.
+    /// From now on, counts the items and measures their time in the statistics record of `pipe`.
     pub fn count_into(&self, py: Python<'_>, pipe: PipeRef) {
         self.0.with(py, |counted| *counted = Some(CountedItems { pipe, metering: Metering::new() }));
     }
@@ -109,8 +109,8 @@ impl CountedItems {
     }
 }
 
-/// Adds `items` items that did not pass through an iterator to the record of `pipe`. A measured call took `own`
-/// nanoseconds, as a sample of `weight` calls.
+/// Adds `items` items that did not pass through an iterator to the statistics record of `pipe`. Processing all items
+/// took about `weight` times `own` nanoseconds, because only one of `weight` calls was measured.
 pub fn add_work(pipe: &PipeRef, items: u64, own: u64, weight: u64) {
     let record = pipe.record();
     let all = own.saturating_mul(weight);

@@ -1,4 +1,5 @@
-//! Iterates over one of several shares of an indexable source. An iterator never reads another share's items.
+//! Iterates over the items of an indexable source that belong to one shard. The iterator skips the items of all other
+//! shards without reading them.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
@@ -9,7 +10,7 @@ use pyo3::prelude::*;
 use crate::pipes::guard;
 use crate::pipes::iterators::next_of;
 
-/// Alternately yields `run` items of a source and skips `between` items, which belong to other shares.
+/// Alternately yields `run` items of a source and skips `between` items, which belong to other shards.
 #[pyclass(frozen, module = "torchdata._native")]
 pub struct ShareIterator {
     source: Py<PyAny>,
@@ -41,7 +42,7 @@ impl ShareIterator {
             (before, left) = (self.between, self.run);
         }
         if before > 0 {
-            // SAFETY: the constructor has checked that the source is a guard.
+            // SAFETY: the constructor has checked that the source is an instance of `IteratorGuard`.
             unsafe { guard::pass_over(self.source.bind(py), before) };
             self.before.store(0, Relaxed);
             self.left.store(left, Relaxed);

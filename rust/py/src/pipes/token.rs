@@ -38,7 +38,7 @@ pub struct IterationToken {
     /// resumed.
     own: AtomicU64,
     place: AtomicPtr<BoardSlot>,
-    /// The record in the statistics that the next call of `begin` activates.
+    /// The statistics record that the next call of `begin` activates.
     pending: GilCell<Option<Box<BoardSlot>>>,
     finished: AtomicBool,
     /// Whether the next `begin` resumes from a loaded state instead of resetting the pipe.
@@ -59,7 +59,7 @@ impl IterationToken {
         self.own.store(self.own.load(Relaxed) + items, Relaxed);
     }
 
-    /// Returns the pipe's record in the statistics. Callers must not keep the result while Python code runs, because
+    /// Returns the statistics record of the pipe. Callers must not keep the result while Python code runs, because
     /// Python code may replace the record.
     pub fn place(&self) -> Option<&BoardSlot> {
         // SAFETY: the pointer is null, or points to a box that exists as long as the token.
@@ -67,7 +67,7 @@ impl IterationToken {
         unsafe { self.place.load(Acquire).as_ref() }
     }
 
-    /// From the next iteration on, items are counted in the statistics of `pipe`.
+    /// From the next iteration on, items are counted in the statistics record of `pipe`.
     pub fn bind(&self, py: Python<'_>, pipe: PipeRef, root: bool, main: bool) {
         self.pending.with(py, |pending| {
             let is_same = |place: &BoardSlot| {
@@ -79,15 +79,15 @@ impl IterationToken {
         });
     }
 
-    /// Starts to count items in the record that `bind` has set. The previously active record stays allocated, because a
-    /// call in progress may use this record.
+    /// Makes this token count items in the statistics record that `bind` has set. The previous record stays allocated,
+    /// because a call in another thread may still use the previous record.
     pub fn activate(&self, py: Python<'_>) {
         self.pending.with(py, |pending| {
             let Some(mut place) = pending.take() else { return };
             place.pipe.record().restart(self.yielded());
             let old = self.place.load(Relaxed);
-            // SAFETY: an earlier call of this method created the pointer with `into_raw`. The new record keeps the old
-            // record alive, and frees the old record when the token is dropped.
+            // SAFETY: an earlier call of this method created the pointer with `into_raw`. The new record owns the old
+            // record, so the old record is freed when this `IterationToken` is dropped.
             place._before = (!old.is_null()).then(|| unsafe { Box::from_raw(old) });
             // SYNC(slot): pairs with the load in `place`.
             self.place.store(Box::into_raw(place), Release);

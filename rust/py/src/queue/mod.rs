@@ -58,12 +58,12 @@ fn wait_for(py: Python<'_>, sleep: impl FnMut(Duration) -> bool + Send) -> PyRes
     py.check_signals()
 }
 
-/// The state of the source, the number of items delivered after this state, the number of all delivered items, and the
-/// numbers of the items delivered out of order.
+/// The position of a queue's consumer, as a tuple of the source's state, the number of items delivered after this
+/// state, the number of all delivered items, and the numbers of the items delivered out of order.
 type PlaceParts = (Py<PyAny>, u64, u64, Vec<Index>);
 
-/// The number, the kind, the content and the saved source state of a slot. The kind of a slot is "waiting", "running",
-/// "result" or "error".
+/// The content of a queue's slot, as a tuple of the slot's number, kind, item or result, and saved source state. The
+/// kind of a slot is "waiting", "running", "result" or "error".
 type SlotParts = (Slot, &'static str, Py<PyAny>, Option<Py<PyAny>>);
 
 #[pyclass(frozen, name = "ReadAheadQueue", module = "torchdata._native")]
@@ -120,7 +120,8 @@ impl ReadAheadQueue {
         }
     }
 
-    /// Superfluous source states are dropped after the access to `place` ends, because dropping may run Python code.
+    /// Unneeded states of the source are dropped after the access to the position ends, because dropping may run Python
+    /// code.
     fn note(&self, py: Python<'_>, change: impl FnOnce(&mut QueuePosition<Py<PyAny>>)) {
         let spent = self.place.with(py, |place| {
             place.as_mut().map(|place| {

@@ -23,7 +23,7 @@ pub struct SourceReader {
     state_of: Py<PyAny>,
     /// A function that converts a NotImplementedError of `state_of` to a placeholder for the state.
     unsaved: Py<PyAny>,
-    /// The number of items between two saved states, or 0 if no states are saved.
+    /// The number of items between two saved states of the source, or 0 if no states are saved.
     frequency: u64,
     /// An earlier run has already delivered the first `dropped` items and the items with the numbers in `ahead`, so
     /// this run drops them.
@@ -91,8 +91,8 @@ impl SourceReader {
         Ok(Some((item, index, mark)))
     }
 
-    /// Moves items from the source to the queue until the queue is closed. If the source raises an error, returns the
-    /// slot that was reserved for the next item, and the error.
+    /// Moves items from the source to the queue until the queue is closed or the source raises an error. After an
+    /// error, returns the slot that was reserved for the next item, and the error.
     fn hand_over(&self, py: Python<'_>, queue: &Bound<'_, ReadAheadQueue>) -> PyResult<Option<(Slot, Py<PyAny>)>> {
         let queue = queue.get();
         let mut reserved = None;

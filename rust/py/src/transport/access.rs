@@ -23,8 +23,8 @@ pub struct Access {
     /// The id of the thread that uses the reader, or 0.
     holder: GilNumber,
     pub signs: Signs,
-    /// Whether an iteration begins with the request for its first item, as in a worker process that reads dispatched
-    /// items, instead of at the start of the epoch.
+    /// Whether an iteration begins at the request for its first item, instead of at the start of the epoch. This is
+    /// true in a worker process that reads dispatched items.
     on_demand: bool,
     /// The process that created the reader. A forked child must not take items of its parent.
     pub owner: OwningProcess,
@@ -74,8 +74,8 @@ impl Access {
         }
     }
 
-    /// Returns the epoch and the pass number of a new iterator. The pass number is 0 if the pass begins only when the
-    /// iterator requests its first item.
+    /// Returns the numbers of the epoch and of the iteration over the dispatched items for a new iterator. The
+    /// iteration number is 0 if the iteration begins only when the iterator requests its first item.
     pub fn epoch(&self) -> (u32, u64) {
         (self.signs.epoch.load(Relaxed) as u32, u64::from(!self.on_demand))
     }
@@ -204,7 +204,7 @@ impl Access {
         next
     }
 
-    /// Ends an unfinished iteration, because items that this worker does not read would block other workers.
+    /// Ends an unfinished iteration, because the unread items of this worker would block other workers.
     pub fn leave(&self, py: Python<'_>, epoch: u32, pass: u64) {
         if !self.on_demand || pass == 0 {
             return;

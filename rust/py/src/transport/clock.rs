@@ -54,7 +54,8 @@ impl Clock {
         }
     }
 
-    /// Ends the measurement of a wait, but keeps `tries`, because a replacement process may compute the same item.
+    /// Ends the measurement of a wait, but does not reset `tries`, because a replacement process may compute the same
+    /// item.
     #[inline]
     pub fn stop(&mut self) {
         self.began = None;
@@ -75,7 +76,8 @@ impl Clock {
         }
     }
 
-    /// Checks how long the wait has lasted, and calls the callbacks. A wait for a paused process is not reported.
+    /// Checks how long the reader has waited for an item, and calls `on_stall` or `on_hang` after a long wait. A wait
+    /// for a paused process is not reported.
     pub fn look(&mut self, py: Python<'_>, peer: Option<usize>, paused: bool) -> PyResult<()> {
         let waited = self.began.map_or(Duration::ZERO, |began| began.elapsed());
         match &mut self.stall {

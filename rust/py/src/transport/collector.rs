@@ -176,8 +176,8 @@ impl Collector {
     /// Starts an epoch. The main process must call this method before it sends the command that starts the epoch. A
     /// thread that is reading an earlier epoch stops.
     ///
-    /// To resume, `starts`, `turn` (next shard) and `passed` (number of iterations over the dispatched items) describe
-    /// the position.
+    /// To resume an epoch, `starts`, `turn` (the next shard) and `passed` (the number of iterations over the dispatched
+    /// items) describe the position in the epoch.
     #[pyo3(signature = (epoch, window, starts = None, turn = None, passed = 0))]
     fn start_epoch(
         &self,
@@ -242,8 +242,8 @@ impl Collector {
         drop(superfluous);
     }
 
-    /// Returns the number of the current iteration (pass) over the dispatched items, and the number and checksum of the
-    /// items that this worker has read in the pass.
+    /// Returns the number of the current iteration over the dispatched items, and the number and checksum of the items
+    /// that this worker has read in this iteration.
     fn share(&self, py: Python<'_>) -> (u64, Entry) {
         (self.access.signs.pass.load(Relaxed), self.books.with(py, |books| entry(books.taken(0))))
     }

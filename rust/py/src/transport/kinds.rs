@@ -11,14 +11,14 @@ pub const PAYLOAD_IN_BUFFER: u16 = 0x100;
 pub const STATE: u16 = 4;
 /// A snapshot of the dispatching process, which a worker process forwards to the main process.
 pub const RELAYED: u16 = 5;
-/// The result of a function call. The number of the call follows the result.
+/// The result of a function call, followed by the number of this call.
 pub const RESULT: u16 = 6;
 /// A note for the main process, which is delivered in order with the items of a worker process.
 pub const NOTE: u16 = 7;
 pub const WHAT: u16 = 0xff;
 
-/// Returns the bytes that follow a result: the number of the call, and the seconds since this process began the current
-/// batch of calls.
+/// Returns the bytes that follow a function's result: the number of the call, and the seconds since this process began
+/// the current batch of calls.
 pub fn result_tail(number: u64, spent: f64) -> [u8; 16] {
     (u128::from(number) | u128::from(spent.to_bits()) << 64).to_le_bytes()
 }

@@ -1,7 +1,8 @@
 //! Sends and receives items between processes.
 //!
 //! The main process reads items from worker processes. A loader may have one dispatching process, which distributes the
-//! items of a shared pipe to the workers. A pass is one iteration over the dispatched items within an epoch.
+//! items of a shared pipe to the workers. In names such as `pass_number`, a pass is a single iteration over the
+//! dispatched items within an epoch.
 
 mod access;
 pub mod carrier;

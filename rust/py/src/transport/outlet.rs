@@ -1,7 +1,7 @@
-//! Holds the state of the thread that sends messages in a child process.
+//! Defines the state of the thread that sends messages in a child process.
 //!
-//! If a command interrupts the sending of a message, the next call continues with the same message, so that no item is
-//! lost.
+//! If a command interrupts the sending of a message, the next call continues with the interrupted message, so that no
+//! item is lost.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -41,7 +41,7 @@ pub(super) struct Outlet {
     /// A worker process has one producer for all of its shards. The dispatching process has one producer for each
     /// worker.
     pub producers: Vec<Producer>,
-    /// The arenas of the producers, so that `tidy` can free memory while a wait borrows the producers.
+    /// The arenas of the producers, in a separate list, because `tidy` frees memory while a wait borrows the producers.
     arenas: Vec<Arc<Arena>>,
     /// In a worker process, selects the shard of the next item. In the dispatching process, selects the worker that
     /// receives the next item.
@@ -71,7 +71,7 @@ pub(super) struct Outlet {
     pub expected: Vec<Option<u64>>,
     pub next_link: usize,
     pub meters: Vec<WaitRef>,
-    /// Measures the wait until the reader requests another iteration (pass) over the items.
+    /// Measures the wait until the reader requests another iteration over the items.
     pub idle: Option<WaitRef>,
     pub page: Option<PageRef>,
 }
@@ -176,8 +176,8 @@ impl Outlet {
         if self.owes { self.producers[0].owing().map(usize::from) } else { None }
     }
 
-    /// Returns the current epoch while items are recomputed. Function calls wait until all items are recomputed,
-    /// because the main process already had these items when it sent the calls.
+    /// Returns the current epoch if a shard still recomputes items, or otherwise None. Function calls wait until all
+    /// items are recomputed, because the main process sent the calls after it had received these items.
     fn held(&mut self) -> Option<u32> {
         self.owing().map(|_| self.producers[0].stream().epoch())
     }
@@ -322,7 +322,7 @@ impl Outlet {
         if self.departing.is_none() { Ok(Sent::Done) } else { self.send_rest(py) }
     }
 
-    /// Continues to send the message, or abandons the message after an exception or the deadline.
+    /// Continues to send the current message, or abandons this message after an exception or the deadline.
     fn send_rest(&mut self, py: Python<'_>) -> PyResult<Sent> {
         let Some(mut departing) = self.departing.take() else { return Ok(Sent::Done) };
         let sent = self.send(py, &mut departing)?;
@@ -369,8 +369,8 @@ impl Outlet {
         })
     }
 
-    /// Copies a buffer into the arena. If the arena is too full or too small, sends the buffer in fragments, from byte
-    /// `streamed` on.
+    /// Copies a buffer of a message into the arena. If the arena is too full or too small, sends the buffer in
+    /// fragments, from byte `streamed` on.
     fn put_in_memory(
         &mut self,
         py: Python<'_>,
@@ -406,7 +406,8 @@ impl Outlet {
         Ok(Placed::At(Part::Streamed(unsafe { sampled_len(from, len) })))
     }
 
-    /// Copies a buffer into the arena. Returns None if there is not enough memory, and waiting cannot free any.
+    /// Copies a buffer of a message into the arena. Returns None if there is not enough memory, and waiting cannot free
+    /// any.
     fn put_in_arena(&mut self, py: Python<'_>, target: usize, source: &Source) -> PyResult<Option<Placed>> {
         loop {
             let producer = self.producer(target);

@@ -1,6 +1,7 @@
 //! The shards (peers) that send messages to a reader, and messages that the reader has received before their turn.
 //!
-//! With n links, peer p sends over link p mod n, as shard p / n of this link.
+//! Each link transports the messages of several peers. With n links, peer p sends over link p % n, and is shard p / n
+//! of the process at this link's opposite end.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -18,7 +19,7 @@ use crate::errors;
 #[derive(Default)]
 pub struct Taken {
     pub message: Message,
-    /// Whether the sender already knows that the message was received.
+    /// Whether the sending process was already informed that the message was received.
     pub counted: bool,
 }
 
@@ -55,8 +56,8 @@ pub struct Surplus {
     bytes: u64,
     most: u64,
     said: bool,
-    /// A callback with the arguments (next peer, peer of the latest early message, bytes of all early messages). Early
-    /// messages were received before their turn.
+    /// A callback with the arguments (next peer, peer of the latest early message, bytes of all early messages). An
+    /// early message is a message that was received before its turn.
     pub on_surplus: Option<Py<PyAny>>,
 }
 
@@ -69,8 +70,8 @@ pub struct Peers {
     pub paused: bool,
     /// The index of the link if the items of only one link wake up this process, or otherwise None.
     awaited: Option<usize>,
-    /// Whether a peer has waited for the dispatching process in this epoch, so that items of all links must wake up
-    /// this process.
+    /// Whether a worker has waited for the dispatching process in this epoch. After such a wait, the items of all links
+    /// must wake up the main process.
     has_starved: bool,
     /// The latest message of any link. The memory of this message is reused for the next message.
     pub current: Taken,

@@ -1,4 +1,4 @@
-//! Reads items from several links. During waits, handles timeouts, exited processes and signals.
+//! Reads items from several links. While the reader waits, it handles timeouts, exited processes and signals.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -425,7 +425,8 @@ impl Reader {
     }
 }
 
-/// The results of function calls, their total time in seconds, and the message after the results.
+/// The results of function calls, as a tuple of the results, their total time in seconds, and the message after the
+/// results.
 pub type Row<'py> = (Vec<Bound<'py, PyAny>>, f64, Option<Bound<'py, PyAny>>);
 
 enum Came<'py> {

@@ -19,11 +19,12 @@ use super::snapshots::{self, Entry, Relay, account};
 use crate::codec::{OutBuffer, Source};
 use crate::errors;
 
-/// The position in the dispatched items (pass, items, checksum), and the content of a snapshot.
+/// A snapshot, as a tuple of the number of the iteration over the dispatched items, the number and checksum of the
+/// items in this iteration, and the content.
 type Made = (u32, Entry, Py<PyBytes>);
 
 impl Outlet {
-    /// While items are recomputed, snapshots are not taken, because they would delay the first new item.
+    /// No snapshots are taken while items are recomputed, because a snapshot would delay the first new item.
     #[inline]
     pub fn snapshot_if_due(&mut self, py: Python<'_>) -> PyResult<()> {
         if self.relay.as_ref().is_some_and(|relay| relay.waits()) {
@@ -140,7 +141,8 @@ impl Outlet {
         }
     }
 
-    /// Checks that all items were recomputed. This method must be called after the last item for `target`.
+    /// Checks that all items that the reader had already received were recomputed. This method must be called after the
+    /// last item for `target`.
     pub fn check_all_came_again(&mut self, target: usize) -> PyResult<()> {
         let producer = self.producer(target);
         let (account, owed) = (producer.account(), producer.owed());

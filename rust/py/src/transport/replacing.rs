@@ -12,7 +12,8 @@ use super::snapshots::{KeptPositions, kept_positions};
 use super::watched::{Replacing, Sign};
 use crate::errors;
 
-/// The index of the replaced process, the link of the replacement or None, and the replacement's id or descriptor.
+/// A replaced process, as a tuple of its index, the link of the replacement or None, and the replacement's id or
+/// descriptor.
 type Replacement<'py> = (usize, Option<Bound<'py, PyLink>>, Sign<'py>);
 
 impl Reader {

@@ -98,11 +98,12 @@ impl Sender {
         Ok(())
     }
 
-    /// Starts an epoch, and drops the unsent part of an earlier message.
+    /// Starts an epoch, and drops any unsent part of an earlier message.
     ///
-    /// To resume, `starts` contains an entry for each shard or reader: the number and the checksum of the earlier
-    /// items, the number of items to recompute, and the checksum after these items. `turn` is the index of the shard
-    /// that sends the first item, or of the reader that receives the first item.
+    /// To resume an epoch, `starts` contains an entry for each shard or reader: the number and the checksum of the
+    /// earlier items, the number of items to recompute, and the checksum after the recomputed items. In a worker
+    /// process, `turn` is the index of the shard that sends the first item. In the dispatching process, `turn` is the
+    /// index of the worker that receives the first item.
     #[pyo3(signature = (epoch, pass_number = 1, starts = None, turn = 0))]
     fn start_epoch(
         &self,
@@ -133,8 +134,8 @@ impl Sender {
     /// Makes `pump` call `taker(shard)` from time to time, between two items. The pause between two calls is `factor`
     /// times a call's duration, but at least `seconds`.
     ///
-    /// `taker` returns None or a snapshot: the number of the pass over the dispatched items, the number and checksum of
-    /// the items in this pass, and the content.
+    /// `taker` returns None or a tuple with the content of a snapshot. The tuple begins with the number of the
+    /// iteration over the dispatched items, and the number and checksum of the items in this iteration.
     fn take_snapshots(&self, taker: Py<PyAny>, seconds: f64, factor: f64) -> PyResult<()> {
         self.outlet().map(|mut outlet| outlet.taker = Some((taker, Cadence::new(duration(seconds), factor))))
     }
@@ -149,7 +150,7 @@ impl Sender {
         self.outlet().map(|mut outlet| outlet.relay = Some(Arc::clone(&collector.get().relay)))
     }
 
-    /// Sends a snapshot. If a command is pending, returns False, and a later call of `pump` continues to send the
+    /// Sends a snapshot. Returns False if a command is pending, and a later call of `pump` continues to send the
     /// snapshot.
     #[pyo3(signature = (shard = 0))]
     fn send_snapshot(&self, py: Python<'_>, shard: usize) -> PyResult<bool> {
@@ -197,8 +198,8 @@ impl Sender {
             if !outlet.has_shards {
                 self.link.store(target, Relaxed);
             }
-            // `outlet` stays locked while the item is computed, and no other thread waits for the lock, because only
-            // this thread sends, and `allocate` works without the lock.
+            // `outlet` stays locked while the item is computed. No other thread waits for this lock, because only this
+            // thread sends, and `allocate` works without the lock.
             let shard = if several { target } else { 0 };
             outlet.entered = shard;
             if let (true, Some(turns)) = (several, turns) {
@@ -241,7 +242,7 @@ impl Sender {
         Ok(outlet.send_ends(py)? == Sent::Done)
     }
 
-    /// Waits until a reader requests another iteration (pass) over the items. Returns False if a command is pending.
+    /// Waits until a reader requests another iteration over the items. Returns False if a command is pending.
     fn next_pass(&self, py: Python<'_>) -> PyResult<bool> {
         let mut outlet = self.outlet()?;
         let Outlet { producers, dealing, own, control, idle, .. } = &mut *outlet;
@@ -330,8 +331,8 @@ impl Sender {
         Ok(producer.acknowledged().map_err(errors::corrupted)? >= count)
     }
 
-    /// Returns the number of the current iteration (pass), and the number of items computed in this pass, including
-    /// unsent items.
+    /// Returns the number of the current iteration, and the number of items that were computed in this iteration,
+    /// including unsent items.
     fn made(&self) -> PyResult<(u32, u64)> {
         let outlet = self.outlet()?;
         let waits = outlet.departing.as_ref().is_some_and(|message| message.kind & kind::WHAT == kind::ITEM);

@@ -28,7 +28,8 @@ pub const REASON: &[u8] = b"tdno";
 
 pub type Content = Py<PyBytes>;
 
-/// The latest snapshot of the dispatching process, which a worker process keeps until it is sent to the main process.
+/// The latest snapshot of the dispatching process, which a worker process stores until it can send the snapshot to the
+/// main process.
 #[derive(Default)]
 pub struct Relay {
     waits: AtomicBool,
@@ -127,7 +128,6 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// The content is copied only once, because a reader may be waiting for an item.
     fn content(&self, py: Python<'_>) -> PyResult<Content> {
         match self.block {
             None => Ok(PyBytes::new(py, self.inline).unbind()),
@@ -153,8 +153,8 @@ impl<'a> Opened<'a> {
 
 fn lease_as_bytes(py: Python<'_>, lease: &Lease) -> PyResult<Content> {
     let len = lease.len().try_into().unwrap_or(isize::MAX);
-    // SAFETY: the lease keeps the `len` bytes readable. If a faulty producer writes to the block during this copy, only
-    // the copied bytes are wrong. PyBytes_FromStringAndSize returns a new object, or NULL with an exception set.
+    // SAFETY: the lease keeps the `len` bytes readable. If a faulty producer writes to the block while it is copied,
+    // only the copied bytes are wrong. PyBytes_FromStringAndSize returns a new object, or NULL with an exception set.
     unsafe {
         let bytes = ffi::PyBytes_FromStringAndSize(lease.as_mut_ptr().cast::<c_char>(), len);
         Ok(Bound::from_owned_ptr_or_err(py, bytes)?.cast_into_unchecked().unbind())
@@ -167,10 +167,11 @@ pub fn is_snapshot(message_kind: u16) -> bool {
 }
 
 pub type Entry = (u64, u64);
-/// A snapshot: the number and checksum of the earlier items, the position in the dispatched items (pass number, and the
-/// number and checksum of the items in this pass), and the content.
+/// A snapshot, as a tuple of the number and checksum of the earlier items, the number of the iteration over the
+/// dispatched items, the number and checksum of the items in this iteration, and the content.
 pub type Kept = (Entry, u32, Entry, Content);
-/// The number of the pass over the dispatched items, (items, checksum) of each worker, and the snapshot's content.
+/// A snapshot of the dispatching process, as a tuple of the iteration's number, the number and checksum of each
+/// worker's items, and the content.
 pub type KeptDealt = (u32, Vec<Entry>, Content);
 
 pub fn account((items, checksum): Entry) -> Account {

@@ -47,8 +47,8 @@ impl PyStatsBoard {
     }
 }
 
-/// The token, the name, the location of the user function, the index of the reading pipe, the flags, and the capacity
-/// of a pipe.
+/// A pipe, as a tuple of its token, its name, the location of its user function, the index of the pipe that reads it,
+/// its flags, and its capacity.
 type Pipe<'py> = (Bound<'py, IterationToken>, String, String, Option<usize>, u32, u64);
 
 #[pymethods]
@@ -145,7 +145,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Adds items to the record of a pipe. A measured call took `nanoseconds`, as a sample of `weight` calls.
+    /// Adds items to the statistics record of a pipe. Processing all items took about `weight` times `nanoseconds`,
+    /// because only one of `weight` calls was measured.
     fn add_work(&self, page: usize, pipe: usize, items: u64, nanoseconds: u64, weight: u64) -> PyResult<()> {
         if self.0.is_of_this_process() {
             add_work(&self.pipe(page, pipe)?, items, nanoseconds, weight);
@@ -153,7 +154,8 @@ impl PyStatsBoard {
         Ok(())
     }
 
-    /// Counts and measures the items of `iterator` in the record of a pipe, from the next epoch on.
+    /// From the next epoch on, counts the items of `iterator` and measures their time in the statistics record of a
+    /// pipe.
     fn count_items(&self, iterator: &Bound<'_, SharedIterator>, page: usize, pipe: usize) -> PyResult<()> {
         iterator.get().meter.count_into(iterator.py(), self.pipe(page, pipe)?);
         Ok(())

@@ -1,4 +1,4 @@
-//! Detects in the reading thread that processes have exited.
+//! Detects that processes have exited, in the thread that reads their items.
 //!
 //! When a process has exited, the reader raises an error or starts a replacement process (`replacing.rs`).
 

@@ -31,7 +31,7 @@ impl<T> OrderedQueue<T> {
     /// Claims submitted items in order. Returns empty lists if no item is available now, or None after the last item.
     ///
     /// A call claims the number of waiting items divided by `sharers`, but at least `least` and at most `most` items.
-    /// If `joins` returns false for an item, this item is claimed alone.
+    /// If `joins` returns false for an item, the call claims this item alone.
     ///
     /// `take` copies or removes the part of an item that the worker needs. The bool that `take` returns is true if the
     /// worker may change the item. `joins` and `take` must not call the queue, because the queue's lock is held while
@@ -77,8 +77,8 @@ impl<T> OrderedQueue<T> {
         Some((slots, taken))
     }
 
-    /// Stores an outcome for each claimed item. `complete` combines the part of an item that the queue has kept with
-    /// the part that the worker passes.
+    /// Stores an outcome for each claimed item. `complete` combines the kept part of an item, which has stayed in the
+    /// queue, with the part that the worker passes.
     ///
     /// Returns parts of items that the queue no longer needs, so that the caller drops them after the queue's lock is
     /// released.

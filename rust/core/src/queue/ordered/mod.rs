@@ -245,8 +245,8 @@ impl<T> OrderedQueue<T> {
         self.wait(timeout, &self.filled, |state| &mut state.consuming, ready)
     }
 
-    /// Ends the delivery of results and the reservation of slots. Buffered outcomes stay in the queue until `drain` is
-    /// called.
+    /// Closes the queue, so that workers reserve no more slots, and the consumer receives no more results. Buffered
+    /// outcomes stay in the queue until `drain` is called.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -261,7 +261,7 @@ impl<T> OrderedQueue<T> {
         let mut state = self.lock();
         state.waiting.clear();
         state.broken = false;
-        // After `close`, the end is not reported, because the consumer has not received all results.
+        // After `close`, the end of the results is not reported, because the consumer has not received all results.
         state.ended |= state.finished && !state.closed;
         let ready = std::mem::take(&mut state.ready);
         let mut rest = Vec::new();

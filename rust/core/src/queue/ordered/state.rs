@@ -8,8 +8,8 @@ use super::answers::{Outcome, Slot};
 pub(super) enum Phase<T> {
     Making,
     Waiting(T),
-    /// A worker is processing the item. The queue keeps a copy of the item, or the parts of the item that the worker
-    /// does not need.
+    /// A worker is processing the item. The queue keeps a copy of the processed item, or the parts of the item that the
+    /// worker does not need.
     Running(T),
     Done(Outcome<T>),
 }
