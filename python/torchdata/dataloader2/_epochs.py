@@ -81,7 +81,7 @@ class EpochRun:
         resume_at: the position where the epoch resumes, and whether recomputed items must equal the items delivered
             earlier; None for an epoch's start.
         saved_positions: the positions in the loaded states. The numbers of workers and ranks in the saved run may
-            differ from the present numbers.
+            differ from the numbers in this run.
         epochs: the number of epochs that have begun.
         is_paused: whether no items are delivered until `resume` is called.
         is_limited: whether the iterator pauses after a number of items; see `DataLoader2Iterator.limit`.

@@ -1,8 +1,8 @@
 """Saves the position of a loader inside an epoch at any moment, and resumes from a saved position.
 
-Role: runs in the main process, in any thread that requests a state, including in a signal handler. The `Delivery` of
-the loader counts the items that the user has received. The engine records the positions of the workers. While a thread
-waits for an item, another thread can save a state.
+Role: this module runs in the main process, in any thread that requests a state, including in a signal handler. The
+`Delivery` of the loader counts the items that the user has received. The engine records the positions of the workers.
+While a thread waits for an item, another thread can save a state.
 
 Pipes that run in the main process can be inspected only between two items. A *mark* is a state of the main process's
 pipes that the loader has recorded between two items. User code may request a state even while an item is being
@@ -81,8 +81,8 @@ class Tracker:
         self._is_behind_loaded = False
         #: The seeds at the finished epoch's beginning, if the loaded state is from between two epochs; otherwise None.
         self._ended_seeds: SeedGenerator | None = None
-        #: If pipes in the workers keep state beyond an epoch: the last epoch's final position, or the reason why it is
-        #: unknown.
+        #: The position at the end of the last epoch, or the reason why this position is unknown; needed only if pipes
+        #: in the workers keep state beyond an epoch.
         self.end: Position | str | None = None
         # If the last attempt to begin an epoch failed, the number of epochs that had begun before it; otherwise None.
         self._epochs_before: int | None = None
@@ -97,7 +97,8 @@ class Tracker:
     # -- taking ------------------------------------------------------------------------------------
 
     def take(self, items_ago: int, *, looks: bool = True) -> Position | None:
-        """Returns the position before the last `items_ago` items; None if seeds alone suffice to begin the next epoch.
+        """Returns the position that the loader had `items_ago` items ago; None if the next epoch can begin from its
+        seeds alone.
 
         Args:
             looks: whether to record the current state of the main process's pipes first; if not, an earlier recorded
@@ -141,8 +142,8 @@ class Tracker:
         return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest recorded position before the last `items_ago` items, and the number of items that precede
-        these `items_ago` items.
+        """Returns the newest recorded position that precedes the last `items_ago` items, and the number of items that
+        were delivered before these `items_ago` items.
         """
         given = self._delivery.given - items_ago
         if given < 0:

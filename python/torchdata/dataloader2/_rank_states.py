@@ -33,8 +33,8 @@ class SavedPositions:
         return any(position.given for position in self.positions.values())
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
-        """Returns whether the saved epoch began in workers, or with another number of ranks than now; if so, a loader
-        without workers runs the saved shards in its main process.
+        """Returns whether the saved epoch began in workers, or with another number of ranks than now. A loader without
+        workers then runs the saved shards in its main process.
         """
         if not all(position.in_main for position in self.positions.values()):
             return True

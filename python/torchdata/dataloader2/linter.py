@@ -83,10 +83,9 @@ class Finding:
 def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> list[Finding]:
     """Finds likely mistakes in a graph that is to run in worker processes.
 
-    `lint` finds items that several workers would yield, shares that would be lost or overlap, a `sharding_filter`
-    without a `shuffle` before it, and expensive functions before the filter. `lint` also finds a `mux` before
-    `.sharding_filter().batch(n)`: as `mux` mixes its inputs in a fixed pattern, the batches of each worker would have
-    another ratio of inputs.
+    `lint` finds items that several workers or no worker would yield, a `sharding_filter` without a `shuffle` before it,
+    and expensive functions before the filter. `lint` also finds a `mux` before `.sharding_filter().batch(n)`: as `mux`
+    mixes its inputs in a fixed pattern, the batches of each worker would have another ratio of inputs.
 
     Args:
         datapipe: the last pipe of the graph.

@@ -16,8 +16,8 @@ from torchdata.datapipes.iter.ordering.sharding import ShardingRoundRobinDispatc
 class DispatchedSource(IterDataPipe[Any]):
     """Replaces, in a worker's graph, the pipes that run in the dispatching process.
 
-    The state contains only the number and the checksum of the items that this worker has read. The dispatching process
-    saves the position of the replaced pipes.
+    The state of a `DispatchedSource` contains only the number and the checksum of the items that this worker has read.
+    The dispatching process saves the position of the replaced pipes.
 
     Attributes:
         open_stream: a function that returns an iterator over the items for this worker.
@@ -44,7 +44,7 @@ class DispatchedSource(IterDataPipe[Any]):
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
-    """The class for dispatched items in torchdata 0.9.
+    """The pipe that yielded the dispatched items in a worker's graph of torchdata 0.9.
 
     User-defined replacements of `process_init_fn` search the graph for this class, but graphs now contain a
     `DispatchedSource` instead.

@@ -74,7 +74,8 @@ def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenera
     """Seeds the random pipes of a graph so that sharding stays correct.
 
     Pipes before a `sharding_filter` get seeds that all workers and ranks share, because all of these processes must see
-    the same order before selecting their shares. Pipes after a `sharding_filter` get different seeds in each worker.
+    the same order before each process selects its items. Pipes after a `sharding_filter` get different seeds in each
+    worker.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
@@ -117,7 +118,7 @@ def apply_sharding(
         num_of_instances: the number of copies of the graph that share the items.
         instance_id: the number of this copy, from 0.
         sharding_group: the level of sharding (a `SHARDING_PRIORITIES`): ranks, workers, or unspecified. A
-            `sharding_filter` ignores calls for other groups than its own.
+            `sharding_filter` of another group ignores the call.
 
     Raises:
         RuntimeError: items would pass two filters of the same `sharding_group`, and would be lost.

@@ -166,9 +166,8 @@ class ReadingServiceInterface(ABC):
         return None
 
     def count_shares(self) -> Shares:
-        """Returns the number of workers and the number of ranks among which
-        `sharding_filter` divides the items. May be called at any time,
-        and starts no processes.
+        """Returns the number of workers and the number of ranks among which `sharding_filter` divides the items.
+        `count_shares` may be called at any time, and starts no processes.
 
         Raises:
             TypeError: the numbers of processes and the loader's length are unknown; the message gives the reason.

@@ -68,7 +68,6 @@ class _RankEpoch:
             self._cut()
 
     def _cut(self) -> None:
-        """Cuts the graph as `MultiProcessingReadingService` does."""
         rest, self.dispatching = cut_dispatched(self.graph, self.dispatched)
         branches = find_replicable_branches(rest)
         if len(branches) != 1:

@@ -65,7 +65,7 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     process recomputes, compares and drops items that the main process has already received, so the pipeline must
     reproduce its items. Each restart causes a `RuntimeWarning`. If processes exit three times at the same item,
     `WorkerExitedError` is raised with the item's number. With a dispatching process, the exit of one process replaces
-    all processes. Under "fork", a helper process forks the new processes. The helper was forked when the loader
+    all processes. Under "fork", a helper process forks the new processes. The helper process was forked when the loader
     started, so threads and CUDA that the main process uses later cause no problems.
 
     `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
@@ -465,8 +465,8 @@ def _none() -> None:
 
 
 def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
-    """Derives the seed generator of a shard from `generator`, which must be equal on all ranks if the shard may run on
-    any rank (`moved`)."""
+    """Derives the seed generator of a shard from `generator`. If the shard may run on any rank (`moved`), `generator`
+    must be equal on all ranks."""
     if shard.splits:  # the seeds of splits are equal on all ranks
         return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)
     if shard.moved and shard.ranks > 1:

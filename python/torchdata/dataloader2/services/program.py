@@ -150,9 +150,9 @@ def process_reset_fn(
         datapipe: the last pipe of the graph.
         worker_info: the number of this worker, and the number of workers.
         seed_generator: the generator for drawing seeds; each worker has one (`SeedGenerator.spawn`).
-        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. Must be True
-            in the dispatching process, because its pipes run in no other process.
-        iter_reset_fn: the reset function that the preceding reading service has returned, for example a
+        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. This argument
+            must be True in the dispatching process, because its pipes run in no other process.
+        iter_reset_fn: the reset function of the preceding reading service, for example of a
             `DistributedReadingService`.
         custom_reset_fn: the user's reset function, which is called last.
 
@@ -200,14 +200,14 @@ def replaced_functions() -> dict[str, Callable[..., Any]]:
 
 
 def refuse_functions(service: Any, **functions: Callable[..., Any] | None) -> None:
-    """Raises TypeError for a function of the user, because it may change the graph."""
+    """Raises TypeError for a function of the user, because the function may change the graph."""
     for name, function in functions.items():
         if function is not None:
             raise TypeError(f"{name} of the {type(service).__name__} may change the graph")
 
 
 class _Share(NamedTuple):
-    """The position in the items that are dispatched to a worker.
+    """A worker's position in the items that the dispatching process sends to it.
 
     Args:
         number: the worker's current iteration over the dispatched items, from 1; 0 without dispatched items.
@@ -442,13 +442,13 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # Without a new snapshot, the main process uses the last snapshot of this epoch or, if none was sent,
-            # receives the reason.
+            # If no snapshot can be taken, the main process uses the last snapshot of this epoch. If there is none, the
+            # main process receives the reason.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
-        """Returns how many dispatched items the graph had read when its pipes had the states `entries`; None if this is
-        unknown."""
+        """Returns how many dispatched items the graph had read, according to its saved states `entries`; None if this
+        is unknown."""
         if self._child.share is None:
             return _Share(0)
         reached, read = self._child.share()
