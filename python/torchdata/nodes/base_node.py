@@ -1,6 +1,6 @@
 """The base class of all nodes, `BaseNode`, and helper functions for reading sources.
 
-Role: one thread at a time reads a node. After a reset of a node, other code must not read its sources.
+Role: one thread at a time reads a node. After a reset of a node, only this node may read its sources.
 """
 
 from __future__ import annotations

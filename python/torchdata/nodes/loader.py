@@ -50,8 +50,8 @@ class Loader(ObservedLoader, Generic[T]):
             state from an epoch's end yields nothing.
         stats: "counts" only counts the items that the loader yields. "full" also measures the time of each node. With
             `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set.
-        wait_warning: a warning is issued if the program waits for the loader for more than this fraction of an epoch of
-            at least 10 seconds; None disables the warning.
+        wait_warning: the fraction of an epoch that the program may wait for the loader; None disables the warning. A
+            warning is issued if the program waits longer in an epoch of at least 10 seconds.
 
     Raises:
         TypeError: `root` is not a node.

@@ -74,9 +74,9 @@ class GeneratorWatch:
 def next_due(now: float, took: float) -> float:
     """Returns the time of the next snapshot, which is a multiple of a period: `_AT_LEAST` times a power of two.
 
-    The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. The
-    periods are powers of two, because their multiples often coincide, and simultaneous snapshots in several workers
-    cause only one delay.
+    The main process receives batches from the workers in turn, so a worker that takes a snapshot delays all workers.
+    The periods are powers of two, because their multiples often coincide, and snapshots that several workers take at
+    the same time cause only one delay.
 
     Args:
         took: the duration of the last snapshot in seconds.

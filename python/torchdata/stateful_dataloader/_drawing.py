@@ -113,7 +113,8 @@ class Drawing:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Within this context, the global generators have the states of their displaced copies."""
+        """Within this context, the global generators have the states that the loader draws from, instead of the
+        program's states."""
         if self._is_under_way or not self._displaced:
             yield
             return
@@ -160,8 +161,8 @@ class Drawing:
         return then is not None and _moved(then, now, _NEAR) is None
 
     def has_passed(self, name: str, saved: Any) -> bool:
-        """Returns whether the program has drawn from a global generator up to its saved state, or further, since the
-        last load."""
+        """Returns whether the program's draws since the last load have moved a global generator to its saved state, or
+        further."""
         then, _ = self._at_load.get(name, (None, 0))
         is_later = then is None or _moved(saved, then, _NEAR) is not None
         return not is_later and _moved(saved, read(name), _NEAR) is not None
@@ -171,8 +172,8 @@ class Drawing:
         """Within this context, the generators have the states in `moment`, so that the caller can restore a sampler's
         position.
 
-        At the end, the displaced copies keep the generators' new states, and the global generators regain the program's
-        states.
+        At the end of the context, the new states are stored for the loader, and the global generators regain the
+        program's states.
         """
         program = {name: read(name) for name in self._names}
         kept = {name for name in self._names if name in moment and self.was_set(name, moment[name])}
@@ -214,8 +215,8 @@ def _advanced(state: Any, count: int) -> Any:
 
 
 def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
-    """Returns how many 32-bit words a generator has produced between the states `before` and `after`; None if the
-    generator was seeded or set in between."""
+    """Returns how many 32-bit words a generator has produced between the states `before` and `after`; None if other
+    code has set the generator in between."""
     first, last = words_of(before), words_of(after)
     if first is None or last is None:
         return None

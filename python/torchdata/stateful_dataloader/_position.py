@@ -189,8 +189,8 @@ class Progress:
         self.position: bytes | ReadingPosition | None = None
         self.since = since
         self.ended = False
-        #: For an iterable dataset without a state, a checksum of some samples of this epoch, for comparison with the
-        #: samples that a resumed loader rereads.
+        #: For an iterable dataset without a state, a checksum of some samples of this epoch; a resumed loader compares
+        #: its own samples with this checksum.
         self.digest: int | None = None
 
     def load(self, position: ReadingPosition | None) -> None:
@@ -235,7 +235,7 @@ class Progress:
         return position._replace(random={name: encoded(one) for name, one in (position.random or {}).items()})
 
     def saved_of_program(self) -> ReadingPosition:
-        """Returns the position as a loader without workers saves it, because the worker resumes an epoch of such a
+        """Returns the position in the form of a loader without workers, because the worker resumes an epoch of such a
         loader."""
         position = self.reached()
         then = position.random or {}

@@ -233,7 +233,7 @@ class EpochReader:
                 self._held = _NONE
         if position.digest is not None and self.digest not in (None, position.digest):
             # If the dataset draws from a global generator, reread samples may differ from the original samples, because
-            # the program draws from the same generator.
+            # other code of the program also draws from this generator.
             draws = before != [*map(mark_of, GLOBAL)]
             self._complain(since, draws or SampleDigest.differ_in_numbers_alone(position.digest, self.digest or 0))
 

@@ -287,7 +287,7 @@ class SpawnedChild(ChildProcess):
 
 
 class RemoteChild(ChildProcess):
-    """A child of a forking process, which the function `find` returns. With "forkserver", `find` starts a new forking
+    """A child of the forking process that the function `find` returns. With "forkserver", `find` starts a new forking
     process if the last one has exited.
     """
 

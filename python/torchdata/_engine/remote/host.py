@@ -3,11 +3,11 @@
 Role: the host spawns the worker as a separate process, because user code needs a main thread, and because a crash of
 user code must not end the host. The host forwards the contents of the worker's links without decoding them.
 
-A lane is a pair of links, one per direction. `tell` receives messages from the main process, and `pull` returns
-messages of the worker. They run in separate threads. Several calls of `pull` are always waiting at the host, so that
-the host can return messages immediately. All calls are numbered, because they may arrive out of order. The first lane
-transmits commands and the worker's items. The second lane transmits items from the dispatching process, which runs on
-the main process's machine.
+A lane is a pair of links, one per direction. The main process calls `tell` to send messages to the worker, and `pull`
+to get messages of the worker. They run in separate threads. Several calls of `pull` are always waiting at the host, so
+that the host can return messages immediately. All calls are numbered, because they may arrive out of order. The first
+lane transmits commands and the worker's items. The second lane transmits items from the dispatching process, which runs
+on the main process's machine.
 """
 
 from __future__ import annotations

@@ -61,8 +61,8 @@ class CommonSetup:
     is_child_of_main: bool
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
-    #: The line of the user's program that started the children. None for a child on another machine, and for a forked
-    #: child, because its own stack contains the line.
+    #: The line of the user's program that started the children. The value is None for a child on another machine, and
+    #: for a forked child, which finds this line in its own stack.
     begun_at: tuple[str, int, str] | None
 
     @classmethod

@@ -284,8 +284,8 @@ class Children(Group):
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests
-        # With a dispatching process, all children are checked, because a worker that waits for a dispatched item does
-        # not execute commands.
+        # With a dispatching process, all children are checked, because the exit of another child may leave this child
+        # waiting for a dispatched item, so that it executes no command.
         others = range(len(self._processes)) if self.dispatches else ()
 
         def look() -> None:

@@ -111,7 +111,8 @@ class Hangs:
     Args:
         first_page: the index of the first child's counters.
         seconds: the timeout.
-        patience: the timeout in seconds for a child that uses a processor; None for `seconds`.
+        patience: the timeout in seconds for a child that uses a processor; with None, `seconds` also applies to such a
+            child.
         in_order: whether the main process waits for one specific worker.
     """
 

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 
 def holds_nothing(serialized_state: Any) -> bool:
-    """Returns whether `serialized_state`, which a `SequentialReadingService` has returned, contains no state of any
-    service."""
+    """Returns whether `serialized_state`, a state of a `SequentialReadingService`, contains no state of any service."""
     try:
         return not any(_states_in(serialized_state))
     except ValueError:
