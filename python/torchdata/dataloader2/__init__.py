@@ -1,4 +1,4 @@
-"""The loader: `DataLoader2` runs a pipe graph through a reading service, in this process or in workers."""
+"""The loader: `DataLoader2` runs a pipe graph through a reading service, in the main process or in workers."""
 
 from typing import TYPE_CHECKING
 

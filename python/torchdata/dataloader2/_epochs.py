@@ -85,7 +85,7 @@ class EpochRun:
         epochs: the number of epochs that have begun.
         is_paused: whether no items are delivered until `resume` is called.
         is_limited: whether the iterator pauses after a number of items; see `DataLoader2Iterator.limit`.
-        is_iterating: whether an epoch is running: it has begun, and `finalize_iteration` has not been called for it.
+        is_iterating: whether an epoch has begun, and has not been ended by `finalize_iteration`.
         patience: how many seconds the end of an epoch waits for a thread that is computing an item; None for no limit.
     """
 

@@ -106,7 +106,7 @@ class Tracker:
 
         Raises:
             ValueError: `items_ago` exceeds the number of items delivered in this epoch, or since the epoch was resumed.
-            RuntimeError: pipes keep state from earlier epochs, and the loader does not have this state.
+            RuntimeError: pipes keep state from earlier epochs, and the loader does not have the state of these pipes.
         """
         if not self._run.is_iterating:
             if items_ago:
@@ -176,8 +176,8 @@ class Tracker:
             self._marks[1:] = [*self._marks[1:][-1:], mark]
 
     def may_lose(self) -> bool:
-        """Returns whether the pipes in this process lose items if an exception such as KeyboardInterrupt interrupts
-        them.
+        """Returns whether the pipes in the main process lose items if an exception such as KeyboardInterrupt interrupts
+        the pipes.
 
         No items are lost if the last pipe takes items from workers or from a thread's queue. Ctrl-C interrupts neither
         workers nor threads that read ahead, and queues keep their items.
@@ -274,7 +274,8 @@ class Tracker:
     # -- epochs ------------------------------------------------------------------------------------
 
     def find_output(self) -> None:
-        """Finds the `WorkerOutput` in the graph. Must be called after the service has taken over the graph."""
+        """Finds the `WorkerOutput` in the graph. `find_output` must be called after the service has taken over the
+        graph."""
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _below_counting(graph, WorkerOutput) is not None
@@ -364,7 +365,7 @@ class Tracker:
         return iterator
 
     def _note_beginning(self, workers: WorkersPosition | None) -> None:
-        """If pipes keep state from the previous epoch, adds this state to the first mark (the epoch's beginning)."""
+        """Adds the state that pipes keep from the previous epoch, if any, to the first mark (the epoch's beginning)."""
         output, (beginning, *_) = self.output, self._marks
         looked = self._look(0, workers) if self._has_lasting() else None
         if looked is not None:
@@ -398,8 +399,8 @@ class Tracker:
         except Exception as error:
             self.end = str(error)  # a stored exception would keep the processes alive
             return
-        # If only an earlier state of the pipes could be saved, a resumed loader rereads the last items of the workers,
-        # so these items must not be marked as finished.
+        # Items must not be marked as finished if a resumed loader rereads them, because only an earlier state of the
+        # pipes could be saved.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))

@@ -79,7 +79,8 @@ class SavedPositions:
         """Returns the position where the loader resumes. `hands_on`: whether the main process's pipes yield one item
         per item of the workers.
 
-        Must be called after the service has taken over the graph. Raises ValueError if the loader cannot resume.
+        `fitted` must be called after the service has taken over the graph. Raises ValueError if the loader cannot
+        resume.
         """
         pipes = None if output is None else output.pipes_in_workers
         position = self._of_rank(pipeline.contract, pipes)

@@ -329,7 +329,7 @@ class _Linter:
     # -- questions about the graph -----------------------------------------------------------------
 
     def _upstream(self, pipe: Any) -> list[Any]:
-        """Includes indirect sources, but not the given pipe itself."""
+        """The result includes indirect sources, but not the given pipe itself."""
         return [source for source in self.graph.at(pipe) if source is not pipe]
 
     def _reads(self, reader: Any, pipe: Any) -> bool:
@@ -368,7 +368,7 @@ class _Linter:
         return [pipe for pipe in ends.values() if id(pipe) not in self.in_main | self.dispatched]
 
     def _known(self, pipes: list[Any]) -> bool:
-        """Returns True only if it is certain that all pipes are finite and do not divide their items among workers."""
+        """Returns True only if all pipes are certainly finite and certainly do not divide their items among workers."""
         return all(
             _is_ours(pipe)
             and not _is_endless(pipe)

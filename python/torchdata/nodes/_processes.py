@@ -37,8 +37,7 @@ from torchdata.nodes._functions import error_of
 
 #: While a thread waits for a process, it checks at this interval (in seconds) whether the process is running.
 _SLICE = 0.2
-#: If the items of a message take more than this number of seconds, the process leaves the remaining items to other
-#: processes.
+#: If the items of a message take more than `_LONG` seconds, the process leaves the remaining items to other processes.
 _LONG = 0.01
 
 _local = threading.local()
@@ -133,8 +132,8 @@ class MapWorker:
         long, the process does not compute the remaining items, and the last yielded value is None.
 
         Args:
-            items: the items. If there is only one item, it is removed from the list once it was sent, so that its
-                memory can be freed.
+            items: the items. A single item is removed from the list once it was sent, so that the memory of the item
+                can be freed.
         """
         end, at = len(items), 0
         with self._calling:

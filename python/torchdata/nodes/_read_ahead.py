@@ -319,8 +319,8 @@ class ThreadedNode(PassingNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Ends the threads from before the reset, and starts threads that read ahead from the new position.
 
-        If the last epoch is not over, the source is first read as far as the threads may read ahead, so that the state
-        of the source does not depend on timing.
+        If the last epoch is not over, the source is first read up to the limit for reading ahead, so that its state
+        does not depend on timing.
         """
         if self._run is not None:
             self._run.leave(read_on=initial_state is None)

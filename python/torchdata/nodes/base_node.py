@@ -157,7 +157,7 @@ class BaseNode(Iterator[T]):
             raise NotImplementedError(f"{name} was not reset: call super().reset(initial_state) in its reset()")
 
     def _reader(self) -> Callable[[], Any]:
-        """Returns the fastest function that reads this node's next item. Must be called after a reset."""
+        """Returns the fastest function that reads this node's next item. `_reader` must be called after a reset."""
         return self.next
 
     def _repeats(self) -> bool:
@@ -239,8 +239,8 @@ def check_node(node: str, argument: str, value: Any) -> Any:
 def is_repeatable(node: BaseNode[Any]) -> bool:
     """Returns whether a node yields the same items in the same order after it is reset to the same state.
 
-    The result is False if the node, or one of its sources, yields items as soon as they are ready. Nodes that reread
-    items after loading a state store these items in their states instead, if their source is not repeatable.
+    The result is False if the node, or one of its sources, yields items as soon as they are ready. If the source is not
+    repeatable, nodes store items in their states instead of rereading them.
     """
     return node._repeats() and all(is_repeatable(source) for source in sources_of(node))
 

@@ -83,7 +83,7 @@ class NodePipe(IterDataPipe[T]):
 
     def reset(self) -> None:
         if self._restored is not None and not self._began_for_state:
-            # If a new epoch begins before the loaded position was used, the node is first reset to this position,
+            # If the loaded position was not used before a new epoch begins, the node is first reset to this position,
             # because the node's new epoch may depend on its position.
             self.source_node.reset(self._restored)
             self._restored = None

@@ -42,8 +42,8 @@ from torchdata.stateful_dataloader._generators import (
 )
 from torchdata.stateful_dataloader.sampler import pass_over
 
-#: If a generator has advanced by more than this number of 32-bit words since its last known state, the program is
-#: assumed to have set it.
+#: If a generator has advanced by more than `_FAR` 32-bit words since its last known state, the program is assumed to
+#: have set the generator.
 _FAR = 1 << 28
 #: The maximum number of 32-bit words that the program is assumed to draw from a generator between loading a state and
 #: beginning an epoch.
@@ -258,7 +258,7 @@ class Draws:
         self.last: dict[Any, int] = {}
 
     def before(self) -> None:
-        """Must be called before each read of an index or a batch; `after` must be called after the read."""
+        """`before` must be called before each read of an index or a batch, and `after` after the read."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}

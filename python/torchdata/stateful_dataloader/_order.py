@@ -8,8 +8,8 @@ not after the last drawn index. The saved data depend on the sampler:
   indices that the user has received.
 - If the sampler or its iterator has `state_dict`, the loader calls this method every `snapshot_every_n_steps` indices,
   and keeps each result until the user has received the batch.
-- For any other sampler, a resumed loader sets the generators to their states from the beginning of the epoch, and
-  rereads the sampler, so that it returns the same indices.
+- For any other sampler, a resumed loader restores the generators' states from the beginning of the epoch and rereads
+  the sampler, which then returns the same indices.
 """
 
 from __future__ import annotations
@@ -350,8 +350,8 @@ class IndexOrder:
             self._owed, self._counted = deque([*self._owed, self._counted]), _NONE
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
-        """Adds to `state` the sampler's last recorded state before the batches that the user has not received. Also
-        returns the generators' states that were recorded together with the sampler's state."""
+        """Adds to `state` the sampler's last recorded state before the batches that the user has not received. The
+        second result contains the generators' states that were recorded together with the sampler's state."""
         if not self._kept and self._read is not _NONE:
             self._keep(1)
         if not self._kept:
@@ -473,8 +473,8 @@ class IndexOrder:
             next(self._iterator)
         except StopIteration:
             return
-        # A sampler that returns an index here has begun its next epoch, so its state is loaded a second time, which
-        # moves the sampler back to the end.
+        # If a sampler returns an index here, the sampler has begun its next epoch. Its state is therefore loaded a
+        # second time, which moves the sampler back to the end.
         inner = innermost_of(self._sampler)
         of_batches = state.iterator or {} if isinstance(self._iterator, BatchIndices) else {}
         if is_stateful(self._sampler) and state.sampler is not None:

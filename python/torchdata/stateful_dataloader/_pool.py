@@ -87,11 +87,12 @@ class WorkerPool(Group):
         self._stream: ItemStream
 
     def _finish_when_shut_down(self) -> None:
-        """Makes `shutdown` end the epoch before it stops the workers, because a worker that waits for space in its link
-        does not exit."""
+        """Makes `shutdown` end the epoch before it stops the workers, because a worker does not exit while it waits for
+        space in its link."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
-    #: None, because worker processes send their first snapshots in messages, whereas a `LocalPool` stores them here.
+    #: Worker processes send their first snapshots in messages, so this attribute is None; a `LocalPool` stores the
+    #: snapshots here.
     told: ClassVar[None] = None
 
     # -- an epoch ------------------------------------------------------------------------------------

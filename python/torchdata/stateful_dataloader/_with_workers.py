@@ -107,7 +107,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _start(self, loader: Any, state: EpochState | None) -> None:
         if state is None or state.is_over:
             # Like PyTorch's loader, this code creates the sampler's iterator twice, and draws two seeds for pipes
-            # although it uses only the first. Later random numbers are therefore the same as with PyTorch's loader.
+            # although only the first seed is used. Later random numbers are therefore the same as with PyTorch's
+            # loader.
             seed = self._shared_seed
             self._begin_again(loader, True)
             if not self._lives_on:

@@ -341,8 +341,8 @@ class Batches(Iterator[Unit]):
 
         Args:
             went_on: whether the epoch resumes from a position, which the main process already knows.
-            told: whether this worker replaces a failed worker that has sent messages of this epoch; if so, no snapshot
-                is taken, because the main process might assign the snapshot to a wrong batch.
+            told: whether this worker replaces a failed worker that has sent messages of this epoch. Such a worker takes
+                no snapshot, because the main process might assign the snapshot to a wrong batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position

@@ -104,10 +104,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             raised, and the batch is lost. With "skip", the sample is omitted, so the batch becomes shorter; empty
             batches are not returned. If `__getitems__` raises, `__getitems__` is called again for each index of the
             batch. If `__next__` of an iterable dataset's iterator raises, `__next__` is called again. A generator ends
-            when it raises, so a dataset is refused if its `__iter__` is a generator function. Exceptions of
-            `collate_fn`, `MemoryError`, `KeyboardInterrupt`, `SystemExit` and worker exits are never skipped. The state
-            contains the number of skipped samples per kind of exception, and a `RuntimeWarning` reports these numbers
-            after an epoch.
+            when it raises an exception, so `on_error="skip"` does not accept datasets with a generator function
+            `__iter__`. Exceptions of `collate_fn`, `MemoryError`, `KeyboardInterrupt`, `SystemExit` and worker exits
+            are never skipped. The state contains the number of skipped samples per kind of exception, and a
+            `RuntimeWarning` reports these numbers after an epoch.
         error_limit: the number (or, as a float, the fraction) of samples that all workers together may skip per epoch
             before `TooManySkipped` is raised; None for no limit. A fraction is not checked before the 100th sample,
             except at the end of the epoch.
@@ -319,10 +319,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         are stopped. An existing iterator also resumes from the state if it has returned no batch. If an existing
         iterator has returned a batch, its next batch raises `RuntimeError`.
 
-        For a state from within an epoch, the next loop raises `ValueError` unless the sampler's class, the length of a
-        map-style dataset and the number of ranks are the same as in the saved run. If the state was saved before the
-        first batch of the epoch, the sampler's class, the dataset's length and the number of ranks may differ, and the
-        epoch starts over. The next loop issues a warning if the state belongs to another rank.
+        For a state from within an epoch, the next loop raises `ValueError` if the sampler's class, the length of a
+        map-style dataset or the number of ranks differs from the saved run. If the state was saved before the first
+        batch of the epoch, the sampler's class, the dataset's length and the number of ranks may differ, and the epoch
+        starts over. The next loop issues a warning if the state belongs to another rank.
 
         Args:
             state_dict: a result of `state_dict`; with an empty dict, the next loop begins an epoch.

@@ -2,17 +2,17 @@
 
 Role: with start method "fork", the main process first forks a loader's children, and then the forking process. The
 forking process later forks the replacements of children that have exited. If the main process forked these replacements
-itself, they might hang or fail, because it may have threads or use CUDA by then. The forking process has one thread,
-runs no user code, and exits with the loader.
+itself, the replacements might hang or fail, because the main process may have threads or use CUDA by then. The forking
+process has one thread, runs no user code, and exits with the loader.
 
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
 the children of all loaders. Multiprocessing's fork server is not used, because it also forks the user's processes. The
 engine's children start with blocked signals, but the user's processes must not. If a handled signal such as Ctrl-C
 arrives during the start, the main process ends the forking process, and all requests fail.
 
-A forked child is not a child of the main process, so the main process monitors it through a pidfd, and requests its
-exit code from the forking process. If the forking process exits, its children continue to run, but their exit codes
-remain unknown.
+A forked child is not a child of the main process. The main process monitors it through a pidfd, and requests its exit
+code from the forking process. If the forking process exits, its children continue to run, but their exit codes remain
+unknown.
 """
 
 from __future__ import annotations
@@ -66,8 +66,8 @@ class ForkingProcess:
         launch: creates the process; its arguments are the two ends of the socket for communication.
     """
 
-    #: The start of the forking process is abandoned if it takes more than this number of seconds and a signal has
-    #: arrived. The number doubles whenever a start of the forking process is abandoned, so that a start succeeds even
+    #: If a signal has arrived and the start of the forking process takes more than `_grace` seconds, the start is
+    #: abandoned. The number doubles whenever a start of the forking process is abandoned, so that a start succeeds even
     #: if signals arrive continuously.
     _grace = _LOOK
 

@@ -204,9 +204,9 @@ class MainSignals:
     def leave_to_main(self) -> None:
         """Makes a child ignore the main process's signals; a child must call this method before anything else.
 
-        The child gets handlers that do nothing. The action SIG_IGN is unsuitable, because programs that the child
-        starts would inherit it, and SIGTERM could not end them. A signal that arrived while it was blocked is
-        discarded. If the child sends a signal to itself, the signal's default action is executed.
+        The child gets handlers that do nothing. The child does not ignore signals by SIG_IGN, because programs that the
+        child starts would inherit SIG_IGN, and SIGTERM could not end these programs. A signal that arrived while it was
+        blocked is discarded. If the child sends a signal to itself, the signal's default action is executed.
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()

@@ -55,8 +55,8 @@ class Shutdown:
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Replaces an exited child by a child that is not started yet.
 
-        After the caller has started the new child, it must check `has_begun`, and stop the new child if the shutdown
-        has begun without it.
+        After the caller has started the new child, the caller must check `has_begun`, and stop the new child if the
+        shutdown has already begun.
         """
         if self.has_begun:
             return
@@ -164,7 +164,7 @@ class OwnsChildren(Finalized):
         self._shutdown = Shutdown(children, controls, bells)
 
     def shutdown(self) -> None:
-        """May be called at any time; if a call was interrupted, the next call continues it."""
+        """`shutdown` may be called at any time; if a call was interrupted, the next call continues the shutdown."""
         self._shutdown.run()
         self._ended = self._shutdown.is_over
 

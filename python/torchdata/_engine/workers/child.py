@@ -1,7 +1,7 @@
 """Runs in every child process, opens the child's links, and receives commands.
 
-Role: before a child loads the program, it ignores signals, closes inherited resources, and ensures that it exits with
-the main process.
+Role: a child first ignores signals, closes inherited resources, and ensures that it exits with the main process. Then
+it loads the program.
 
 After the start of a child, garbage collection ignores all existing objects. Importing torch creates 250,000 permanent
 objects, and searching them takes a tenth of the import time. In a forked child, garbage collection would write to every
@@ -262,10 +262,10 @@ def _keep_memory_of_tensors() -> None:
 
     Without huge pages, older releases of glibc leave a gap next to each tensor, because torch aligns it to 64 bytes.
     Because of this gap, the memory of a freed tensor is slightly too small for the next tensor of the same size, so the
-    process grows with each tensor. A worker that keeps a small tensor and frees a tensor of 20 MB for each item grows
-    by 1.2 GB in 60 items; with huge pages, it grows by 20 MB. Huge pages also avoid page faults: filling a tensor of 20
-    MB causes 0 instead of 4,864 (glibc 2.36). Torch reads `THP_MEM_ALLOC_ENABLE` when it creates its first tensor. If
-    the main process has already created a tensor, forked children ignore this environment variable.
+    process grows with each tensor. For example, a worker that keeps a small tensor and frees a tensor of 20 MB for each
+    item grows by 1.2 GB in 60 items, but by only 20 MB with huge pages. Huge pages also avoid page faults: filling a
+    tensor of 20 MB causes 0 instead of 4,864 (glibc 2.36). Torch reads `THP_MEM_ALLOC_ENABLE` when it creates its first
+    tensor. If the main process has already created a tensor, forked children ignore this environment variable.
     """
     os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 

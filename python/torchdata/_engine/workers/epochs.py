@@ -238,8 +238,8 @@ class Children(Group):
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Kills the child if it has not executed its command within the timeout. Returns the time when the wait for the
-        command began, which is the current time if the child was killed, and `began` otherwise.
+        """Kills the child if the child has not executed its command within the timeout. Returns the time when the wait
+        for the command began, which is the current time if the child was killed, and `began` otherwise.
         """
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):
@@ -284,8 +284,8 @@ class Children(Group):
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests
-        # With a dispatching process, all children are checked, because the exit of another child may leave this child
-        # waiting for a dispatched item, so that it executes no command.
+        # If another child exits, this child may wait forever for a dispatched item, so the other children are checked,
+        # too.
         others = range(len(self._processes)) if self.dispatches else ()
 
         def look() -> None:

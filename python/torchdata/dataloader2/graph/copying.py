@@ -1,9 +1,9 @@
 """Copies the pipes of a graph without copying their data.
 
-Role: a loader copies the user's graph, because it modifies the pipes when it shards, seeds and iterates the graph.
+Role: a loader runs a copy of the user's graph, because sharding, seeding and iterating modify the pipes.
 
-The data in the graph is not copied, because this costs memory and time, and because some objects would lose their
-contents, their shared memory or their open files.
+The data in the graph is not copied, because copying takes memory and time, and because copies of some objects would
+lack their contents, their shared memory or their open files.
 
 - Pipes of the graph are copied, and objects that refer to a pipe, such as lists of pipes or methods.
 - A container of the standard library, such as a list or a dict, is copied, because pipes store the items of an

@@ -6,10 +6,9 @@ replica reads the pipes before the filter, the *common part*. The common part gi
 the items that the shards have not requested yet. A common part runs in the thread that runs the shards, either in a
 worker or in the main process. A `CommonPart` belongs to one filter, one epoch and one process.
 
-The items of the common part do not depend on the number of workers, because its generators are seeded equally in all
-processes, and torch's worker info shows a single worker. A shard's state contains a snapshot of the common part, and
-the number of items to recompute after this snapshot. The state does not depend on other shards, so any process can load
-it.
+The items of the common part do not depend on the number of workers: its generators are seeded equally in all processes,
+and torch's worker info shows a single worker. A shard's state contains a snapshot of the common part, and the number of
+items to recompute after this snapshot. The state does not depend on other shards, so any process can load it.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.state import beginning_entries, load_entries, load_generators, save_entries, save_generators
 
-#: The maximum number of items in the queue of a shard. If a queue would exceed this length, its shard reads its own
-#: replica of the common part instead.
+#: The maximum number of items in the queue of a shard. If a queue would exceed `MOST_WAITING` items, its shard reads
+#: its own replica of the common part instead.
 MOST_WAITING = 1 << 14
 #: The maximum number of snapshots of the pipes before a filter.
 _MOST_SNAPSHOTS = 8

@@ -105,10 +105,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             least a tenth of the last `timeout / 2` seconds.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
             for no limit. If the data in a worker's pipes exceed the worker's share of `snapshot_budget`, the worker
-            sends snapshots only when a state is requested. If a worker without recent snapshots is restarted, it
-            recomputes all items since its last snapshot, or since the beginning of the epoch. To refill a cache, a
-            restarted worker repeats the epoch that filled the cache. If the cached items were modified, the snapshot at
-            the start of an epoch contains the cached items regardless of `snapshot_budget`.
+            sends snapshots only when a state is requested. If a worker without recent snapshots is restarted, the new
+            worker recomputes all items since the last snapshot, or since the beginning of the epoch. To refill a cache,
+            a restarted worker repeats the epoch that filled the cache. If the cached items were modified, the snapshot
+            at the start of an epoch contains the cached items regardless of `snapshot_budget`.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService

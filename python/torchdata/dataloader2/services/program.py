@@ -559,14 +559,14 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         numpy_random.seed(numpy_seed >> 32)  # the legacy generator accepts 32 bits
     else:
         awaited["numpy.random"] = numpy_seed >> 32
-    # Libraries that are not imported yet are seeded when they are imported. The main process seeds them only while a
-    # shard runs, because its generators otherwise belong to the user.
+    # Libraries that are not imported yet are seeded when they are imported. The main process seeds these libraries only
+    # while a shard runs, because at other times, its generators belong to the user.
     if parent_process() is not None or own_random.is_replica:
         seed_when_imported(awaited)
 
 
 def _seed_torch(torch: Any, seed: int) -> None:
-    """Does the same as `torch.manual_seed(seed)`, but does not format the caller's stack as text.
+    """Seeds torch like `torch.manual_seed(seed)`, but does not format the caller's stack as text.
 
     For each kind of device that was not used yet, `torch.manual_seed` formats the caller's stack for the message of a
     later error. Formatting the stack would delay the first item of every epoch, because it checks each source file on

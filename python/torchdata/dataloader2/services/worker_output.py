@@ -150,7 +150,7 @@ class WorkerOutput(IterDataPipe[Any]):
     def position(self, delivered: int) -> WorkersPosition | None:
         """Returns the workers' positions after `delivered` items; None if these positions were dropped.
 
-        May be called at any time, even while another thread takes items, or from a signal handler.
+        `position` may be called at any time, even while another thread takes items, or from a signal handler.
         """
         run = self.run
         found = run.children.collector.positions(delivered)
