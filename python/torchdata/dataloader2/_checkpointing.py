@@ -336,8 +336,8 @@ def unpacked_pipe(state: LoaderState) -> DataPipe:
 
 
 def unpickled(field: str, pickled: Any) -> Any:
-    """Unpickles a field of a state. Raises ValueError if the field cannot be unpickled; the message distinguishes
-    damage from missing modules."""
+    """Unpickles a field of a loader's state. Raises ValueError if the field cannot be unpickled; the message
+    distinguishes damage from missing modules."""
     if not isinstance(pickled, bytes):
         raise damaged(field, f"it holds an object of type {type(pickled).__name__} where bytes should be")
     try:

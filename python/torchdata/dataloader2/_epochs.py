@@ -124,7 +124,7 @@ class EpochRun:
         self.is_limited, self.delivery.slow = is_limited, is_limited or self.is_paused
 
     def pause(self) -> None:
-        """Stops reading ahead, and delivers no more items."""
+        """Makes the loader stop reading ahead and deliver no more items."""
         if self.pipeline.can("pause"):
             self.is_paused = self.delivery.slow = True
             self.pipeline.pause()

@@ -473,8 +473,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         may still draw random numbers until its current item is done.
 
         You may call `shutdown` several times, and from several threads. A thread that is reading the loader gets a
-        RuntimeError. If Ctrl-C interrupts the call, the next call continues. A forked child that has inherited the
-        loader does not end the loader's workers.
+        RuntimeError. If Ctrl-C interrupts `shutdown`, the next call continues the shutdown. A forked child that has
+        inherited the loader does not end the loader's workers.
         """
         if not self._ended:
             try:

@@ -68,8 +68,8 @@ class Workers(Group):
     """Processes that call a function.
 
     Args:
-        survived: after which kinds of exits (crashes, hangs) a process is replaced. After other exits, an error is
-            raised.
+        survived: after which kinds of exits (crashes, hangs) a process is replaced; exits of other kinds raise an
+            error.
         timeout: the maximum number of seconds until a process returns a result; None for no limit.
         pages: memory for the counters of the processes; None without a loader.
     """

@@ -4,7 +4,7 @@ Role: the thread that reads a node uses `ReadSource`, and the threads that read 
 takes an item from the source. While this thread processes the item, another thread can take the next item.
 
 The queue stores the results and the position: a snapshot of the source, and the numbers of the items that were yielded
-after the snapshot. A resumed node rereads items that were in progress.
+after the snapshot. A resumed node rereads the items that were being processed when the state was saved.
 
 If the program abandons an epoch, a thread first reads all items that may be read ahead. After an abandoned epoch, the
 counters and random draws of the source therefore do not depend on the speed of the threads.
@@ -44,7 +44,8 @@ _SECONDS = 5.0
 
 
 class _Work(ReadAhead):
-    """The work of the threads that read ahead. `reader` is used only by the thread that currently reads the source.
+    """The common data of the threads that read a source ahead. `reader` is used only by the thread that currently reads
+    the source.
 
     Args:
         limit: the maximum number of items that are read ahead of the last yielded item.

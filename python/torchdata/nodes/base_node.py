@@ -132,7 +132,7 @@ class BaseNode(Iterator[T]):
         return self.get_state()
 
     def shutdown(self) -> None:
-        """Ends all threads and processes of the node and of its sources. This method may be called several times.
+        """Ends all threads and processes of the node and of its sources. `shutdown` may be called several times.
 
         After a shutdown, the state of the node can still be saved. A node with threads or processes must be reset
         before further items are read.

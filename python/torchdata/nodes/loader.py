@@ -120,7 +120,8 @@ class Loader(ObservedLoader, Generic[T]):
             state_dict: a result of `state_dict()` of a loader over the same graph.
 
         Raises:
-            ValueError: `state_dict` is not a state of a loader. Errors in the states of nodes are raised by `iter()`.
+            ValueError: `state_dict` is not a state of a loader. If the state of a node is invalid, the next `iter()`
+                raises an error.
         """
         fields = StateFields("Loader", state_dict, begins=False)
         keys = {LoaderIterator.ROOT_KEY, LoaderIterator.NUM_YIELDED_KEY}
@@ -186,7 +187,7 @@ class Loader(ObservedLoader, Generic[T]):
         return [thread for run in runs if run is not None for thread in run.work.threads]
 
     def shutdown(self) -> None:
-        """Ends all threads and processes of the graph. This method may be called several times. `iter()` starts threads
+        """Ends all threads and processes of the graph. `shutdown` may be called several times. `iter()` starts threads
         and processes again."""
         self._recorder.close()
         self.root.shutdown()

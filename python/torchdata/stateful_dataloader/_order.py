@@ -2,7 +2,7 @@
 
 Role: indices are drawn from the loader's sampler as in PyTorch's loader. If workers read ahead, the sampler has
 returned indices of batches that the user has not received. A state contains the position after the last received batch,
-not after the last drawn index. The saved data depend on the sampler:
+not after the last drawn index. The data in a state depend on the sampler:
 
 - For PyTorch's `RandomSampler`, a state contains the generator's state before the order was drawn, and the number of
   indices that the user has received.

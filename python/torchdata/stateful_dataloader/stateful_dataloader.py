@@ -73,7 +73,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         batch_sampler: an iterable of lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: the number of worker processes; 0 reads in the main process.
         collate_fn: a function that turns a list of samples into a batch.
-        pin_memory: whether to copy batches to pinned memory. If there are workers, a thread makes the copies.
+        pin_memory: whether to copy batches to pinned memory. If there are workers, a separate thread copies the
+            batches.
         drop_last: whether to drop a shorter last batch.
         timeout: the maximum number of seconds to wait for a batch from a worker; 0 for no limit.
         worker_init_fn: a function that is called in each worker with the worker's number, after the random generators

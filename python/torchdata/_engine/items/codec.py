@@ -98,7 +98,7 @@ def dumps_by(base: Any, obj: Any, least: int = 0, copies_shared: bool = True) ->
 
     Args:
         least: the minimum size in bytes for moving a buffer out of the pickle; 0 if `obj` is an item instead of a
-            program. The memory of tensors is always moved.
+            program. The memory of tensors is always moved out of the pickle.
         copies_shared: whether to copy tensors in shared memory; if not, such a tensor raises SharedMemoryHeld.
     """
     try:

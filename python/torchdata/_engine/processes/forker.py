@@ -135,7 +135,7 @@ class ForkingProcess:
         return self._process.pid
 
     def ask(self, what: str, *content: Any, descriptors: Sequence[int] = ()) -> Any:
-        """Sends a request, and waits for the reply.
+        """Sends a request to the forking process, and waits for the reply.
 
         Raises:
             OSError: the forking process has ended, does not answer, or failed.

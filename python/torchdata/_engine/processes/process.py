@@ -137,8 +137,8 @@ class ChildProcess(ABC):
         """Creates the process, and returns its id."""
 
     def start(self) -> None:
-        """Delivers signals only after the start is complete. Raises OSError, with the child's name and the remedy, if
-        the system cannot start a process.
+        """Starts the process, and delivers signals only after the start is complete. Raises OSError, with the child's
+        name and the remedy, if the system cannot start a process.
         """
         try:
             with interrupts_blocked():

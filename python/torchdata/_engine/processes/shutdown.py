@@ -1,7 +1,8 @@
 """Asks the children of a loader to stop, kills the children that do not stop, and reaps all children.
 
-`Shutdown` may be called any number of times and from any thread. After an interruption, the next call continues. Role:
-`OwnsChildren` calls `Shutdown` when the owner of the children is deleted, or when the program exits.
+`Shutdown` may be called any number of times and from any thread. If a call of `Shutdown` was interrupted, the next call
+continues the shutdown. Role: `OwnsChildren` calls `Shutdown` when the owner of the children is deleted, or when the
+program exits.
 
 A child that does not stop on request is killed by SIGKILL. Children ignore SIGTERM, because clusters send it to all
 processes of a program (`interrupts.py`).

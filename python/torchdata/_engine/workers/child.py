@@ -94,11 +94,11 @@ class CommonSetup:
 
 @dataclass
 class Lines:
-    #: Transmits commands from the main process.
+    #: The link that transmits commands from the main process.
     control: Handle[Link]
     #: The links that transmit items to the main process or to each worker.
     outputs: list[Handle[Link]]
-    #: In a worker, transmits items of the dispatching process.
+    #: In a worker, the link that transmits items of the dispatching process.
     dispatched: Handle[Link] | None
 
     def all(self) -> list[Handle[Link]]:

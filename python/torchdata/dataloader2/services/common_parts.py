@@ -91,7 +91,7 @@ class CommonParts:
                 part.add(Share(each, tell))
 
     def close(self) -> None:
-        """Stops reading, so that the pipes close their files."""
+        """Stops reading the pipes, so that they close their files."""
         for part in self._parts:
             part.close()
 

@@ -163,7 +163,7 @@ def _refuse(*_: Any) -> None:
 
 def _refuse_hidden(*_: Any) -> None:
     """Returns None, because the object may have a buffer that Python cannot find, and that the source may overwrite.
-    For objects of known libraries, `_search_library` is used instead."""
+    Objects of known libraries are examined by `_search_library` instead of this function."""
 
 
 def _search_nothing(*_: Any) -> Sequence[Any]:
