@@ -6,8 +6,8 @@ While a thread waits for an item, another thread can save a state.
 
 Pipes that run in the main process can be inspected only between two items. A *mark* is a state of the main process's
 pipes that the loader has recorded between two items. User code may request a state even while an item is being
-computed. A state contains the newest mark before the requested position, and the number of items that were delivered
-after the mark.
+computed. A state contains the newest mark (recorded state) before the requested position, and the number of items that
+were delivered after the mark.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ class Tracker:
         #: In a resumed epoch, the number of workers' items that the main process had read when the loaded state was
         #: saved; otherwise 0.
         self._yielded_before = 0
-        #: The marks of the running epoch, oldest first. The first mark is the beginning of the epoch, or the position
-        #: where the epoch resumed.
+        #: The marks (recorded positions) of the running epoch, oldest first. The first mark is the position where the
+        #: epoch began or resumed.
         self._marks: list[Position] = []
         #: Whether the loader has loaded a state from the end of an epoch, and has not begun an epoch since.
         self._is_behind_loaded = False

@@ -104,7 +104,7 @@ class CacheTimeout(Adapter):
         self.timeout = timeout
 
     def __call__(self, datapipe: DataPipe) -> DataPipe:
-        """Calls `set_timeout` of every pipe that has this method."""
+        """Calls `set_timeout` of every pipe that has a method of this name."""
         tell_all(datapipe, "set_timeout", self.timeout)
         return datapipe
 

@@ -205,7 +205,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def _restore_checkpoint_beginning_of_epoch(self) -> None:
         """Makes the next epoch use the seeds of the last epoch.
 
-        To repeat the epoch of a state, call this method after loading the state.
+        To repeat the epoch of a state, load the state and then call this method.
         """
         self._seeds.go_back_to_beginning(is_restored=True)
         self._run.resume_at = None

@@ -36,8 +36,8 @@ Function = Callable[[Any], Any] | None
 
 #: The maximum number of items in a message to a process, and the maximum number of seconds that these items may take.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
-#: Items that take less than this number of seconds together are not divided among processes, because a message would
-#: take as long.
+#: Items that together take less than `_WORTH_A_MESSAGE` seconds are not divided among processes, because a message
+#: would take as long.
 _WORTH_A_MESSAGE = 0.00005
 #: The maximum number of seconds that `shutdown` waits for current function calls.
 _SECONDS = 5.0

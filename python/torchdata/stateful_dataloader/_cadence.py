@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, read
 
-#: After an expensive snapshot, a worker waits at least this many times the snapshot's duration, so that expensive
+#: After an expensive snapshot, a worker waits at least `_SPARSELY` times the snapshot's duration, so that expensive
 #: snapshots take less than 0.5 % of the time.
 _SPARSELY = 200
 _AT_LEAST = 0.004

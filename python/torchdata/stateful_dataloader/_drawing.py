@@ -1,5 +1,5 @@
-"""Provides a loader's random generators for orders and seeds. A resumed loader draws the original numbers, even if the
-program has seeded the global generators differently.
+"""Provides the random generators of a loader, which determine orders and seeds. A resumed loader draws the original
+numbers, even if the program has seeded the global generators differently.
 
 Role: a state contains the positions of all generators for orders and seeds. A resumed loader sets its own generators to
 the saved positions. The global generators belong to the program, so the loader draws from *displaced* copies, which

@@ -1,13 +1,13 @@
 """The program of a `StatefulDataLoader` worker, which reads batches and sends them to the main process.
 
 Role: commands of the main process arrive over a link: begin an epoch, read the batch of an index (an *order*), or stop.
-Without orders, a worker reads an iterable dataset as far ahead as the main process allows.
+A worker without orders reads an iterable dataset as far ahead as the main process allows.
 
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If the loaded
 state is from a loader with more workers, a worker runs several shards in turn, each with a copy of the dataset.
 
-A message to the main process (`Unit`) contains the shard, the order's number, the batch, and the fields of `News` (or
-None).
+A message to the main process (`Unit`) contains the shard, the number of the batch request, the batch, and the fields of
+`News` (or None).
 """
 
 from __future__ import annotations
@@ -206,7 +206,7 @@ class _Worker:
         self.failure: tuple[Any, ...] | None = None
         self.shards: list[ShardReader] = []
         self._turns = ShardTurns((), self._exchange, 0)
-        #: The indices of orders that the worker had not read when the main process ended the last epoch.
+        #: The indices of requested batches that the worker had not read when the main process ended the last epoch.
         self._left: list[Any] = []
 
     def prepare(self, program: Job) -> None:
@@ -402,7 +402,8 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _ordered(self) -> Any:
-        """Waits for the next order, and returns its index. If a command other than an order arrives, the epoch ends."""
+        """Waits for the next batch request, and returns its index. If a command other than a batch request arrives, the
+        epoch ends."""
         worker = self._shard.worker
         assert worker is not None
         order = worker.child.next_command()

@@ -17,7 +17,7 @@ from torchdata._engine.items.tensors import Span, arriving
 from torchdata._reporting import add_note, attributes_of
 from torchdata.datapipes.datapipe import DataChunk as DataChunk
 
-#: An attribute of this name marks an exception that the pickling of an item has raised.
+#: An attribute of this name marks an exception that was raised while an item was pickled.
 UNSENT = "_torchdata_unsent"
 
 
@@ -54,8 +54,8 @@ def _why_unsendable(obj: Any) -> str:
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
-#: A `bytes` object of at least this length becomes a separate buffer of a program, because a pickler passes it to
-#: `write` without copying it.
+#: A `bytes` object of at least `_LEAST_BYTES` bytes becomes a separate buffer of a program, because a pickler passes it
+#: to `write` without copying it.
 _LEAST_BYTES = 64 << 10
 
 

@@ -59,7 +59,7 @@ _ENDING = 1.0
 
 
 class ForkingProcess:
-    """Any thread and signal handlers may use this object.
+    """Any thread and signal handlers may use a `ForkingProcess`.
 
     Args:
         inherits: whether the forking process is a copy of the main process, so that it is ready immediately.
@@ -98,7 +98,7 @@ class ForkingProcess:
 
     @classmethod
     def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> ForkingProcess:
-        """The caller must defer signals during this call. `deliver` delivers pending signals. If `deliver` raises an
+        """The caller must defer signals while `forked` runs. `deliver` delivers pending signals. If `deliver` raises an
         exception, the new forking process is killed. `inherited` contains the objects that children receive through
         `Inherited`.
         """

@@ -205,8 +205,7 @@ class Children(Group):
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child between two items, and waits until all have applied it.
 
-        After this call, the exit of a child is an error, because a new child's graph would lack the changes by
-        `function`.
+        After `call`, the exit of a child is an error, because a new child's graph would lack the changes by `function`.
         """
         self._check_alive()
         if self._restarts is not None:

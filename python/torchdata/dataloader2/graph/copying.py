@@ -168,7 +168,7 @@ def _copied(generator: Any) -> Any:
     return generator
 
 
-#: Data with at least this many bytes are shared by all replicas.
+#: Data with at least `_SHARED_BYTES` bytes are shared by all replicas.
 _SHARED_BYTES = 1 << 16
 #: Objects of these types are shared between a graph and its copy, because they are immutable or cannot be copied.
 _SHARED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType, GeneratorType, IOBase, LockType)

@@ -21,8 +21,8 @@ class DispatchedSource(IterDataPipe[Any]):
 
     Attributes:
         open_stream: a function that returns an iterator over the items for this worker.
-        share: a function that returns the worker's position in the dispatched items: the number of the current
-            iteration, and the number and the checksum of its items so far.
+        share: a function that returns the number of the worker's current iteration over the dispatched items, and the
+            number and the checksum of the items in this iteration.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -46,7 +46,7 @@ class DispatchedSource(IterDataPipe[Any]):
 class _DummyIterDataPipe(IterDataPipe[Any]):
     """The pipe that yielded the dispatched items in a worker's graph of torchdata 0.9.
 
-    User-defined replacements of `process_init_fn` search the graph for this class, but graphs now contain a
+    User-defined replacements of `process_init_fn` search the graph for a `_DummyIterDataPipe`, but graphs now contain a
     `DispatchedSource` instead.
     """
 

@@ -112,7 +112,7 @@ def apply_sharding(
     instance_id: int,
     sharding_group: Any = SHARDING_PRIORITIES.DEFAULT,
 ) -> DataPipe:
-    """Assigns a share of the items to every sharding pipe of the graph.
+    """Makes every sharding pipe of the graph keep only the items of one instance.
 
     Args:
         num_of_instances: the number of copies of the graph that share the items.

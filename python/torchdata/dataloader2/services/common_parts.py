@@ -292,7 +292,7 @@ class CommonPart:
                 self._deal()
 
     def _move_to(self, share: Share) -> None:
-        """Switches to the replica of the shard `share`, which computes the following items."""
+        """Switches to the replica of another shard (`share`), which computes the following items."""
         self._whose, position = share, self.position
         self._turns.enter(1)
         try:

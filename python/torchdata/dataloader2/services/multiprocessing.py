@@ -52,10 +52,11 @@ ResetFn = Callable[[DataPipe], DataPipe]
 class MultiProcessingReadingService(ReadingServiceInterface):
     """Runs the pipe graph in worker processes.
 
-    Every worker runs a replica of the graph, and each `sharding_filter` keeps only the worker's share. Pipes before a
-    `sharding_round_robin_dispatch` run in a single *dispatching process*, which sends their items to the workers in
-    turn. Pipes that return False from `is_replicable()`, and all pipes after them, stay in the main process. If several
-    workers would yield the same items, a `DataPipeLintWarning` is issued (see `torchdata.dataloader2.linter`).
+    Every worker runs a replica of the graph, and each `sharding_filter` keeps only the items of this worker. Pipes
+    before a `sharding_round_robin_dispatch` run in a single *dispatching process*, which sends their items to the
+    workers in turn. Pipes that return False from `is_replicable()`, and all pipes after them, stay in the main process.
+    If several workers would yield the same items, a `DataPipeLintWarning` is issued (see
+    `torchdata.dataloader2.linter`).
 
     If a worker is killed, `torchdata.dataloader2.error.WorkerExitedError` is raised within a second. Items that the
     worker had already sent are delivered before the error if possible. An exception in a worker is raised in the main

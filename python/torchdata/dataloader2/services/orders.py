@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from torchdata.datapipes._pipe.witnessing import Note
 
-#: Two orders differ if at least this many items have different positions, and at least this many positions have
-#: different items. By chance, a source that draws random items from a small set may yield the same item at different
-#: positions; with `_PROOF` items, this causes a false error in at most one of a million epochs.
+#: Two orders differ if at least `_PROOF` items have different positions, and at least `_PROOF` positions have different
+#: items. By chance, a source that draws random items from a small set may yield the same item at different positions;
+#: with `_PROOF` items, this causes a false error in at most one of a million epochs.
 _PROOF = 20
 
 

@@ -18,7 +18,8 @@ from typing import Any
 _fixed: set[Any] = {NoneType, bool, int, float, complex, str, bytes, range, type, FunctionType, BuiltinFunctionType}
 #: The maximum number of examined objects per item, not counting values that never change.
 _MOST = 1 << 10
-#: The ids and addresses of at least this many recent items are kept, so that later items can be compared with them.
+#: The ids and addresses of at least `_RECENT` recent items are kept, so that later items can be compared with the
+#: recent items.
 _RECENT = 1 << 10
 #: The objects of these libraries use only their own memory, or memory that does not change.
 _LIBRARIES = frozenset({"PIL", "numpy", "pandas", "polars", "pyarrow", "torch", "torchdata"})
