@@ -3,9 +3,9 @@
 Role: pickles items, states and programs that plain pickle does not support. This module is imported only when needed,
 because it imports cloudpickle.
 
-If an object inherits `__reduce__` from a base class, this method may omit attributes of the derived class. For example,
-`types.SimpleNamespace.__reduce__` omits the `__slots__` of derived classes. Pickling an object raises an error if the
-pickle would lack attributes.
+If an object inherits `__reduce__` from a base class, `__reduce__` may omit attributes of the derived class. For
+example, `types.SimpleNamespace.__reduce__` omits the `__slots__` of derived classes. Pickling an object raises an error
+if the pickle would lack attributes.
 
 Functions keep the name of their file, so that a traceback in a worker shows the source line; cloudpickle 3.1.3 would
 replace the name by "<dynamic-code>". Annotations that cannot be evaluated become strings. Modules of `lazy import`

@@ -34,7 +34,7 @@ class SavedPositions:
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
         """Returns whether the saved epoch began in workers, or with another number of ranks than now. A loader without
-        workers then runs the saved shards in its main process.
+        workers runs the shards of such an epoch in its main process.
         """
         if not all(position.in_main for position in self.positions.values()):
             return True

@@ -35,7 +35,7 @@ from torchdata._observe.stats.counting import Pages
 from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.nodes._functions import error_of
 
-#: The interval in seconds at which a thread that waits for a process checks whether the process is running.
+#: While a thread waits for a process, the thread checks every `_SLICE` seconds whether the process is running.
 _SLICE = 0.2
 #: If the items of a message take more than `_LONG` seconds, the process leaves the remaining items to other processes.
 _LONG = 0.01

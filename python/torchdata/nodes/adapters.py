@@ -384,7 +384,7 @@ class SamplerWrapper(IteratingNode[T]):
         """
         if initial_state is None:
             if self._started:
-                # This is a single statement, because a KeyboardInterrupt between two statements could make
+                # One statement sets both attributes, because a KeyboardInterrupt between two statements could make
                 # `epoch_updater` run twice.
                 self.epoch, self._started = self.epoch_updater(self.epoch), False
             self._begin_epoch()

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 __all__ = ["QUEUE_TIMEOUT"]
 
-#: The interval in seconds at which a waiting thread checks whether it must end.
+#: A waiting thread checks every `QUEUE_TIMEOUT` seconds whether it must end.
 QUEUE_TIMEOUT = 0.1

@@ -59,8 +59,7 @@ class WorkerPool(Group):
         in_order: bool = loader.in_order
         #: Whether workers read only batches that the main process has ordered. If `is_ordered` is False, workers read
         #: ahead up to a limit that the main process sets. If the program abandons an epoch, persistent workers of an
-        #: iterable dataset must have read exactly the batches that the main process has ordered, so these workers also
-        #: wait for orders.
+        #: iterable dataset must have read exactly the requested batches, so these workers also wait for batch requests.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)

@@ -1,7 +1,7 @@
 """The program of a `StatefulDataLoader` worker, which reads batches and sends them to the main process.
 
 Role: commands of the main process arrive over a link: begin an epoch, read the batch of an index (an *order*), or stop.
-A worker without orders reads an iterable dataset as far ahead as the main process allows.
+A worker that receives no batch requests reads an iterable dataset as far ahead as the main process allows.
 
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If the loaded
 state is from a loader with more workers, a worker runs several shards in turn, each with a copy of the dataset.
@@ -139,7 +139,7 @@ class ShardReader:
         """Begins or resumes an epoch.
 
         Args:
-            iterates: whether the shard reads ahead in an iterable dataset, without waiting for orders.
+            iterates: whether the shard reads ahead in an iterable dataset, without waiting for batch requests.
             fresh: whether a new epoch begins after the snapshot was loaded; otherwise, the epoch of the snapshot
                 continues.
         """
@@ -318,7 +318,7 @@ class Batches(Iterator[Unit]):
     """Yields the messages of a shard in one epoch. The engine sends these messages to the main process.
 
     Args:
-        iterates: whether the shard reads ahead in an iterable dataset, without waiting for orders.
+        iterates: whether the shard reads ahead in an iterable dataset, without waiting for batch requests.
     """
 
     def __init__(self, shard: ShardReader, iterates: bool) -> None:
@@ -341,8 +341,8 @@ class Batches(Iterator[Unit]):
 
         Args:
             went_on: whether the epoch resumes from a position, which the main process already knows.
-            told: whether this worker replaces a failed worker that has sent messages of this epoch. Such a worker takes
-                no snapshot, because the main process might assign the snapshot to a wrong batch.
+            told: whether this worker replaces a failed worker that has sent messages of this epoch. Such a worker does
+                not send a snapshot, because the main process might assign the snapshot to a wrong batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position

@@ -264,8 +264,8 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self.inner, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self.inner, _NONE) is not _NONE and is_stateful(sampler):
-            # If a sampler returns an index after its end, the sampler has begun its next epoch. Its state is therefore
-            # loaded a second time, which moves the sampler back to the end.
+            # If a sampler returns an index after its end, the sampler has begun its next epoch. The sampler's state is
+            # therefore loaded a second time, which moves the sampler back to the end.
             give(sampler, state_dict["sampler_state"])
 
 

@@ -1,7 +1,7 @@
 """Forks children that can use all locks, although other threads may hold locks during a fork.
 
-Role: a fork copies all locks, but only the thread that calls fork. A lock that another thread holds would stay locked
-in the child forever. In the child, Python and the C library make their own locks usable, but not the locks of PyTorch,
+Role: a fork copies all locks, but only the thread that calls fork. In the child, a lock that another thread held would
+stay locked forever. In the child, Python and the C library make their own locks usable, but not the locks of PyTorch,
 NumPy, `torch.manual_seed` and imports. Before a fork, the forking thread waits until the locks of PyTorch, NumPy and
 modules are free. The forking thread also holds the locks of NumPy and of torch's devices during the fork, so that no
 other thread can acquire them. The child also gets new buffers for standard output and error, because another thread may

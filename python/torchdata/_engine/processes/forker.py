@@ -10,9 +10,9 @@ the children of all loaders. Multiprocessing's fork server is not used, because 
 engine's children start with blocked signals, but the user's processes must not. If a handled signal such as Ctrl-C
 arrives during the start, the main process ends the forking process, and all requests fail.
 
-A forked child is not a child of the main process. The main process monitors it through a pidfd, and requests its exit
-code from the forking process. If the forking process exits, its children continue to run, but their exit codes remain
-unknown.
+A forked child is not a child of the main process. The main process monitors a forked child through a pidfd, and
+requests the child's exit code from the forking process. If the forking process exits, its children continue to run, but
+their exit codes remain unknown.
 """
 
 from __future__ import annotations
@@ -329,8 +329,8 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # The child always gets an answer, because other forked processes may have copies of this end of the pipe,
-            # so the child might not notice that the pipe is closed.
+            # The child always gets an answer: it might not notice a closed pipe, because other forked processes may
+            # have copies of this end of the pipe.
             with contextlib.suppress(BrokenPipeError):
                 os.close(leave)
                 os.write(ours, answer)

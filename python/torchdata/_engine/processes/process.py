@@ -2,7 +2,7 @@
 
 Role: `Popen` of multiprocessing creates each process, so that it starts and exits like other processes of
 multiprocessing. The process is removed from multiprocessing's list of children. At exit, multiprocessing would send
-SIGTERM to the children in this list and wait for them, but the engine's children ignore SIGTERM.
+SIGTERM to the children in its list and wait for them, but the engine's children ignore SIGTERM.
 """
 
 from __future__ import annotations

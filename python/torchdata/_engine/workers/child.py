@@ -62,7 +62,7 @@ class CommonSetup:
     gc_thresholds: tuple[int, int, int]
     signals: MainSignals
     #: The line of the user's program that started the children. The value is None for a child on another machine, and
-    #: for a forked child, which finds this line in its own stack.
+    #: for a forked child, because the stack of a forked child contains the line of the program.
     begun_at: tuple[str, int, str] | None
 
     @classmethod

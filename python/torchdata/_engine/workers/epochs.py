@@ -225,8 +225,8 @@ class Children(Group):
             for index in range(len(self._processes)):
                 began = time.monotonic()
                 while not self._is_resting(index) and not self._has_obeyed(index):
-                    # All workers are allowed to send further items, because this child may need an item of the
-                    # dispatching process, which may wait for a worker that has reached its limit.
+                    # All workers may send further items, because this child may need a dispatched item, and the
+                    # dispatching process may be waiting for a worker that has reached its limit.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
@@ -283,8 +283,7 @@ class Children(Group):
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests
-        # If another child exits, this child may wait forever for a dispatched item, so the other children are checked,
-        # too.
+        # Another child's exit may leave this child waiting forever for a dispatched item, so all children are checked.
         others = range(len(self._processes)) if self.dispatches else ()
 
         def look() -> None:

@@ -61,8 +61,8 @@ class CommonParts:
     """Creates a `CommonPart` for each `sharding_filter` if the pipes before the filter can run once for all shards.
 
     Args:
-        is_alone: whether the process runs only one shard. Such a process needs a `CommonPart` only for pipes that may
-            draw random numbers.
+        is_alone: whether the process runs only one shard. A process with a single shard needs a `CommonPart` only for
+            pipes that may draw random numbers.
     """
 
     def __init__(self, *, is_alone: bool) -> None:

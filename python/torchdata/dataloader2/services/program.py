@@ -150,8 +150,9 @@ def process_reset_fn(
         datapipe: the last pipe of the graph.
         worker_info: the number of this worker, and the number of workers.
         seed_generator: the generator for drawing seeds; each worker has one (`SeedGenerator.spawn`).
-        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. This argument
-            must be True in the dispatching process, because its pipes run in no other process.
+        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share.
+            `distributed_shared_seed` must be True in the dispatching process, because its pipes run in no other
+            process.
         iter_reset_fn: the reset function of the preceding reading service, for example of a
             `DistributedReadingService`.
         custom_reset_fn: the user's reset function, which is called last.
@@ -442,8 +443,8 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # If no snapshot can be taken, the main process uses the last snapshot of this epoch. If there is none, the
-            # main process receives the reason.
+            # If no snapshot can be taken, the main process uses the last snapshot of this epoch. Without any snapshot
+            # of this epoch, the main process receives the reason.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:

@@ -26,7 +26,7 @@ class Shard:
         worker: the worker that began the shard, on its rank.
         of_main: whether the epoch began in the main process, where the pipes get the loader's seeds instead of a
             worker's seeds.
-        moved: whether the shard may run on another rank than the rank that began it. Such a shard still yields the
+        moved: whether the shard may run on another rank than the rank that began it. A moved shard still yields the
             items of rank `rank`, and derives its seeds from seeds that all ranks share.
         splits: whether the user has set the number of shards (`splits`).
     """
