@@ -1,8 +1,8 @@
 """Begins, resumes and ends the epochs of a loader.
 
-Role: owned by the loader. `EpochRun` owns the `Delivery`, which counts the items, and the `Tracker` of the position. An
-`EpochRun` runs in the thread that uses its loader. If another thread is computing an item of the loader, the thread
-that begins or ends an epoch waits.
+Role: owned by the loader. Each `EpochRun` has a `Delivery`, which counts the items, and a `Tracker`, which tracks the
+position. An `EpochRun` runs in the thread that uses its loader. If another thread is computing an item of the loader,
+the thread that begins or ends an epoch waits.
 
 The reading service is notified exactly once that an epoch has ended: after its last item, after an error, when the next
 epoch begins, or at the shutdown.

@@ -21,8 +21,8 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
     and generators of the pipes. As with all nodes, the state does not contain the global random generators.
 
     A saved state is copied. Copies of a large state, for example of a shuffle with many items, slow down a
-    `ParallelMapper` or `Prefetcher` that reads this node. To avoid this, set `snapshot_frequency` of the reading node
-    above 1.
+    `ParallelMapper` or `Prefetcher` that reads this node. To reduce the number of copies, set `snapshot_frequency` of
+    the reading node above 1.
 
     Args:
         pipe: the last pipe of a graph.

@@ -152,8 +152,8 @@ class Loader(ObservedLoader, Generic[T]):
         while True:  # repeats if another thread begins the next epoch meanwhile
             iterator = self._it
             assert iterator is not None
-            # `state_dict` waits until no item is being computed, so a thread that is computing an item would wait
-            # forever.
+            # A thread that is computing an item would wait forever, because `state_dict` waits until no item is being
+            # computed.
             if iterator.turn.is_mine or threading.current_thread() in self._threads():
                 raise RuntimeError(
                     "Loader: state_dict() was called while this thread computes an item, in a signal handler or in a "

@@ -50,8 +50,8 @@ class MapOverBatch(Generic[X, T]):
 
 
 class _InlineMapper(BaseNode[T]):
-    """Calls the function in the thread that reads the node. If Ctrl-C interrupts the function, the node's next call of
-    the function has the same argument."""
+    """Calls the function in the thread that reads the node. If Ctrl-C interrupts the function, the next call of `next`
+    calls the function with the same item."""
 
     SOURCE_KEY = "source"
     CUT_OFF_KEY = "cut_off"

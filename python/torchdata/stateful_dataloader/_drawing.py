@@ -311,7 +311,8 @@ class Replay(Iterator[Any]):
         Args:
             given: the number of samples that the user had received.
             ahead: the number of indices that had been read ahead, so that the user had not received their samples.
-            draws: for each recorded draw, the number of earlier indices, and the generators' states at the draw.
+            draws: for each recorded draw of random numbers, the number of earlier indices, and the generators' states
+                at the draw.
 
         Raises:
             ValueError: the sampler returns fewer than `given` indices, or other indices than in the saved run.

@@ -101,7 +101,7 @@ class OrderState(NamedTuple):
         indices_since: the number of indices that the sampler returned after its state was saved.
         ahead: for a sampler without a state, the number of drawn indices or samples that the user had not received.
         used_up: whether the sampler had returned all indices.
-        draws: the draws of the sampler that followed a use of the generators by other code. Each entry of `draws`
+        draws: the draws of the sampler that followed a use of its generators by other code. Each entry of `draws`
             contains the number of earlier indices, and the generators' states.
         digest: a checksum of the sampler's indices.
         generators: the generators' states when the state was saved, as `encoded` returns them.

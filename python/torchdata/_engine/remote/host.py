@@ -97,7 +97,8 @@ class About:
 
 @dataclass(frozen=True)
 class Seen:
-    """The three `times` are nanoseconds: running, waiting for a processor, and since the start of the worker."""
+    """`times` contains three durations in nanoseconds: running, waiting for a processor, and since the start of the
+    worker."""
 
     counts: bytes
     times: tuple[int, int, int]
@@ -110,8 +111,8 @@ class Told:
 
     Args:
         number: the number of this call of `tell`, from 0 for each pair of links.
-        words: integers that the main process keeps in the shared memory of its links, such as the current epoch's
-            number; None if none of them has changed.
+        words: the integers in the shared memory of the main process's links, such as the current epoch's number; None
+            if all integers are unchanged.
         holds: whether the host must stop returning items, because the main process lacks space for further items.
     """
 
@@ -143,7 +144,7 @@ class Pulled:
 
 
 def apart(frame: list[Any]) -> list[Any]:
-    """Stores large parts of the frame outside the pickle, so that Ray copies them only once."""
+    """Stores large parts of a message (`frame`) outside the pickle, so that Ray copies these parts only once."""
     return [pickle.PickleBuffer(part) if len(part) >= APART else bytes(part) for part in frame]
 
 

@@ -286,7 +286,7 @@ class _Lane:
 
 
 class _Arrived:
-    """Received frames that do not fit into the main process's link yet.
+    """Received messages that wait for space in the main process's link.
 
     Once `much` bytes are waiting, the host must stop sending.
     """

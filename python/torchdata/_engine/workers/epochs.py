@@ -238,7 +238,7 @@ class Children(Group):
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
         """Kills the child if the child has not executed its command within the timeout. Returns the time when the wait
-        for the command began, which is the current time if the child was killed, and `began` otherwise.
+        for the command began: the current time if the child was killed, and `began` otherwise.
         """
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):

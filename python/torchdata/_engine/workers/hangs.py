@@ -146,7 +146,7 @@ class Hangs:
 
         Args:
             peer: the number of the shard that the main process waits for; None means shard 0.
-            waited: seconds since the wait began.
+            waited: the number of seconds that the main process has waited for the item.
             limit: the number of seconds without progress after which a process is considered to hang; a multiple of the
                 timeout.
         """

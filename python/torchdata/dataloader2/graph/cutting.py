@@ -1,4 +1,4 @@
-"""Divides a pipe graph into the parts that run in the dispatching process, in the workers and in the main process."""
+"""Divides a pipe graph into three parts: for the dispatching process, for the workers and for the main process."""
 
 from __future__ import annotations
 
@@ -89,8 +89,8 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """If `graph` contains an `on_error` after `part`, also appends an `on_error` to `part`, which runs in other
-    processes, because a process can skip only its own exceptions.
+    """Appends an `on_error` to `part`, which runs in other processes, if `graph` contains an `on_error` after `part`: a
+    process can skip only its own exceptions.
     """
     for skipper in graph:
         if not isinstance(skipper, OnError):

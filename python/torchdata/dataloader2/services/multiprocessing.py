@@ -78,10 +78,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
-            number when the loader starts: one less than the cores that this process may use, but at least 2 and at most
-            16. The chosen number of workers is logged, and
-            `DataLoader2.diagnose` shows whether another number would be faster.
-            With ranks, `num_workers="auto"` raises a ValueError, because all ranks need the same number of workers.
+            number of available CPU cores minus one, but at least 2 and at most 16. The chosen number of workers is
+            logged, and `DataLoader2.diagnose` shows whether another number would be faster. With ranks,
+            `num_workers="auto"` raises a ValueError, because all ranks need the same number of workers.
         multiprocessing_context: start method, "fork", "spawn" or "forkserver"; None for the platform's default.
         worker_prefetch_cnt: number of items that each worker prepares before they are requested; 10 by default.
         main_prefetch_cnt: number of items that are prepared for the main process, divided among the workers; 10 by

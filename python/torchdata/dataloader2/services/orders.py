@@ -1,9 +1,9 @@
 """Detects workers that read the same items in different orders.
 
 Role: receives the samples that each worker takes before its `sharding_filter`, and raises an exception if workers read
-the same items in different orders. Different items at one position do not prove different orders, because a source may
-augment its items at random. The orders of two workers differ if some items have different positions, and some positions
-have different items.
+the same items in different orders. If two workers read different items at one position, their orders may still be
+equal, because a source may augment its items at random. The orders of two workers differ if some items have different
+positions, and some positions have different items.
 
 An exception is also raised if two workers read the same items, although a source divides its items among the workers.
 """

@@ -368,8 +368,8 @@ class GraphProgram(EpochProgram):
             self._running = None  # the iterator may have open files
 
     def _is_unread(self) -> bool:
-        """Returns whether this shard's iterator exists and has not yielded an item yet; False if a dispatching process
-        is used."""
+        """Returns whether this shard's iterator exists but has not yielded an item; False if a dispatching process is
+        used."""
         if self._running is None or self._child.dispatches or self._child.share is not None:
             return False
         return _yielded(self.datapipe) == self._running[1]

@@ -19,7 +19,7 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 @dataclass(frozen=True)
 class WorkersEpoch:
-    """The processes and the items of one epoch, in one object, so that other threads never see parts of two epochs."""
+    """The processes and the items of one epoch in one object, so that no thread sees parts of two epochs."""
 
     children: Children | LocalShards
     items: Iterator[Any]

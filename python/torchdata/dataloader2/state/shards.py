@@ -53,8 +53,8 @@ def among_ranks(positions: Mapping[int, Position], rank: int, ranks: int) -> Pos
 
 
 def _without_held(position: Position) -> WorkersPosition:
-    """Subtracts items that pipes in the main process still buffer from the workers' positions. Raises ValueError if it
-    is unknown which shards have yielded the buffered items.
+    """Subtracts from the workers' positions the items that pipes in the main process still buffer. Raises ValueError if
+    it is unknown which shards have yielded the buffered items.
     """
     workers, given = position.workers, position.given
     if workers is None:
