@@ -97,8 +97,7 @@ class Tracker:
     # -- taking ------------------------------------------------------------------------------------
 
     def take(self, items_ago: int, *, looks: bool = True) -> Position | None:
-        """Returns the position that the loader had `items_ago` items ago; None if the next epoch can begin from its
-        seeds alone.
+        """Returns the loader's position `items_ago` items ago; None if the next epoch can begin from its seeds alone.
 
         Args:
             looks: whether to record the current state of the main process's pipes first; if not, an earlier recorded

@@ -97,8 +97,7 @@ class About:
 
 @dataclass(frozen=True)
 class Seen:
-    """`times` contains three durations in nanoseconds: running, waiting for a processor, and since the start of the
-    worker."""
+    """`times` are durations in nanoseconds: running, waiting for a processor, and since the worker's start."""
 
     counts: bytes
     times: tuple[int, int, int]

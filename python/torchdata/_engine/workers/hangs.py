@@ -141,8 +141,7 @@ class Hangs:
         return self._hung.get(process.pid or 0)
 
     def look(self, peer: int | None, waited: float, limit: float) -> bool:
-        """`look` must be called repeatedly while the main process waits for an item; returns whether a process was
-        killed.
+        """Call `look` repeatedly while the main process waits for an item; returns whether a process was killed.
 
         Args:
             peer: the number of the shard that the main process waits for; None means shard 0.
