@@ -139,7 +139,7 @@ class StateKeeper:
 
     def note_left(self, works: bool) -> None:
         """Records the position of a loader that is being shut down, for states that are requested later. `works`:
-        whether pipes in the main process run threads. The shutdown does not wait for these threads, so the last
+        whether pipes in the main process run threads. The shutdown does not wait for the threads of pipes, so the last
         recorded state of the pipes is used."""
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:

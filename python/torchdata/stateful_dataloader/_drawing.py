@@ -72,7 +72,8 @@ class Drawing:
         #: The state of each displaced copy, and the state of its global generator at the same time.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: For each global generator: the state, and the count in `_restores`, when this loader loaded a state.
+        #: For each global generator, its state and its count in `_restores` at the time when this loader loaded a
+        #: state.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -244,7 +245,7 @@ class Draws:
 
         Args:
             first: the states that the generators have before the first index is read; empty if no index will be read.
-            noted: the recorded draws in a loaded state; see `self.noted`.
+            noted: the recorded draws of random numbers in a loaded state; see `self.noted`.
             digest: the checksum of the indices that were read in this epoch; None if no indices were read.
         """
         self._digest = digest or SampleDigest()
@@ -272,7 +273,8 @@ class Draws:
 
         Args:
             number: the number of indices that were read before `indices`.
-            drawn: equal to `number` or, if the sampler returns batches, the number of batches that were read before.
+            drawn: the number of indices that were read before `indices` or, if the sampler returns batches, the number
+                of these batches.
         """
         digest = self._digest
         while number <= digest.next < number + len(indices):

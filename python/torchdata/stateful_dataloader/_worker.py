@@ -315,7 +315,7 @@ class Job(Program):
 
 
 class Batches(Iterator[Unit]):
-    """Yields the messages of a shard in one epoch. The engine sends these messages to the main process.
+    """Yields the messages of a shard in one epoch. The engine sends the messages of `Batches` to the main process.
 
     Args:
         iterates: whether the shard reads ahead in an iterable dataset, without waiting for batch requests.
@@ -340,7 +340,7 @@ class Batches(Iterator[Unit]):
         """Takes a snapshot and sends it with the first message, if the main process may need it.
 
         Args:
-            went_on: whether the epoch resumes from a position, which the main process already knows.
+            went_on: whether the epoch resumes from a saved position; the main process already knows this position.
             told: whether this worker replaces a failed worker that has sent messages of this epoch. Such a worker does
                 not send a snapshot, because the main process might assign the snapshot to a wrong batch.
         """

@@ -270,7 +270,8 @@ class BatchIndices(Iterator[list[int]]):
 
 
 class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler[Any]):
-    """PyTorch's `DistributedSampler`, which can be saved and restored. As in PyTorch, your code must call `set_epoch`.
+    """PyTorch's `DistributedSampler`, which can be saved and restored. As in PyTorch, your code must call `set_epoch`
+    before each epoch.
 
     Args:
         dataset: the dataset to sample from.

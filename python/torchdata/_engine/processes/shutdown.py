@@ -24,7 +24,7 @@ from torchdata._engine.processes.process import ChildProcess, Closes, wait_for_a
 from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
 ASKED = 3.0
-#: The number of seconds that a child may take to exit after SIGKILL, which only the kernel can delay.
+#: The number of seconds that a child may take to exit after SIGKILL; only the kernel can delay this exit.
 KILLED = 5.0
 #: The command that stops a child, and the number that announces this command in the shared memory of the control link.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)

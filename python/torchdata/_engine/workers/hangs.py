@@ -184,7 +184,7 @@ class Hangs:
         workers = range(self._members.num_workers)
         if self._in_order:
             return [workers[(peer or 0) % len(workers)]]
-        # Suspended workers are included, because a worker may be suspended before it begins a received command.
+        # The list includes suspended workers, because a worker may be suspended before it begins a received command.
         at_work = [child for child in workers if self._is_stopped(child) or (child in pages and _runs(pages[child]))]
         return at_work or workers
 

@@ -71,7 +71,7 @@ def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenera
 
 
 def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenerator) -> DataPipe:
-    """Seeds the random pipes of a graph so that sharding stays correct.
+    """Seeds the random pipes of a graph, with the same seeds in all workers where sharding requires equal seeds.
 
     Pipes before a `sharding_filter` get seeds that all workers and ranks share, because all of these processes must see
     the same order before each process selects its items. Pipes after a `sharding_filter` get different seeds in each

@@ -114,7 +114,7 @@ def all_dps(graph: DataPipeGraph) -> list[DataPipe]:
 
 
 def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
-    """Finds the pipes of the graph that have exactly the type `dp_type`, depth first and each once.
+    """Finds the pipes of the graph that have exactly the type `dp_type`. Each pipe is listed once, depth first.
 
     Args:
         graph: a result of `traverse_dps`.
@@ -210,7 +210,7 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
     """Returns the last pipe of the changed graph."""
-    # The new pipe and its sources are not rewired, so a new pipe that reads the old pipe is inserted after the old
+    # The sources of the new pipe are not replaced, so a new pipe that reads the old pipe is inserted after the old
     # pipe.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():

@@ -1,7 +1,7 @@
 """Decides which pipes of a graph run once for all shards of a process.
 
-Role: pure functions for `common_parts`. The results depend only on the graph, because they must be the same for any
-number of workers.
+Role: pure functions for `common_parts`. This module inspects only the graph, because its results must be the same for
+any number of workers.
 """
 
 from __future__ import annotations

@@ -115,8 +115,8 @@ class ReadingServiceInterface(ABC):
             iter_reset_fn: the return value of the previous service in a `SequentialReadingService`.
 
         Returns:
-            A function that changes the graph for this epoch, or None. The next service calls the function; after the
-            last service, the loader calls it.
+            A function that changes the graph for this epoch, or None. The next service calls the returned function;
+            after the last service, the loader calls it.
         """
         return iter_reset_fn
 

@@ -37,8 +37,8 @@ def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
         for pipe in Graph(datapipe):
             if hasattr(type(pipe), "__del__"):
                 raise TypeError(f"{type(pipe).__name__} defines `__del__`")
-        # in this context, the length of a pipe raises an error if the pipe could only guess its length, or would have
-        # to read all items
+        # in a `certain_lengths` context, a pipe raises an error if it could only guess its length, or would have to
+        # read all items
         with certain_lengths():
             return _RankEpoch(clone(datapipe), service).length()
     except Exception as error:

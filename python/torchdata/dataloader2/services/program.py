@@ -570,8 +570,7 @@ def _seed_torch(torch: Any, seed: int) -> None:
     """Seeds torch like `torch.manual_seed(seed)`, but does not format the caller's stack as text.
 
     For each kind of device that was not used yet, `torch.manual_seed` formats the caller's stack for the message of a
-    later error. Formatting the stack would delay the first item of every epoch, because it checks each source file on
-    disk.
+    later error. Formatting the stack checks each source file on disk, which would delay the first item of every epoch.
     """
     missing = object()
     limit = getattr(sys, _LIMIT, missing)

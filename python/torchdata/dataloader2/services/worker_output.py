@@ -38,7 +38,7 @@ class WorkerOutput(IterDataPipe[Any]):
         divides_anew: whether the shards change at the next epoch.
     """
 
-    #: This pipe does not save a state, because a loader's state contains the workers' positions separately.
+    #: `WorkerOutput` does not save a state, because a loader's state contains the workers' positions separately.
     iteration_state = ()
 
     def __init__(

@@ -23,8 +23,8 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
 
     Raises:
         TypeError: a source is not a node.
-        ValueError: `source_nodes` is empty, or `stop_criteria` is unknown; while reading, an item already has a key
-            named `"dataset_key"`.
+        ValueError: `source_nodes` is empty, or `stop_criteria` is unknown. Reading raises ValueError if an item already
+            has a key named `"dataset_key"`.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, MultiNodeRoundRobinSampler, StopCriteria
