@@ -176,8 +176,7 @@ def _values_at_risk(obj: Any) -> list[str]:
     """Returns the attributes that a pickle may omit.
 
     A pickling method of a base class may omit the `__slots__` of derived classes. A method that is written in C may
-    also omit attributes in `__dict__`. A method that is written in Python is assumed to omit such attributes
-    intentionally.
+    also omit attributes in `__dict__`. A method that is written in Python is assumed to omit attributes intentionally.
     """
     cls = type(obj)
     way = _way_of(cls)

@@ -95,10 +95,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set. See `stats()`.
         stall_warning: the number of seconds without an item after which a `RuntimeWarning` describes which processes
             wait for each other; 60 by default, None for no warning.
-        wait_warning: fraction of an epoch's time that the program may wait for the loader, 0.3 by default. The first
-            epoch of at least 10 seconds that exceeds the fraction `wait_warning` causes a `RuntimeWarning` with the
-            result of `diagnose()`. `wait_warning=None`, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the
-            warning.
+        wait_warning: fraction of an epoch's time that the program may wait for the loader, 0.3 by default. If the
+            program waits for more than the fraction `wait_warning` of an epoch of at least 10 seconds, a
+            `RuntimeWarning` with the result of `diagnose()` is issued once. `wait_warning=None`, or
+            `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
         of_torchs_loader: not accepted. If you pass an argument of torch's `DataLoader`, the error message names a
             replacement.
 

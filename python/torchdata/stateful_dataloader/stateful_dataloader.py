@@ -120,14 +120,15 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         stats: how often batches are timed. "counts" times a few batches, which costs less than 1 % of the time; "full"
             times every batch. With `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it
             is not set. See `stats()`.
-        wait_warning: the fraction of an epoch that the program may spend waiting for batches. The first epoch of at
-            least 10 seconds that exceeds the fraction `wait_warning` causes a `RuntimeWarning`. The warning names the
-            slow function with its file and line. `wait_warning=None` or the environment variable
+        wait_warning: the fraction of an epoch that the program may spend waiting for batches. If the program waits for
+            more than the fraction `wait_warning` of an epoch of at least 10 seconds, a `RuntimeWarning` is issued once.
+            The warning names the slow function with its file and line. `wait_warning=None` or the environment variable
             `TORCHDATA_WAIT_WARNING=0` disables the `RuntimeWarning`.
     Raises:
         ValueError: arguments are out of range, or exclude each other.
         TypeError: `multiprocessing_context` is not valid, or `error_limit` is not a number.
-        TooManySkipped: while iterating, more than `error_limit` samples have raised; a `RuntimeError`.
+        TooManySkipped: while iterating, more than `error_limit` samples have raised an exception; this error is a
+            `RuntimeError`.
 
     Example:
         >>> from torchdata.stateful_dataloader import StatefulDataLoader

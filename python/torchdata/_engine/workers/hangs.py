@@ -166,8 +166,8 @@ class Hangs:
         return ended
 
     def end_if_over(self, child: int, waited: float) -> bool:
-        """`end_if_over` must be called repeatedly while the main process waits until a child executes a command. If the
-        wait is too long, kills the child and returns True."""
+        """`end_if_over` must be called repeatedly while the main process waits until a child executes a command. If a
+        child takes too long to execute its command, kills the child and returns True."""
         if waited < self.seconds:
             self._works(child, None)
             return False
