@@ -3,7 +3,7 @@
 Role: pickles items, states and programs that plain pickle does not support. This module is imported only when needed,
 because it imports cloudpickle.
 
-An object may inherit `__reduce__` from a base class, and this method may omit attributes of the derived class. For
+If an object inherits `__reduce__` from a base class, `__reduce__` may omit attributes of the derived class. For
 example, `types.SimpleNamespace.__reduce__` omits the `__slots__` of derived classes. Pickling an object raises an error
 if the pickle would lack attributes.
 
@@ -176,8 +176,7 @@ def _values_at_risk(obj: Any) -> list[str]:
     """Returns the attributes that a pickle may omit.
 
     A pickling method of a base class may omit the `__slots__` of derived classes. A method that is written in C may
-    also omit attributes in `__dict__`. A method that is written in Python is assumed to omit such attributes
-    intentionally.
+    also omit attributes in `__dict__`. A method that is written in Python is assumed to omit attributes intentionally.
     """
     cls = type(obj)
     way = _way_of(cls)

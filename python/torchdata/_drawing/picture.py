@@ -186,8 +186,8 @@ class Picture:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes the picture to a file with a name that ends in `.svg`.
 
-        Browsers and programs such as `rsvg-convert` convert the SVG file to other formats, and `to_graph` draws with
-        graphviz.
+        Browsers and programs such as `rsvg-convert` convert the SVG file to other formats; `to_graph` draws the graph
+        with graphviz instead.
 
         Raises:
             ValueError: the path does not end in `.svg`.

@@ -1,4 +1,4 @@
-"""The modules around the Rust engine, which start, command, monitor and stop processes."""
+"""Python modules that start, command, monitor and stop the processes of the Rust engine."""
 
 from __future__ import annotations
 

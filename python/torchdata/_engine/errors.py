@@ -22,7 +22,7 @@ class WorkerExitedError(RuntimeError):
         (1, -9)
     """
 
-    #: The pipe `on_error` does not skip this exception.
+    #: The pipe `on_error` does not skip a `WorkerExitedError`.
     never_skipped = True
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The loader: `DataLoader2` runs a pipe graph through a reading service, in this process or in workers."""
+"""The loader: `DataLoader2` runs a pipe graph through a reading service, in the main process or in workers."""
 
 from typing import TYPE_CHECKING
 
@@ -43,7 +43,7 @@ __all__ = [
     "describe",
 ]
 
-# These modules are imported on first use, because worker processes do not need most of them.
+# The modules in `_LATE` are imported on first use, because worker processes do not need most of them.
 _LATE = {
     "dataloader2": ["DataLoader2", "DataLoader2Iterator", "serialize_datapipe"],
     "error": ["PauseIteration", "WorkerExitedError"],

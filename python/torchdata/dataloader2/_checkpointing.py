@@ -25,7 +25,7 @@ from torchdata.datapipes._pipe.graph.graph import Graph
 from torchdata.datapipes._pipe.graph.traversal import is_pipe
 from torchdata.datapipes.iter.mapping.wrapping import IterableWrapper
 
-#: If recomputing items takes fewer seconds than this, resuming causes no warning.
+#: If recomputing items takes fewer than `_LEAST` seconds, resuming causes no warning.
 _LEAST = 5.0
 
 #: The position in the epoch, the seeds and generators, and the ranks of a loader; each part is None if it is missing.
@@ -94,7 +94,7 @@ class StateKeeper:
         return dump(state, None if pickled is None else identity.checksum)
 
     def _whereabouts(self, items_ago: int, *, looks: bool = True) -> Whereabouts:
-        """Returns the position, the randomness and the ranks for a state.
+        """Returns the position in the epoch, the seeds and the ranks that a state contains.
 
         Args:
             looks: whether to save the current state of the main process's pipes, which may wait for the threads of
@@ -139,8 +139,8 @@ class StateKeeper:
 
     def note_left(self, works: bool) -> None:
         """Records the position of a loader that is being shut down, for states that are requested later. `works`:
-        whether pipes in the main process run threads; if so, the last recorded state of these pipes is used, because
-        the shutdown does not wait for the threads."""
+        whether pipes in the main process run threads. The shutdown does not wait for the threads of pipes, so the last
+        recorded state of the pipes is used."""
         if self.left is None and is_pipe(self._pipeline.datapipe):
             try:
                 self.left = self._whereabouts(0, looks=not works)
@@ -294,7 +294,7 @@ def _check_alike(states: Mapping[int, LoaderState]) -> None:
 
 
 def _moment(state: LoaderState) -> tuple[str, Any]:
-    """Describes the moment of a saved state in words, and returns the text and the seed of the next epoch."""
+    """Returns a text that describes when a state was saved, and the seed of the next epoch."""
     position, randomness = state.position, state.randomness
     if position is None:
         return "between two epochs", None
@@ -313,7 +313,7 @@ def warn_of_0_9(stacklevel: int) -> None:
 
 
 def unpacked_pipe(state: LoaderState) -> DataPipe:
-    """Returns the pipe of a state without changing the loader."""
+    """Returns the pipe that is stored in a state, without changing the loader."""
     if state.pipe is None:
         raise ValueError(
             "this loader state was saved without its pipe: make a DataLoader2 with the pipe and call its "
@@ -336,8 +336,8 @@ def unpacked_pipe(state: LoaderState) -> DataPipe:
 
 
 def unpickled(field: str, pickled: Any) -> Any:
-    """Unpickles a field of a state. Raises ValueError if the field cannot be unpickled; the message distinguishes
-    damage from missing modules."""
+    """Unpickles a field of a loader's state. Raises ValueError if the field cannot be unpickled; the message
+    distinguishes damage from missing modules."""
     if not isinstance(pickled, bytes):
         raise damaged(field, f"it holds an object of type {type(pickled).__name__} where bytes should be")
     try:

@@ -14,8 +14,8 @@ from typing import Any
 from torchdata._threads import end_all
 from torchdata.dataloader2._epochs import SHUT_DOWN, EpochRun, FinishedIterator
 
-#: The loaders that are shut down at interpreter exit, by the id of their `Ending`. A WeakSet is unsuitable, because it
-#: runs Python code when a loader is freed, and a KeyboardInterrupt in that code would be lost.
+#: The loaders that are shut down at interpreter exit, by the id of their `Ending`. A WeakSet is unsuitable, because
+#: freeing a loader would run Python code of the WeakSet, where a KeyboardInterrupt would be lost.
 _open_loaders: dict[int, weakref.ref[Any]] = {}
 
 

@@ -1,8 +1,8 @@
 """Begins, resumes and ends the epochs of a loader.
 
-Role: owned by the loader. `EpochRun` owns the `Delivery`, which counts the items, and the `Tracker` of the position. An
-`EpochRun` runs in the thread that uses its loader. If another thread is computing an item of the loader, the thread
-that begins or ends an epoch waits.
+Role: owned by the loader. Each `EpochRun` has a `Delivery`, which counts the items, and a `Tracker`, which tracks the
+position. An `EpochRun` runs in the thread that uses its loader. If another thread is computing an item of the loader,
+the thread that begins or ends an epoch waits.
 
 The reading service is notified exactly once that an epoch has ended: after its last item, after an error, when the next
 epoch begins, or at the shutdown.
@@ -81,11 +81,11 @@ class EpochRun:
         resume_at: the position where the epoch resumes, and whether recomputed items must equal the items delivered
             earlier; None for an epoch's start.
         saved_positions: the positions in the loaded states. The numbers of workers and ranks in the saved run may
-            differ from the present numbers.
+            differ from the numbers in this run.
         epochs: the number of epochs that have begun.
         is_paused: whether no items are delivered until `resume` is called.
         is_limited: whether the iterator pauses after a number of items; see `DataLoader2Iterator.limit`.
-        is_iterating: whether an epoch is running: it has begun, and `finalize_iteration` has not been called for it.
+        is_iterating: whether an epoch has begun, and has not been ended by `finalize_iteration`.
         patience: how many seconds the end of an epoch waits for a thread that is computing an item; None for no limit.
     """
 
@@ -124,7 +124,7 @@ class EpochRun:
         self.is_limited, self.delivery.slow = is_limited, is_limited or self.is_paused
 
     def pause(self) -> None:
-        """Stops reading ahead, and delivers no more items."""
+        """Makes the loader stop reading ahead and deliver no more items."""
         if self.pipeline.can("pause"):
             self.is_paused = self.delivery.slow = True
             self.pipeline.pause()

@@ -1,8 +1,7 @@
 """The iterator of a loader.
 
 Role: an iterator yields the items of one epoch, while it is the loader's valid iterator. The iterator runs in the main
-process. If several threads read the loader, they take turns. The loader owns the epoch, and the iterator owns the item
-limit.
+process. If several threads read the loader, they take turns.
 
 `__next__` runs for every item, so the native class `DeliveryIterator` implements it. `DeliveryIterator` calls methods
 of its subclass `DataLoader2Iterator` only if the iterator is invalid, or if the loader is paused or limited.

@@ -171,14 +171,14 @@ class Pipeline:
     # -- pausing -----------------------------------------------------------------------------------
 
     def pause(self) -> None:
-        """Must be called only if `can("pause")`."""
+        """`pause` must be called only if `can("pause")` is True."""
         if self.service is None:
             pause_pipes(self.datapipe)
         else:
             self._apply(self.service._pause())
 
     def resume(self) -> None:
-        """Must be called only if `can("resume")`."""
+        """`resume` must be called only if `can("resume")` is True."""
         if self.service is None:
             resume_pipes(self.datapipe)
         else:

@@ -1,13 +1,13 @@
 """Saves the position of a loader inside an epoch at any moment, and resumes from a saved position.
 
-Role: runs in the main process, in any thread that requests a state, including in a signal handler. The `Delivery` of
-the loader counts the items that the user has received. The engine records the positions of the workers. While a thread
-waits for an item, another thread can save a state.
+Role: this module runs in the main process, in any thread that requests a state, including in a signal handler. The
+`Delivery` of the loader counts the items that the user has received. The engine records the positions of the workers.
+While a thread waits for an item, another thread can save a state.
 
 Pipes that run in the main process can be inspected only between two items. A *mark* is a state of the main process's
 pipes that the loader has recorded between two items. User code may request a state even while an item is being
-computed. A state contains the newest mark before the requested position, and the number of items that were delivered
-after the mark.
+computed. A state contains the newest mark (recorded state) before the requested position, and the number of items that
+were delivered after the mark.
 """
 
 from __future__ import annotations
@@ -76,15 +76,15 @@ class Tracker:
         self._yielded_before = 0
         #: The number of these workers' items that pipes in the main process buffered.
         self._held_before = 0
-        #: The marks of the running epoch, oldest first. The first mark is the beginning of the epoch, or the position
-        #: where the epoch resumed.
+        #: The marks (recorded positions) of the running epoch, oldest first. The first mark is the position where the
+        #: epoch began or resumed.
         self._marks: list[Position] = []
         #: Whether the loader has loaded a state from the end of an epoch, and has not begun an epoch since.
         self._is_behind_loaded = False
         #: The seeds at the finished epoch's beginning, if the loaded state is from between two epochs; otherwise None.
         self._ended_seeds: SeedGenerator | None = None
-        #: If pipes in the workers keep state beyond an epoch: the last epoch's final position, or the reason why it is
-        #: unknown.
+        #: The position at the end of the last epoch, or the reason why this position is unknown; needed only if pipes
+        #: in the workers keep state beyond an epoch.
         self.end: Position | str | None = None
         # If the last attempt to begin an epoch failed, the number of epochs that had begun before it; otherwise None.
         self._epochs_before: int | None = None
@@ -99,7 +99,7 @@ class Tracker:
     # -- taking ------------------------------------------------------------------------------------
 
     def take(self, items_ago: int, *, looks: bool = True) -> Position | None:
-        """Returns the position before the last `items_ago` items; None if seeds alone suffice to begin the next epoch.
+        """Returns the loader's position `items_ago` items ago; None if the next epoch can begin from its seeds alone.
 
         Args:
             looks: whether to record the current state of the main process's pipes first; if not, an earlier recorded
@@ -107,7 +107,7 @@ class Tracker:
 
         Raises:
             ValueError: `items_ago` exceeds the number of items delivered in this epoch, or since the epoch was resumed.
-            RuntimeError: pipes keep state from earlier epochs, and the loader does not have this state.
+            RuntimeError: pipes keep state from earlier epochs, and the loader does not have the state of these pipes.
         """
         if not self._run.is_iterating:
             if items_ago:
@@ -156,8 +156,8 @@ class Tracker:
         return beginning
 
     def _taken(self, items_ago: int, looks: bool) -> tuple[Position, int]:
-        """Returns the newest recorded position before the last `items_ago` items, and the number of items that precede
-        these `items_ago` items.
+        """Returns the newest recorded position that precedes the last `items_ago` items, and the number of items that
+        were delivered before these `items_ago` items.
         """
         given = self._delivery.given - items_ago
         if given < 0:
@@ -190,8 +190,8 @@ class Tracker:
             self._marks[1:] = [*self._marks[1:][-1:], mark]
 
     def may_lose(self) -> bool:
-        """Returns whether the pipes in this process lose items if an exception such as KeyboardInterrupt interrupts
-        them.
+        """Returns whether the pipes in the main process lose items if an exception such as KeyboardInterrupt interrupts
+        the pipes.
 
         No items are lost if the last pipe takes items from workers or from a thread's queue. Ctrl-C interrupts neither
         workers nor threads that read ahead, and queues keep their items.
@@ -288,7 +288,8 @@ class Tracker:
     # -- epochs ------------------------------------------------------------------------------------
 
     def find_output(self) -> None:
-        """Finds the `WorkerOutput` in the graph. Must be called after the service has taken over the graph."""
+        """Finds the `WorkerOutput` in the graph. `find_output` must be called after the service has taken over the
+        graph."""
         graph = Graph(self._pipeline.datapipe)
         self.output = graph.first(lambda pipe: isinstance(pipe, WorkerOutput))
         self.hands_on = self.output is not None and _below_counting(graph, WorkerOutput) is not None
@@ -379,7 +380,7 @@ class Tracker:
         return iterator
 
     def _note_beginning(self, workers: WorkersPosition | None) -> None:
-        """If pipes keep state from the previous epoch, adds this state to the first mark (the epoch's beginning)."""
+        """Adds the state that pipes keep from the previous epoch, if any, to the first mark (the epoch's beginning)."""
         output, (beginning, *_) = self.output, self._marks
         looked = self._look(0, workers) if self._has_lasting() else None
         if looked is not None:
@@ -413,8 +414,8 @@ class Tracker:
         except Exception as error:
             self.end = str(error)  # a stored exception would keep the processes alive
             return
-        # If only an earlier state of the pipes could be saved, a resumed loader rereads the last items of the workers,
-        # so these items must not be marked as finished.
+        # Items must not be marked as finished if a resumed loader rereads them, because only an earlier state of the
+        # pipes could be saved.
         is_at_end = position is not None and self._marks[-1] is not before and position.graph is self._marks[-1].graph
         if position is not None and is_at_end and position.graph is not None and position.workers is not None:
             position = position._replace(graph=self._with_output_read_out(position.graph, output))

@@ -33,8 +33,8 @@ class SavedPositions:
         return any(position.given for position in self.positions.values())
 
     def has_shards(self, contract: ReadingServiceInterface) -> bool:
-        """Returns whether the saved epoch began in workers, or with another number of ranks than now; if so, a loader
-        without workers runs the saved shards in its main process.
+        """Returns whether the saved epoch began in workers, or with another number of ranks than now. A loader without
+        workers runs the shards of such an epoch in its main process.
         """
         if not all(position.in_main for position in self.positions.values()):
             return True
@@ -88,7 +88,8 @@ class SavedPositions:
         """Returns the position where the loader resumes. `hands_on`: whether the main process's pipes yield one item
         per item of the workers.
 
-        Must be called after the service has taken over the graph. Raises ValueError if the loader cannot resume.
+        `fitted` must be called after the service has taken over the graph. Raises ValueError if the loader cannot
+        resume.
         """
         position = self._of_rank(pipeline.contract, output)
         if output is None:

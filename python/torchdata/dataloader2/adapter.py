@@ -104,7 +104,7 @@ class CacheTimeout(Adapter):
         self.timeout = timeout
 
     def __call__(self, datapipe: DataPipe) -> DataPipe:
-        """Calls `set_timeout` of every pipe that has this method."""
+        """Calls `set_timeout` of every pipe that has a method of this name."""
         tell_all(datapipe, "set_timeout", self.timeout)
         return datapipe
 
@@ -114,7 +114,7 @@ class ShardingPolicy(Adapter):
 
     Args:
         block: the number of consecutive items per block. With blocks, `sharding_filter().batch(block)` yields the same
-            batches for any number of workers; None distributes single items.
+            batches for any number of workers; `block=None` distributes single items.
         enable: False disables the filters, so that every worker and rank gets all items.
         splits: the number of shards of each epoch, independent of workers and ranks; None for one shard per worker.
             With `splits`, the items, their order and the batches are the same for any number of workers, and for any

@@ -59,7 +59,8 @@ def _part(path: str, meaning: str = "") -> Any:
     return property(attrgetter(path), lambda loader, value: setattr(owner_of(loader), name, value), doc=meaning or None)
 
 
-#: A copy of a loader gets all attributes except these, because all other attributes may belong to a subclass.
+#: The attributes that a copy of a loader does not get. All other attributes are copied, because they may belong to a
+#: subclass.
 _OWN = frozenset({"_ended", "_ending", "_keeper", "_pipeline", "_recorder", "_run", "_seeds"})
 
 
@@ -94,10 +95,10 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set. See `stats()`.
         stall_warning: the number of seconds without an item after which a `RuntimeWarning` describes which processes
             wait for each other; 60 by default, None for no warning.
-        wait_warning: fraction of an epoch's time that the program may wait for the loader, 0.3 by default. A
-            `RuntimeWarning` with the result of `diagnose()` is issued for the first epoch of at least 10 seconds that
-            exceeds this fraction. `wait_warning=None`, or `TORCHDATA_WAIT_WARNING=0` in the environment, disables the
-            warning.
+        wait_warning: fraction of an epoch's time that the program may wait for the loader, 0.3 by default. If the
+            program waits for more than the fraction `wait_warning` of an epoch of at least 10 seconds, a
+            `RuntimeWarning` with the result of `diagnose()` is issued once. `wait_warning=None`, or
+            `TORCHDATA_WAIT_WARNING=0` in the environment, disables the warning.
         of_torchs_loader: not accepted. If you pass an argument of torch's `DataLoader`, the error message names a
             replacement.
 
@@ -204,7 +205,7 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
     def _restore_checkpoint_beginning_of_epoch(self) -> None:
         """Makes the next epoch use the seeds of the last epoch.
 
-        To repeat the epoch of a state, call this method after loading the state.
+        To repeat the epoch of a state, load the state and then call this method.
         """
         self._seeds.go_back_to_beginning(is_restored=True)
         self._run.resume_at = None
@@ -234,8 +235,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Creates a loader of a dataset, with the usual pipeline: shuffle, shard, batch, collate.
 
         The items of a dataset with `__getitem__` are divided by their indices, so each item is loaded once. Each worker
-        reads all items of an iterable, or all indices of a sampler, and uses only its share. An error is raised if
-        workers read the items in different orders. To read an iterable in one process only, use
+        reads all items of an iterable, or all indices of a sampler, and skips the items of other workers. An error is
+        raised if workers read the items in different orders. To read an iterable in one process only, use
         `IterableWrapper(dataset).sharding_round_robin_dispatch()`. Some iterables divide themselves among workers, for
         example the datasets of Hugging Face, webdataset, litdata and mosaicml-streaming. The loader does not divide an
         iterable that already divides its items among the workers. For datasets that the loader divides, items and
@@ -252,8 +253,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
             batch_size: items per batch; None, the default, yields single items without collating them.
             shuffle: whether each epoch has a random order. An iterable is only shuffled within a buffer; see
                 `shuffle()`.
-            num_workers: number of worker processes; 0 (the default) reads in this process; "auto" chooses the number by
-                the number of CPU cores.
+            num_workers: number of worker processes; 0 (the default) reads in the main process; "auto" chooses the
+                number by the number of CPU cores.
             sampler: the indices to read, for datasets with `__getitem__`; see `sample_by` of map pipes.
             drop_last: whether to omit a last batch that has fewer than `batch_size` items.
             collate_fn: a function of a batch, or of an item if `batch_size` is None. With `collate_fn=None`, batches
@@ -405,11 +406,11 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         """Resumes from a state; no item of this loader may have been requested before.
 
         If the loader has a pipe, its graph must have the same pipes, functions and parameters as the graph of the saved
-        loader. The data must have the same kind and length. A loader without a pipe uses the pipe in the state, and
-        applies its own adapters. An iterator of this loader that already exists also resumes from the state. Batch
-        sizes, and the adapters `ShardingPolicy` and `Shuffle`, may differ from the saved run only if the state was
-        saved between two epochs. A state of torchdata 0.9 contains no position inside an epoch and no description of
-        its pipe: the epoch starts again with the seed of the state, and a UserWarning is issued.
+        loader. The data must have the same kind and length as the data of the saved loader. A loader without a pipe
+        uses the pipe in the state, and applies its own adapters. An iterator of this loader that already exists also
+        resumes from the state. Batch sizes, and the adapters `ShardingPolicy` and `Shuffle`, may differ from the saved
+        run only if the state was saved between two epochs. A state of torchdata 0.9 contains no position inside an
+        epoch, so the epoch starts again with the seed of the state, and a UserWarning is issued.
 
         The number of workers may differ from the number in the saved run. If the states of all ranks are given, the
         number of ranks may also differ from the number in the saved run. The remaining items, their order and the
@@ -472,8 +473,8 @@ class DataLoader2(ObservedLoader, Finalized, Generic[T_co]):
         may still draw random numbers until its current item is done.
 
         You may call `shutdown` several times, and from several threads. A thread that is reading the loader gets a
-        RuntimeError. If Ctrl-C interrupts the call, the next call continues. A forked child that has inherited the
-        loader does not end the loader's workers.
+        RuntimeError. If Ctrl-C interrupts `shutdown`, the next call continues the shutdown. A forked child that has
+        inherited the loader does not end the loader's workers.
         """
         if not self._ended:
             try:

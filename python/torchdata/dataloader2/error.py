@@ -10,7 +10,7 @@ __all__ = ["PauseIteration", "PrefetchTimeoutError", "RanksLostError", "WorkerEx
 
 
 class PauseIteration(StopIteration):
-    """Ends a loop over the loader without ending the epoch. After `resume()`, the same iterator continues.
+    """Ends a loop over the loader without ending the epoch. After `resume()`, the same iterator yields more items.
 
     Example:
         >>> from torchdata.dataloader2 import PauseIteration

@@ -83,10 +83,9 @@ class Finding:
 def lint(datapipe: DataPipe, num_workers: int = 2, *, seeded: bool = False) -> list[Finding]:
     """Finds likely mistakes in a graph that is to run in worker processes.
 
-    `lint` finds items that several workers would yield, shares that would be lost or overlap, a `sharding_filter`
-    without a `shuffle` before it, and expensive functions before the filter. `lint` also finds a `mux` before
-    `.sharding_filter().batch(n)`: as `mux` mixes its inputs in a fixed pattern, the batches of each worker would have
-    another ratio of inputs.
+    `lint` finds items that several workers or no worker would yield, a `sharding_filter` without a `shuffle` before it,
+    and expensive functions before the filter. `lint` also finds a `mux` before `.sharding_filter().batch(n)`: as `mux`
+    mixes its inputs in a fixed pattern, the batches of each worker would have another ratio of inputs.
 
     Args:
         datapipe: the last pipe of the graph.
@@ -330,7 +329,7 @@ class _Linter:
     # -- questions about the graph -----------------------------------------------------------------
 
     def _upstream(self, pipe: Any) -> list[Any]:
-        """Includes indirect sources, but not the given pipe itself."""
+        """The result includes indirect sources, but not the given pipe itself."""
         return [source for source in self.graph.at(pipe) if source is not pipe]
 
     def _reads(self, reader: Any, pipe: Any) -> bool:
@@ -369,7 +368,7 @@ class _Linter:
         return [pipe for pipe in ends.values() if id(pipe) not in self.in_main | self.dispatched]
 
     def _known(self, pipes: list[Any]) -> bool:
-        """Returns True only if it is certain that all pipes are finite and do not divide their items among workers."""
+        """Returns True only if all pipes are certainly finite and certainly do not divide their items among workers."""
         return all(
             _is_ours(pipe)
             and not _is_endless(pipe)

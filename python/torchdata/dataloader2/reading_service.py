@@ -1,7 +1,7 @@
 """Reading services: how a loader runs its pipe graph.
 
-Role: users may replace functions in this module, such as `process_init_fn`, so the engine looks them up here at each
-call.
+Role: users may replace functions in this module, such as `process_init_fn`, so the engine looks these functions up here
+at each call.
 """
 
 from __future__ import annotations

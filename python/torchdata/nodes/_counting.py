@@ -24,7 +24,7 @@ from torchdata.nodes.base_node import BaseNode, nodes_of, sources_of
 class NodeRecorder(BatchRecorder):
     name = NODES
 
-    #: The counters of all nodes, in rows, and the number of the row for the loader.
+    #: The counters of all nodes, as rows of a table, and the number of the row for the loader.
     _bound: tuple[Counting, int] | None = None
 
     def begin_graph(self, iterator: SharedIterator, root: BaseNode[Any]) -> None:

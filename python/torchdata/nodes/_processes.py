@@ -35,10 +35,9 @@ from torchdata._observe.stats.counting import Pages
 from torchdata.datapipes._pipe.explaining import not_the_end
 from torchdata.nodes._functions import error_of
 
-#: While a thread waits for a process, it checks at this interval (in seconds) whether the process is running.
+#: While a thread waits for a process, the thread checks every `_SLICE` seconds whether the process is running.
 _SLICE = 0.2
-#: If the items of a message take more than this number of seconds, the process leaves the remaining items to other
-#: processes.
+#: If the items of a message take more than `_LONG` seconds, the process leaves the remaining items to other processes.
 _LONG = 0.01
 
 _local = threading.local()
@@ -69,8 +68,8 @@ class Workers(Group):
     """Processes that call a function.
 
     Args:
-        survived: after which kinds of exits (crashes, hangs) a process is replaced. After other exits, an error is
-            raised.
+        survived: after which kinds of exits (crashes, hangs) a process is replaced; exits of other kinds raise an
+            error.
         timeout: the maximum number of seconds until a process returns a result; None for no limit.
         pages: memory for the counters of the processes; None without a loader.
     """
@@ -133,8 +132,8 @@ class MapWorker:
         long, the process does not compute the remaining items, and the last yielded value is None.
 
         Args:
-            items: the items. If there is only one item, it is removed from the list once it was sent, so that its
-                memory can be freed.
+            items: the items. A single item is removed from the list once it was sent, so that the memory of the item
+                can be freed.
         """
         end, at = len(items), 0
         with self._calling:

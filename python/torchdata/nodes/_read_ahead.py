@@ -4,7 +4,7 @@ Role: the thread that reads a node uses `ReadSource`, and the threads that read 
 takes an item from the source. While this thread processes the item, another thread can take the next item.
 
 The queue stores the results and the position: a snapshot of the source, and the numbers of the items that were yielded
-after the snapshot. A resumed node rereads items that were in progress.
+after the snapshot. A resumed node rereads the items that were being processed when the state was saved.
 
 If the program abandons an epoch, a thread first reads all items that may be read ahead. After an abandoned epoch, the
 counters and random draws of the source therefore do not depend on the speed of the threads.
@@ -36,15 +36,16 @@ Function = Callable[[Any], Any] | None
 
 #: The maximum number of items in a message to a process, and the maximum number of seconds that these items may take.
 _MOST_TOGETHER, _TOGETHER = 128, 0.001
-#: Items that take less than this number of seconds together are not divided among processes, because a message would
-#: take as long.
+#: Items that together take less than `_WORTH_A_MESSAGE` seconds are not divided among processes, because a message
+#: would take as long.
 _WORTH_A_MESSAGE = 0.00005
 #: The maximum number of seconds that `shutdown` waits for current function calls.
 _SECONDS = 5.0
 
 
 class _Work(ReadAhead):
-    """The work of the threads that read ahead. `reader` is used only by the thread that currently reads the source.
+    """The common data of the threads that read a source ahead. `reader` is used only by the thread that currently reads
+    the source.
 
     Args:
         limit: the maximum number of items that are read ahead of the last yielded item.
@@ -52,8 +53,8 @@ class _Work(ReadAhead):
             yields fewer.
         **options: further arguments of the queue: `in_order`, `place` and `grows`. `place` is the loaded position: a
             snapshot of the source, the number of items to drop after the snapshot, and the numbers of later items to
-            drop. `grows` is None if `limit` is fixed; otherwise, a tuple: the maximum of `limit` for small items, the
-            number of consecutive small items, and the current limit.
+            drop. `grows` is None if `limit` is fixed; otherwise, `grows` contains the maximum of `limit` for small
+            items, the number of small items in a row, and the current limit.
     """
 
     def __init__(self, name: str, limit: int, reader: SourceReader, wanted: int, **options: Any) -> None:
@@ -319,8 +320,8 @@ class ThreadedNode(PassingNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Ends the threads from before the reset, and starts threads that read ahead from the new position.
 
-        If the last epoch is not over, the source is first read as far as the threads may read ahead, so that the state
-        of the source does not depend on timing.
+        If the last epoch is not over, the source is first read up to the limit for reading ahead, so that its state
+        does not depend on timing.
         """
         if self._run is not None:
             self._run.leave(read_on=initial_state is None)

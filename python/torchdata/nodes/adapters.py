@@ -255,9 +255,9 @@ class IterableWrapper(IteratingNode[T]):
     """Creates a node from an iterable, such as a list, an `IterableDataset` or a pipe.
 
     A state contains the position of the iterable if the iterable is `Stateful`, or a pipe of `torchdata.datapipes` (see
-    `from_pipe`). Any other iterable is reread when a state is loaded, and the items that were already yielded are
-    dropped. If some reread items differ from the first reading, for example in an unseeded random order, a
-    `RuntimeWarning` is issued. If the iterable's iterator is `Stateful`, its state is saved as well.
+    `from_pipe`). When a state is loaded, an iterable that cannot save its position is reread, and the items that were
+    already yielded are dropped. If some reread items differ from the first reading, for example in an unseeded random
+    order, a `RuntimeWarning` is issued. If the iterable's iterator is `Stateful`, its state is saved as well.
 
     A set of strings, numbers, paths, Enum members, or tuples and frozensets of such values, is read in sorted order,
     which is the same in every process. For a set of other objects, a state that was saved within an epoch cannot be
@@ -384,7 +384,7 @@ class SamplerWrapper(IteratingNode[T]):
         """
         if initial_state is None:
             if self._started:
-                # This is a single statement, because a KeyboardInterrupt between two statements could make
+                # One statement sets both attributes, because a KeyboardInterrupt between two statements could make
                 # `epoch_updater` run twice.
                 self.epoch, self._started = self.epoch_updater(self.epoch), False
             self._begin_epoch()

@@ -1,6 +1,6 @@
 """The base class of all nodes, `BaseNode`, and helper functions for reading sources.
 
-Role: one thread at a time reads a node. After a reset of a node, other code must not read its sources.
+Role: one thread at a time reads a node. After a reset of a node, only this node may read its sources.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class BaseNode(Iterator[T]):
         return self.get_state()
 
     def shutdown(self) -> None:
-        """Ends all threads and processes of the node and of its sources. This method may be called several times.
+        """Ends all threads and processes of the node and of its sources. `shutdown` may be called several times.
 
         After a shutdown, the state of the node can still be saved. A node with threads or processes must be reset
         before further items are read.
@@ -157,7 +157,7 @@ class BaseNode(Iterator[T]):
             raise NotImplementedError(f"{name} was not reset: call super().reset(initial_state) in its reset()")
 
     def _reader(self) -> Callable[[], Any]:
-        """Returns the fastest function that reads this node's next item. Must be called after a reset."""
+        """Returns the fastest function that reads this node's next item. `_reader` must be called after a reset."""
         return self.next
 
     def _repeats(self) -> bool:
@@ -239,8 +239,8 @@ def check_node(node: str, argument: str, value: Any) -> Any:
 def is_repeatable(node: BaseNode[Any]) -> bool:
     """Returns whether a node yields the same items in the same order after it is reset to the same state.
 
-    The result is False if the node, or one of its sources, yields items as soon as they are ready. Nodes that reread
-    items after loading a state store these items in their states instead, if their source is not repeatable.
+    The result is False if the node, or one of its sources, yields items as soon as they are ready. If the source is not
+    repeatable, nodes store items in their states instead of rereading them.
     """
     return node._repeats() and all(is_repeatable(source) for source in sources_of(node))
 

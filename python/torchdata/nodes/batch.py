@@ -185,7 +185,7 @@ class Unbatcher(BaseNode[T]):
     def reset(self, initial_state: dict[str, Any] | None = None) -> None:
         """Begins an epoch or resumes from a state; see `BaseNode.reset`."""
         if self._skipped and initial_state is None:
-            # If a new epoch begins before the loaded position was used, the batch at this position is read first,
+            # If the loaded position was not used before a new epoch begins, the batch at this position is read first,
             # because the source's new epoch may depend on the source's position.
             with contextlib.suppress(Exception):
                 self._advance()

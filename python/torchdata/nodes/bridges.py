@@ -21,8 +21,8 @@ def from_pipe(pipe: IterDataPipe[T], seed: int | None = None) -> IterableWrapper
     and generators of the pipes. As with all nodes, the state does not contain the global random generators.
 
     A saved state is copied. Copies of a large state, for example of a shuffle with many items, slow down a
-    `ParallelMapper` or `Prefetcher` that reads this node. To avoid this, set `snapshot_frequency` of the reading node
-    above 1.
+    `ParallelMapper` or `Prefetcher` that reads this node. To reduce the number of copies, set `snapshot_frequency` of
+    the reading node above 1.
 
     Args:
         pipe: the last pipe of a graph.
@@ -83,7 +83,7 @@ class NodePipe(IterDataPipe[T]):
 
     def reset(self) -> None:
         if self._restored is not None and not self._began_for_state:
-            # If a new epoch begins before the loaded position was used, the node is first reset to this position,
+            # If the loaded position was not used before a new epoch begins, the node is first reset to this position,
             # because the node's new epoch may depend on its position.
             self.source_node.reset(self._restored)
             self._restored = None

@@ -4,5 +4,5 @@ from __future__ import annotations
 
 __all__ = ["QUEUE_TIMEOUT"]
 
-#: While a thread waits, it checks at this interval (in seconds) whether it must end.
+#: A waiting thread checks every `QUEUE_TIMEOUT` seconds whether it must end.
 QUEUE_TIMEOUT = 0.1

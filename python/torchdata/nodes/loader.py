@@ -50,8 +50,9 @@ class Loader(ObservedLoader, Generic[T]):
             state from an epoch's end yields nothing.
         stats: "counts" only counts the items that the loader yields. "full" also measures the time of each node. With
             `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it is not set.
-        wait_warning: a warning is issued if the program waits for the loader for more than this fraction of an epoch of
-            at least 10 seconds; None disables the warning.
+        wait_warning: the fraction of an epoch that the program may wait for the loader; None disables the warning. A
+            warning is issued if the program waits for more than the fraction `wait_warning` of an epoch of at least 10
+            seconds.
 
     Raises:
         TypeError: `root` is not a node.
@@ -120,7 +121,8 @@ class Loader(ObservedLoader, Generic[T]):
             state_dict: a result of `state_dict()` of a loader over the same graph.
 
         Raises:
-            ValueError: `state_dict` is not a state of a loader. Errors in the states of nodes are raised by `iter()`.
+            ValueError: `state_dict` is not a state of a loader. If the state of a node is invalid, the next `iter()`
+                raises an error.
         """
         fields = StateFields("Loader", state_dict, begins=False)
         keys = {LoaderIterator.ROOT_KEY, LoaderIterator.NUM_YIELDED_KEY}
@@ -151,8 +153,8 @@ class Loader(ObservedLoader, Generic[T]):
         while True:  # repeats if another thread begins the next epoch meanwhile
             iterator = self._it
             assert iterator is not None
-            # `state_dict` waits until no item is being computed, so a thread that is computing an item would wait
-            # forever.
+            # A thread that is computing an item would wait forever, because `state_dict` waits until no item is being
+            # computed.
             if iterator.turn.is_mine or threading.current_thread() in self._threads():
                 raise RuntimeError(
                     "Loader: state_dict() was called while this thread computes an item, in a signal handler or in a "
@@ -186,7 +188,7 @@ class Loader(ObservedLoader, Generic[T]):
         return [thread for run in runs if run is not None for thread in run.work.threads]
 
     def shutdown(self) -> None:
-        """Ends all threads and processes of the graph. This method may be called several times. `iter()` starts threads
+        """Ends all threads and processes of the graph. `shutdown` may be called several times. `iter()` starts threads
         and processes again."""
         self._recorder.close()
         self.root.shutdown()

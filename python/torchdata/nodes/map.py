@@ -50,8 +50,8 @@ class MapOverBatch(Generic[X, T]):
 
 
 class _InlineMapper(BaseNode[T]):
-    """Calls the function in the thread that reads the node. If Ctrl-C interrupts the function, the node's next call of
-    the function has the same argument."""
+    """Calls the function in the thread that reads the node. If Ctrl-C interrupts the function, the next call of `next`
+    calls the function with the same item."""
 
     SOURCE_KEY = "source"
     CUT_OFF_KEY = "cut_off"
@@ -171,8 +171,8 @@ class ParallelMapper(PassingNode[T]):
     return no result for a minute, a `RuntimeWarning` names the process with the oldest item, and shows the stack of
     this process. Like PyTorch's workers, each process first seeds torch, NumPy and `random` with the sum of a base seed
     and its own number. The base seed is derived from torch's global generator, so `torch.manual_seed` before the first
-    `reset` makes the seeds reproducible. With several processes, it may depend on timing which process computes an
-    item. A process that replaces another process has a new number, and therefore a new seed.
+    `reset` makes the seeds reproducible. With several processes, timing may determine which process computes an item. A
+    process that replaces another process has a new number, and therefore a new seed.
 
     Args:
         source: the node to read.
@@ -185,10 +185,10 @@ class ParallelMapper(PassingNode[T]):
         multiprocessing_context: the start method of processes: `"fork"`, `"spawn"` or `"forkserver"`; None for Python's
             default.
         max_concurrent: the maximum number of items that the node has read from the source but not yet yielded; it must
-            not exceed `num_workers`. By default (None), `max_concurrent` is twice `num_workers`. With processes, this
-            default grows while items and results are small (numbers, short strings, and tuples of these). For small
-            items, the default of `max_concurrent` grows by one for every eight yielded items, up to 128 times
-            `num_workers`. Several small items are sent together.
+            not exceed `num_workers`. By default (None), `max_concurrent` is twice `num_workers`. With processes, the
+            default of `max_concurrent` grows while items and results are small (numbers, short strings, and tuples of
+            these). For small items, the default of `max_concurrent` grows by one for every eight yielded items, up to
+            128 times `num_workers`. Several small items are sent together.
         snapshot_frequency: the number of items (with `prebatch`, of batches) between saved states of the source; see
             `Prefetcher`.
         prebatch: the number of items that a worker receives together; None (the default) for single items. Sending

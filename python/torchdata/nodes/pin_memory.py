@@ -20,7 +20,8 @@ class PinMemory(ThreadedNode[T]):
     Copying from pinned memory to the GPU by `tensor.to(device, non_blocking=True)` overlaps with computing.
 
     Args:
-        source: the node to read. The source runs in the thread, together with all its own sources.
+        source: the node to read. The thread reads the source, so all direct and indirect sources of the node run in
+            this thread.
         pin_memory_device: the CUDA device for the pinned memory, such as `"cuda:1"`; empty (the default) for the
             current device when the node is created.
         snapshot_frequency: the number of items between saved states of the source; see `Prefetcher`.

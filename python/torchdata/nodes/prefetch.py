@@ -17,7 +17,8 @@ class Prefetcher(ThreadedNode[T]):
     If the source raises an error, this node yields the preceding items first, and then raises the error.
 
     Args:
-        source: the node to read. The source runs in the thread, together with all its own sources.
+        source: the node to read. The thread reads the source, so all direct and indirect sources of the node run in
+            this thread.
         prefetch_factor: the maximum number of buffered items.
         snapshot_frequency: the number of items between saved states of the source; 1 by default. After loading a state,
             at most `snapshot_frequency` items are reread. Use a value of `snapshot_frequency` above 1 if the source's

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from torchdata.stateful_dataloader._generators import GLOBAL, Moment, mark_of, read
 
-#: After an expensive snapshot, a worker waits at least this many times the snapshot's duration, so that expensive
+#: After an expensive snapshot, a worker waits at least `_SPARSELY` times the snapshot's duration, so that expensive
 #: snapshots take less than 0.5 % of the time.
 _SPARSELY = 200
 _AT_LEAST = 0.004
@@ -74,9 +74,9 @@ class GeneratorWatch:
 def next_due(now: float, took: float) -> float:
     """Returns the time of the next snapshot, which is a multiple of a period: `_AT_LEAST` times a power of two.
 
-    The main process receives batches from the workers in turn, so a snapshot in one worker delays all workers. The
-    periods are powers of two, because their multiples often coincide, and simultaneous snapshots in several workers
-    cause only one delay.
+    The main process receives batches from the workers in turn, so a worker that takes a snapshot delays all workers.
+    The periods are powers of two, because their multiples often coincide, and snapshots that several workers take at
+    the same time cause only one delay.
 
     Args:
         took: the duration of the last snapshot in seconds.

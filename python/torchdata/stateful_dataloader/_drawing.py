@@ -1,5 +1,5 @@
-"""Provides a loader's random generators for orders and seeds. A resumed loader draws the original numbers, even if the
-program has seeded the global generators differently.
+"""Provides the random generators of a loader, which determine orders and seeds. A resumed loader draws the original
+numbers, even if the program has seeded the global generators differently.
 
 Role: a state contains the positions of all generators for orders and seeds. A resumed loader sets its own generators to
 the saved positions. The global generators belong to the program, so the loader draws from *displaced* copies, which
@@ -42,8 +42,8 @@ from torchdata.stateful_dataloader._generators import (
 )
 from torchdata.stateful_dataloader.sampler import pass_over
 
-#: If a generator has advanced by more than this number of 32-bit words since its last known state, the program is
-#: assumed to have set it.
+#: If a generator has advanced by more than `_FAR` 32-bit words since its last known state, the program is assumed to
+#: have set the generator.
 _FAR = 1 << 28
 #: The maximum number of 32-bit words that the program is assumed to draw from a generator between loading a state and
 #: beginning an epoch.
@@ -72,7 +72,8 @@ class Drawing:
         #: The state of each displaced copy, and the state of its global generator at the same time.
         self._displaced: dict[str, tuple[Any, Any]] = {}
         self._is_under_way = False
-        #: For each global generator: the state, and the count in `_restores`, when this loader loaded a state.
+        #: For each global generator, its state and its count in `_restores` at the time when this loader loaded a
+        #: state.
         self._at_load: dict[str, tuple[Any, int]] = {}
 
     def now(self, keys: Set[Any] | None = None) -> Moment:
@@ -113,7 +114,8 @@ class Drawing:
 
     @contextmanager
     def under_way(self) -> Iterator[None]:
-        """Within this context, the global generators have the states of their displaced copies."""
+        """Within this context, the global generators have the states that the loader draws from, instead of the
+        program's states."""
         if self._is_under_way or not self._displaced:
             yield
             return
@@ -160,8 +162,8 @@ class Drawing:
         return then is not None and _moved(then, now, _NEAR) is None
 
     def has_passed(self, name: str, saved: Any) -> bool:
-        """Returns whether the program has drawn from a global generator up to its saved state, or further, since the
-        last load."""
+        """Returns whether the program's draws since the last load have moved a global generator to its saved state, or
+        further."""
         then, _ = self._at_load.get(name, (None, 0))
         is_later = then is None or _moved(saved, then, _NEAR) is not None
         return not is_later and _moved(saved, read(name), _NEAR) is not None
@@ -171,8 +173,8 @@ class Drawing:
         """Within this context, the generators have the states in `moment`, so that the caller can restore a sampler's
         position.
 
-        At the end, the displaced copies keep the generators' new states, and the global generators regain the program's
-        states.
+        At the end of the context, the new states are stored for the loader, and the global generators regain the
+        program's states.
         """
         program = {name: read(name) for name in self._names}
         kept = {name for name in self._names if name in moment and self.was_set(name, moment[name])}
@@ -214,8 +216,8 @@ def _advanced(state: Any, count: int) -> Any:
 
 
 def _moved(before: Any, after: Any, most: int = _FAR) -> int | None:
-    """Returns how many 32-bit words a generator has produced between the states `before` and `after`; None if the
-    generator was seeded or set in between."""
+    """Returns how many 32-bit words a generator has produced between the states `before` and `after`; None if other
+    code has set the generator in between."""
     first, last = words_of(before), words_of(after)
     if first is None or last is None:
         return None
@@ -243,7 +245,7 @@ class Draws:
 
         Args:
             first: the states that the generators have before the first index is read; empty if no index will be read.
-            noted: the recorded draws in a loaded state; see `self.noted`.
+            noted: the recorded draws of random numbers in a loaded state; see `self.noted`.
             digest: the checksum of the indices that were read in this epoch; None if no indices were read.
         """
         self._digest = digest or SampleDigest()
@@ -257,7 +259,7 @@ class Draws:
         self.last: dict[Any, int] = {}
 
     def before(self) -> None:
-        """Must be called before each read of an index or a batch; `after` must be called after the read."""
+        """`before` must be called before each read of an index or a batch, and `after` after the read."""
         self._before = self._drawing.marks()
         moved = {key for key, mark in self._left.items() if mark != self._before[key]}
         self._moment = self._drawing.now(moved) if moved else {}
@@ -271,7 +273,8 @@ class Draws:
 
         Args:
             number: the number of indices that were read before `indices`.
-            drawn: equal to `number` or, if the sampler returns batches, the number of batches that were read before.
+            drawn: the number of indices that were read before `indices` or, if the sampler returns batches, the number
+                of these batches.
         """
         digest = self._digest
         while number <= digest.next < number + len(indices):
@@ -310,7 +313,8 @@ class Replay(Iterator[Any]):
         Args:
             given: the number of samples that the user had received.
             ahead: the number of indices that had been read ahead, so that the user had not received their samples.
-            draws: for each recorded draw, the number of earlier indices, and the generators' states at the draw.
+            draws: for each recorded draw of random numbers, the number of earlier indices, and the generators' states
+                at the draw.
 
         Raises:
             ValueError: the sampler returns fewer than `given` indices, or other indices than in the saved run.

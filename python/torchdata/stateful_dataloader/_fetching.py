@@ -27,7 +27,8 @@ from torchdata.datapipes.utils.collate import note_remedy
 
 NOTHING = object()
 _NAMED = 8
-#: If an iterator raises this many consecutive exceptions, the last exception is raised, even if exceptions are skipped.
+#: If an iterator raises `_MOST_IN_A_ROW` exceptions in a row, the last exception is raised, even if exceptions are
+#: skipped.
 _MOST_IN_A_ROW = 10_000
 ENDS = (
     "it is a generator, and a generator that raises has ended, so the items that it would have yielded after that are "
@@ -147,8 +148,8 @@ class IterableFetcher(_Fetcher, _IterableDatasetFetcher):
         self._data: list[Any] = []
         self._is_cut_off = False
         self._counted = 0
-        #: A checksum of some samples of the complete batches, or None for a dataset with a state. `_samples` also
-        #: includes the samples of a batch that was not completed.
+        #: A checksum of some samples of the complete batches, or None for a dataset with a state. `_samples` is the
+        #: same checksum, but includes the samples of a batch that was not completed.
         self.digest: int | None = None
         self._samples = SampleDigest()
 

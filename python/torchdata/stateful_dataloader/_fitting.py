@@ -4,7 +4,7 @@ Role: a state from between two epochs fits even a loader with another length of 
 A state from within an epoch fits only a loader with the same order. A state from before the epoch's first batch fits
 any order; the epoch then starts over in the new order.
 
-The state before the first loop is created without iterating over the dataset or the sampler.
+`unstarted_at` creates a loader's state without iterating over the dataset or the sampler.
 """
 
 from __future__ import annotations

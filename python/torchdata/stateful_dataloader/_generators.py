@@ -28,8 +28,8 @@ MANY = 1 << 53
 _OBJECTS: dict[str, Any] = {
     "torch": torch.default_generator, "python": random._inst, "numpy": numpy.random.mtrand._rand
 }  # fmt: skip
-#: The states of several generators. The keys are names of global generators, and indices of the loader's own
-#: generators.
+#: The states of several generators. A dict of generators' states: the keys are names of global generators, or indices
+#: of the loader's own generators.
 Moment = dict[Any, Any]
 
 
@@ -134,8 +134,8 @@ def with_words(state: Any, words: Words) -> Any:
 def encoded(state: Any) -> Any:
     if (words := words_of(state)) is None:
         return {"bits": _plain(state)}
-    # Normally distributed numbers are generated in pairs. `kept` contains the second number of a pair, if the generator
-    # has stored it for the next request.
+    # Generators compute normally distributed numbers in pairs. `kept` contains the second number of such a pair, if it
+    # was computed but not returned yet.
     seed, kept = None, list[Any]()
     if isinstance(state, bytes):
         seed, _, rest = torch_parts(state)

@@ -83,8 +83,8 @@ class InProcessIterator(SharedIterator, StatefulIterator):
         self._reader.begin(position)
 
     def _set_program_s(self, drawing: Drawing, state: EpochState) -> Moment:
-        """Restores the global generators that were used in the saved epoch, because a dataset in the main process draws
-        from the program's generators.
+        """Restores the saved states of the global generators, because a dataset in the main process draws random
+        numbers from these generators.
 
         If the state was saved between two epochs, generators that the program has set since `load_state_dict` are not
         restored.

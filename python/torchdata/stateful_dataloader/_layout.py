@@ -2,8 +2,8 @@
 torchdata 0.8 to 0.11. A state describes the position after the last batch that the user received. The keys are the same
 before, during and after an epoch, because `torch.distributed.checkpoint` ignores keys that the state of a new loader
 lacks. The states of a user's iterators have unknown keys, so they are stored under the key `OURS`. All data that
-torchdata 0.11 does not save are also stored there. The value of `OURS` is a tuple with a single dict, because a
-checkpoint treats a tuple as one value. The dict has these keys:
+torchdata 0.11 does not save are also stored under this key. The value of `OURS` is a tuple with a single dict, because
+a checkpoint treats a tuple as one value. The dict has these keys:
 
 - "generators": the states of the generators for orders and seeds. The key "now" contains the generators' states when
   the loader's state was saved. For samplers that cannot save their positions, "iter" contains the states before the
@@ -22,9 +22,10 @@ checkpoint treats a tuple as one value. The dict has these keys:
 - "skipped": if samples may be skipped, the number of skipped samples by kind of exception, and the number of all
   samples
 - "workers", or "reading" without workers: for each worker, the part of its position that torchdata 0.11 does not save
-- "sampler": the complete states of a user's sampler and its iterator. Under the keys of torchdata 0.11, a checkpoint
-  may drop parts of these states
-- "loader": properties that must be equal in a loader that loads the state; see `_fitting`
+- "sampler": the complete states of a user's sampler and its iterator, because a checkpoint may drop parts of the states
+  under the keys of torchdata 0.11
+- "loader": properties, such as the sampler's class, that must be the same in the saved loader and in the loader that
+  loads the state
 - "unstarted": whether no batch had been read when the state was saved
 """
 

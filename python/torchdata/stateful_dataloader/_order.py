@@ -2,14 +2,14 @@
 
 Role: indices are drawn from the loader's sampler as in PyTorch's loader. If workers read ahead, the sampler has
 returned indices of batches that the user has not received. A state contains the position after the last received batch,
-not after the last drawn index. The saved data depend on the sampler:
+not after the last drawn index. The data in a state depend on the sampler:
 
 - For PyTorch's `RandomSampler`, a state contains the generator's state before the order was drawn, and the number of
   indices that the user has received.
 - If the sampler or its iterator has `state_dict`, the loader calls this method every `snapshot_every_n_steps` indices,
   and keeps each result until the user has received the batch.
-- For any other sampler, a resumed loader sets the generators to their states from the beginning of the epoch, and
-  rereads the sampler, so that it returns the same indices.
+- For any other sampler, a resumed loader restores the generators' states from the beginning of the epoch and rereads
+  the sampler, which then returns the same indices.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class IndexOrder:
         self._iterator: Iterator[Any] = iterator
         # Indices that were drawn in advance. `draw` returns these indices before it draws new indices.
         self._owed: deque[Any] = deque()
-        #: The index that `draw` is about to return, so that Ctrl-C cannot lose the index. It is stored in `_read` until
-        #: `drawn` counts it, and then in `_counted`.
+        #: The index that `draw` is about to return, so that Ctrl-C cannot lose the index. The index is stored in
+        #: `_read` until `drawn` counts it, and then in `_counted`.
         self._read = self._counted = _NONE
         #: Whether Ctrl-C has ended the sampler's iterator, because the iterator is a generator.
         self._is_broken = False
@@ -314,8 +314,8 @@ class IndexOrder:
             digest=None if self._is_known or not self.drawn else self._draws.digest,
         )
         encoded, iter_, first = self._drawing.encoded, self._at_iter, self._at_first
-        # A resumed sampler repeats an unfinished or interrupted draw of the first index, so the state contains the
-        # generators' states from before this draw.
+        # If the draw of the first index was not finished, a resumed sampler repeats this draw, so the state contains
+        # the generators' states from before the draw.
         is_within = (self._is_drawing or self._is_cut) and self._read is _NONE
         unread = first if is_within and not self.drawn else None
 
@@ -332,7 +332,7 @@ class IndexOrder:
 
     @property
     def _keeps_user_s(self) -> bool:
-        """Returns whether the sampler has a user-defined state, even if its iterator has not begun."""
+        """Returns whether the sampler itself or its iterator has a user-defined state."""
         return self._keeps_position or is_stateful(innermost_of(self._sampler))
 
     def draw_first(self) -> None:
@@ -350,8 +350,8 @@ class IndexOrder:
             self._owed, self._counted = deque([*self._owed, self._counted]), _NONE
 
     def _kept_state(self, state: OrderState, waiting: list[Any]) -> tuple[OrderState, Moment]:
-        """Adds to `state` the sampler's last recorded state before the batches that the user has not received. Also
-        returns the generators' states that were recorded together with the sampler's state."""
+        """Adds to `state` the sampler's last recorded state before the batches that the user has not received. The
+        second result contains the generators' states that were recorded together with the sampler's state."""
         if not self._kept and self._read is not _NONE:
             self._keep(1)
         if not self._kept:
@@ -368,8 +368,8 @@ class IndexOrder:
             state = state._replace(indices=waiting[:1])
         elif given > number:
             state = state._replace(indices_since=given - number)
-        # A resumed sampler repeats the draws after its recorded state, so the result contains the generators that these
-        # draws use, with their states from the same time.
+        # A resumed sampler repeats the draws after its recorded state. The result therefore contains the generators for
+        # these draws, with their states at the time of the recorded state.
         drawn = {key for key, last in self._draws.last.items() if last >= number}
         return state, {key: one for key, one in then.items() if isinstance(key, int) or key in drawn}
 
@@ -432,8 +432,8 @@ class IndexOrder:
         if batches is not None:
             samples = samples_in(state.iterator)
             given = given * size if samples is None else samples
-        # If the sampler had returned all indices, some of the last indices may not have filled a batch, so `ahead`
-        # includes up to one further batch.
+        # The last indices of a sampler may not fill a batch, so after the end of the sampler, `ahead` includes up to
+        # one further batch.
         ahead = state.ahead + (size if state.used_up else 0)
         replay = Replay(self._iterator if batches is None else iter(self._sampler.sampler))
         self._drawing.set(first)
@@ -473,8 +473,8 @@ class IndexOrder:
             next(self._iterator)
         except StopIteration:
             return
-        # A sampler that returns an index here has begun its next epoch, so its state is loaded a second time, which
-        # moves the sampler back to the end.
+        # If a sampler returns an index here, the sampler has begun its next epoch. The sampler's state is therefore
+        # loaded a second time, which moves the sampler back to the end.
         inner = innermost_of(self._sampler)
         of_batches = state.iterator or {} if isinstance(self._iterator, BatchIndices) else {}
         if is_stateful(self._sampler) and state.sampler is not None:

@@ -1,9 +1,9 @@
-"""The worker processes of one iterator. The main process sends orders (requests for the batch of an index) to the
-workers, and receives batches.
+"""The worker processes of one iterator. The main process sends orders (requests for batches) to the workers, and
+receives batches.
 
 Role: a `Collector` receives the workers' batches in turn, and detects exited workers and timeouts. If a worker's
-command link is full, the main process queues further orders instead of waiting, because the worker may be waiting for
-the main process.
+command link is full, the main process queues further orders (batch requests) instead of waiting, because the worker may
+be waiting for the main process.
 
 With `PinnedUnits`, a separate thread receives all messages from the workers, and copies the batches to pinned memory.
 The thread does not refer to the iterator, so deleting the iterator ends the thread.
@@ -31,8 +31,8 @@ from torchdata._read_ahead import ReadAhead, without_own_frame
 from torchdata.stateful_dataloader._worker import EpochStart, Job
 from torchdata.stateful_dataloader.errors import WorkerTimeoutError
 
-#: The size in bytes of the shared memory for orders that do not fit into the ring; memory is allocated only when it is
-#: used.
+#: The size in bytes of the shared memory for batch requests that do not fit into the ring; memory is allocated only
+#: when it is used.
 _ORDERS = 64 << 20
 
 
@@ -50,7 +50,8 @@ class WorkerPool(Group):
     shards, and all workers exit after one epoch.
 
     Args:
-        owner: a weak reference to the iterator, which sends outstanding orders to the replacement of an exited worker.
+        owner: a weak reference to the iterator, which sends outstanding batch requests to the replacement of an exited
+            worker.
     """
 
     def __init__(self, loader: Any, job: Job, owner: Callable[[], Any]) -> None:
@@ -58,15 +59,15 @@ class WorkerPool(Group):
         in_order: bool = loader.in_order
         #: Whether workers read only batches that the main process has ordered. If `is_ordered` is False, workers read
         #: ahead up to a limit that the main process sets. If the program abandons an epoch, persistent workers of an
-        #: iterable dataset must have read exactly the ordered batches, so these workers also wait for orders.
+        #: iterable dataset must have read exactly the requested batches, so these workers also wait for batch requests.
         self.is_ordered = not self._is_iterable or (job.persistent and not job.lasts_one_epoch)
         self._epoch, self._first, num_shards = 0, 0, max(1, job.num_shards)
         context, workers = loader.multiprocessing_context or get_context(), min(num_shards, loader.num_workers)
         full_stats = loader._recorder.full
         super().__init__(context, workers, job, num_shards=num_shards, commands=_ORDERS, full_stats=full_stats)
         #: For each shard, the unanswered batch requests (orders) as pairs of number and index. `_taken` is the number
-        #: of orders that were sent. The main process sends the remaining orders once the worker's command link has
-        #: space.
+        #: of batch requests that were sent. The main process sends the remaining requests once the worker's command
+        #: link has space.
         self.orders: list[deque[tuple[int, Any]]] = [deque() for _ in range(num_shards)]
         self._taken = [0] * num_shards
         if (restarts := self.replace_exited(_Restarts, Survived.chosen(loader), in_order)) is not None:
@@ -86,11 +87,12 @@ class WorkerPool(Group):
         self._stream: ItemStream
 
     def _finish_when_shut_down(self) -> None:
-        """Makes `shutdown` end the epoch before it stops the workers, because a worker that waits for space in its link
-        does not exit."""
+        """Makes `shutdown` end the epoch before it stops the workers, because a worker does not exit while it waits for
+        space in its link."""
         self._shutdown.beforehand = partial(self.collector.finish_epoch, self._epoch)
 
-    #: None, because worker processes send their first snapshots in messages, whereas a `LocalPool` stores them here.
+    #: Worker processes send their first snapshots in messages, so this attribute is None; a `LocalPool` stores the
+    #: snapshots here.
     told: ClassVar[None] = None
 
     # -- an epoch ------------------------------------------------------------------------------------
@@ -145,8 +147,8 @@ class WorkerPool(Group):
             self._send_orders(worker)
 
     def _send(self, worker: int, order: Any) -> None:
-        """Sends an order, and waits for space in the link. If the worker exits, `instruct` sends the order to its
-        replacement process."""
+        """Sends a batch request to a worker, and waits for space in the link. If the worker exits, `instruct` sends the
+        order to its replacement process."""
         with suppress(Gone):
             self._senders[worker].send_message(order, None, None, self._looks[worker])
 
@@ -166,8 +168,8 @@ class WorkerPool(Group):
     def _send_orders(self, worker: int) -> None:
         orders = self.orders[worker]
         while (taken := self._taken[worker]) < len(orders):
-            # A worker that has answered all its orders is waiting for the next one, so the main process can wait for
-            # space in the link.
+            # A worker that has answered all batch requests is waiting for the next request, so the main process can
+            # wait for space in the link.
             patience = None if taken == 0 else 0.0
             try:
                 self._senders[worker].send_message(self._shown(orders[taken]), patience, None, self._looks[worker])

@@ -101,7 +101,7 @@ class OrderState(NamedTuple):
         indices_since: the number of indices that the sampler returned after its state was saved.
         ahead: for a sampler without a state, the number of drawn indices or samples that the user had not received.
         used_up: whether the sampler had returned all indices.
-        draws: the draws of the sampler that followed a use of the generators by other code. Each entry of `draws`
+        draws: the draws of the sampler that followed a use of its generators by other code. Each entry of `draws`
             contains the number of earlier indices, and the generators' states.
         digest: a checksum of the sampler's indices.
         generators: the generators' states when the state was saved, as `encoded` returns them.
@@ -189,8 +189,8 @@ class Progress:
         self.position: bytes | ReadingPosition | None = None
         self.since = since
         self.ended = False
-        #: For an iterable dataset without a state, a checksum of some samples of this epoch, for comparison with the
-        #: samples that a resumed loader rereads.
+        #: For an iterable dataset without a state, a checksum of some samples of this epoch; a resumed loader compares
+        #: its own samples with this checksum.
         self.digest: int | None = None
 
     def load(self, position: ReadingPosition | None) -> None:
@@ -235,7 +235,7 @@ class Progress:
         return position._replace(random={name: encoded(one) for name, one in (position.random or {}).items()})
 
     def saved_of_program(self) -> ReadingPosition:
-        """Returns the position as a loader without workers saves it, because the worker resumes an epoch of such a
+        """Returns the position in the form of a loader without workers, because the worker resumes an epoch of such a
         loader."""
         position = self.reached()
         then = position.random or {}

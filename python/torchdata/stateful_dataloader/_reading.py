@@ -233,7 +233,7 @@ class EpochReader:
                 self._held = _NONE
         if position.digest is not None and self.digest not in (None, position.digest):
             # If the dataset draws from a global generator, reread samples may differ from the original samples, because
-            # the program draws from the same generator.
+            # other code of the program also draws from this generator.
             draws = before != [*map(mark_of, GLOBAL)]
             self._complain(since, draws or SampleDigest.differ_in_numbers_alone(position.digest, self.digest or 0))
 
@@ -316,8 +316,9 @@ class EpochReader:
             self._kept, self._since = position, 0
 
     def prepare(self, restore: Callable[[ReadingPosition], None]) -> None:
-        """Must be called before `read` in the main process, where Ctrl-C may interrupt a batch. Takes snapshots at
-        intervals. If an interrupted batch cannot continue, this method calls `restore` with an earlier position."""
+        """`prepare` must be called before `read` in the main process, where Ctrl-C may interrupt a batch. Takes
+        snapshots at intervals. If an interrupted batch cannot continue, this method calls `restore` with an earlier
+        position."""
         is_broken = self._is_cut_off and (self.restores_position or self._fetcher.is_broken)
         if self._back is not None or (is_broken and self.reading.is_iterable):
             self._back = self._back or self.position().copied()

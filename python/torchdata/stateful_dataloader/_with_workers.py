@@ -4,8 +4,8 @@ Role: as in PyTorch's loader, the indices of all prefetched batches are drawn wh
 is drawn whenever a batch is returned.
 
 `RestartingIterator` replaces workers that exit or hang. A replacement process loads the worker's last snapshot, rereads
-the batches that were received afterwards, and receives the unanswered orders. If a worker exits before it has sent a
-batch of an epoch, a snapshot of this epoch is missing, so the replacement first repeats the previous epoch.
+the batches that were received afterwards, and receives the unanswered batch requests. If a worker exits before it has
+sent a batch of an epoch, a snapshot of this epoch is missing, so the replacement first repeats the previous epoch.
 """
 
 from __future__ import annotations
@@ -107,7 +107,8 @@ class WorkersIterator(HandingIterator, StatefulIterator):
     def _start(self, loader: Any, state: EpochState | None) -> None:
         if state is None or state.is_over:
             # Like PyTorch's loader, this code creates the sampler's iterator twice, and draws two seeds for pipes
-            # although it uses only the first. Later random numbers are therefore the same as with PyTorch's loader.
+            # although only the first seed is used. Later random numbers are therefore the same as with PyTorch's
+            # loader.
             seed = self._shared_seed
             self._begin_again(loader, True)
             if not self._lives_on:
@@ -360,7 +361,7 @@ class WorkersIterator(HandingIterator, StatefulIterator):
 class RestartingIterator(WorkersIterator):
     """Replaces workers that exit.
 
-    The thread that pins memory may replace a worker while another thread sends orders, so common attributes are
+    The thread that pins memory may replace a worker while another thread sends batch requests, so common attributes are
     modified only under the lock for sending.
     """
 
@@ -394,7 +395,8 @@ class RestartingIterator(WorkersIterator):
         return before, position, self._fresh, since
 
     def _as_it_was_left(self, worker: int) -> list[tuple[Any, ...]]:
-        """Returns commands that repeat a worker's last epoch in a new process, including its unanswered orders."""
+        """Returns commands that repeat a worker's last epoch, including its unanswered batch requests, in a new
+        process."""
         before, position, fresh, since = self._way_to(worker)
         ordered = [] if self._progress[worker].ended else [index for _, index in self._pool.orders[worker]]
         if position is None and not since and not ordered and not self._reading.is_iterable:

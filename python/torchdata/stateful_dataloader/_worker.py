@@ -1,13 +1,13 @@
 """The program of a `StatefulDataLoader` worker, which reads batches and sends them to the main process.
 
 Role: commands of the main process arrive over a link: begin an epoch, read the batch of an index (an *order*), or stop.
-Without orders, a worker reads an iterable dataset as far ahead as the main process allows.
+A worker that receives no batch requests reads an iterable dataset as far ahead as the main process allows.
 
 A worker runs one shard: a part of the dataset, with its own reader, random generators and worker info. If the loaded
 state is from a loader with more workers, a worker runs several shards in turn, each with a copy of the dataset.
 
-A message to the main process (`Unit`) contains the shard, the order's number, the batch, and the fields of `News` (or
-None).
+A message to the main process (`Unit`) contains the shard, the number of the batch request, the batch, and the fields of
+`News` (or None).
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class ShardReader:
         """Begins or resumes an epoch.
 
         Args:
-            iterates: whether the shard reads ahead in an iterable dataset, without waiting for orders.
+            iterates: whether the shard reads ahead in an iterable dataset, without waiting for batch requests.
             fresh: whether a new epoch begins after the snapshot was loaded; otherwise, the epoch of the snapshot
                 continues.
         """
@@ -206,7 +206,7 @@ class _Worker:
         self.failure: tuple[Any, ...] | None = None
         self.shards: list[ShardReader] = []
         self._turns = ShardTurns((), self._exchange, 0)
-        #: The indices of orders that the worker had not read when the main process ended the last epoch.
+        #: The indices of requested batches that the worker had not read when the main process ended the last epoch.
         self._left: list[Any] = []
 
     def prepare(self, program: Job) -> None:
@@ -315,10 +315,10 @@ class Job(Program):
 
 
 class Batches(Iterator[Unit]):
-    """Yields the messages of a shard in one epoch. The engine sends these messages to the main process.
+    """Yields the messages of a shard in one epoch. The engine sends the messages of `Batches` to the main process.
 
     Args:
-        iterates: whether the shard reads ahead in an iterable dataset, without waiting for orders.
+        iterates: whether the shard reads ahead in an iterable dataset, without waiting for batch requests.
     """
 
     def __init__(self, shard: ShardReader, iterates: bool) -> None:
@@ -340,9 +340,9 @@ class Batches(Iterator[Unit]):
         """Takes a snapshot and sends it with the first message, if the main process may need it.
 
         Args:
-            went_on: whether the epoch resumes from a position, which the main process already knows.
-            told: whether this worker replaces a failed worker that has sent messages of this epoch; if so, no snapshot
-                is taken, because the main process might assign the snapshot to a wrong batch.
+            went_on: whether the epoch resumes from a saved position; the main process already knows this position.
+            told: whether this worker replaces a failed worker that has sent messages of this epoch. Such a worker does
+                not send a snapshot, because the main process might assign the snapshot to a wrong batch.
         """
         self._reader, self._digest = reader, reader.digest
         self._takes_positions = reader.is_stateful and reader.restores_position
@@ -402,7 +402,8 @@ class Batches(Iterator[Unit]):
         return frozen
 
     def _ordered(self) -> Any:
-        """Waits for the next order, and returns its index. If a command other than an order arrives, the epoch ends."""
+        """Waits for the next batch request, and returns its index. If a command other than a batch request arrives, the
+        epoch ends."""
         worker = self._shard.worker
         assert worker is not None
         order = worker.child.next_command()

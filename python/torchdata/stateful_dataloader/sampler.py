@@ -124,8 +124,8 @@ class RandomIndices(Iterator[int]):
         else:
             for _ in range(sampler.num_samples // there):
                 yield torch.randperm(there, generator=generator).tolist()
-            # Like PyTorch's sampler, this code always draws a last permutation, even if it uses none of the
-            # permutation's indices, because each draw affects the orders of later epochs.
+            # Like PyTorch's sampler, this code always draws a last permutation, even an unused one, because each draw
+            # affects the orders of later epochs.
             yield torch.randperm(there, generator=generator).tolist()[: sampler.num_samples % there]
 
     def state_dict(self) -> dict[str, Any]:
@@ -264,13 +264,14 @@ class BatchIndices(Iterator[list[int]]):
             pass_over(self.inner, self.samples_yielded)
         self.has_ended = bool(state_dict.get("ended"))
         if self.has_ended and next(self.inner, _NONE) is not _NONE and is_stateful(sampler):
-            # A sampler that returns an index after its end has begun its next epoch, so its state is loaded a second
-            # time, which moves the sampler back to the end.
+            # If a sampler returns an index after its end, the sampler has begun its next epoch. The sampler's state is
+            # therefore loaded a second time, which moves the sampler back to the end.
             give(sampler, state_dict["sampler_state"])
 
 
 class StatefulDistributedSampler(torch.utils.data.distributed.DistributedSampler[Any]):
-    """PyTorch's `DistributedSampler`, which can be saved and restored. As in PyTorch, your code must call `set_epoch`.
+    """PyTorch's `DistributedSampler`, which can be saved and restored. As in PyTorch, your code must call `set_epoch`
+    before each epoch.
 
     Args:
         dataset: the dataset to sample from.

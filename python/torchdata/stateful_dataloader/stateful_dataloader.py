@@ -73,7 +73,8 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         batch_sampler: an iterable of lists of indices, instead of `batch_size`, `shuffle`, `sampler` and `drop_last`.
         num_workers: the number of worker processes; 0 reads in the main process.
         collate_fn: a function that turns a list of samples into a batch.
-        pin_memory: whether to copy batches to pinned memory. If there are workers, a thread makes the copies.
+        pin_memory: whether to copy batches to pinned memory. If there are workers, a separate thread copies the
+            batches.
         drop_last: whether to drop a shorter last batch.
         timeout: the maximum number of seconds to wait for a batch from a worker; 0 for no limit.
         worker_init_fn: a function that is called in each worker with the worker's number, after the random generators
@@ -104,10 +105,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
             raised, and the batch is lost. With "skip", the sample is omitted, so the batch becomes shorter; empty
             batches are not returned. If `__getitems__` raises, `__getitems__` is called again for each index of the
             batch. If `__next__` of an iterable dataset's iterator raises, `__next__` is called again. A generator ends
-            when it raises, so a dataset is refused if its `__iter__` is a generator function. Exceptions of
-            `collate_fn`, `MemoryError`, `KeyboardInterrupt`, `SystemExit` and worker exits are never skipped. The state
-            contains the number of skipped samples per kind of exception, and a `RuntimeWarning` reports these numbers
-            after an epoch.
+            when it raises an exception, so `on_error="skip"` does not accept datasets with a generator function
+            `__iter__`. Exceptions of `collate_fn`, `MemoryError`, `KeyboardInterrupt`, `SystemExit` and worker exits
+            are never skipped. The state contains the number of skipped samples per kind of exception, and a
+            `RuntimeWarning` reports these numbers after an epoch.
         error_limit: the number (or, as a float, the fraction) of samples that all workers together may skip per epoch
             before `TooManySkipped` is raised; None for no limit. A fraction is not checked before the 100th sample,
             except at the end of the epoch.
@@ -119,14 +120,15 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         stats: how often batches are timed. "counts" times a few batches, which costs less than 1 % of the time; "full"
             times every batch. With `stats=None`, the environment variable `TORCHDATA_STATS` is used, and "counts" if it
             is not set. See `stats()`.
-        wait_warning: the fraction of an epoch that the program may spend waiting for batches. A `RuntimeWarning` is
-            issued for the first epoch of at least 10 seconds that exceeds this fraction. The warning names the slow
-            function with its file and line. `wait_warning=None` or the environment variable `TORCHDATA_WAIT_WARNING=0`
-            disables the `RuntimeWarning`.
+        wait_warning: the fraction of an epoch that the program may spend waiting for batches. If the program waits for
+            more than the fraction `wait_warning` of an epoch of at least 10 seconds, a `RuntimeWarning` is issued once.
+            The warning names the slow function with its file and line. `wait_warning=None` or the environment variable
+            `TORCHDATA_WAIT_WARNING=0` disables the `RuntimeWarning`.
     Raises:
         ValueError: arguments are out of range, or exclude each other.
         TypeError: `multiprocessing_context` is not valid, or `error_limit` is not a number.
-        TooManySkipped: while iterating, more than `error_limit` samples have raised; a `RuntimeError`.
+        TooManySkipped: while iterating, more than `error_limit` samples have raised an exception; this error is a
+            `RuntimeError`.
 
     Example:
         >>> from torchdata.stateful_dataloader import StatefulDataLoader
@@ -319,10 +321,10 @@ class StatefulDataLoader(ObservedLoader, DataLoader[T_co]):
         are stopped. An existing iterator also resumes from the state if it has returned no batch. If an existing
         iterator has returned a batch, its next batch raises `RuntimeError`.
 
-        For a state from within an epoch, the next loop raises `ValueError` unless the sampler's class, the length of a
-        map-style dataset and the number of ranks are the same as in the saved run. If the state was saved before the
-        first batch of the epoch, the sampler's class, the dataset's length and the number of ranks may differ, and the
-        epoch starts over. The next loop issues a warning if the state belongs to another rank.
+        For a state from within an epoch, the next loop raises `ValueError` if the sampler's class, the length of a
+        map-style dataset or the number of ranks differs from the saved run. If the state was saved before the first
+        batch of the epoch, the sampler's class, the dataset's length and the number of ranks may differ, and the epoch
+        starts over. The next loop issues a warning if the state belongs to another rank.
 
         Args:
             state_dict: a result of `state_dict`; with an empty dict, the next loop begins an epoch.

@@ -17,7 +17,7 @@ from torchdata._engine.items.tensors import Span, arriving
 from torchdata._reporting import add_note, attributes_of
 from torchdata.datapipes.datapipe import DataChunk as DataChunk
 
-#: An attribute of this name marks an exception that the pickling of an item has raised.
+#: An attribute of this name marks an exception that was raised while an item was pickled.
 UNSENT = "_torchdata_unsent"
 
 
@@ -54,8 +54,8 @@ def _why_unsendable(obj: Any) -> str:
     return f"This exception was raised while a value of type {kind} was pickled for another process: {remedy}."
 
 
-#: A `bytes` object of at least this length becomes a separate buffer of a program, because a pickler passes it to
-#: `write` without copying it.
+#: A `bytes` object of at least `_LEAST_BYTES` bytes becomes a separate buffer of a program, because a pickler passes it
+#: to `write` without copying it.
 _LEAST_BYTES = 64 << 10
 
 
@@ -98,7 +98,7 @@ def dumps_by(base: Any, obj: Any, least: int = 0, copies_shared: bool = True) ->
 
     Args:
         least: the minimum size in bytes for moving a buffer out of the pickle; 0 if `obj` is an item instead of a
-            program. The memory of tensors is always moved.
+            program. The memory of tensors is always moved out of the pickle.
         copies_shared: whether to copy tensors in shared memory; if not, such a tensor raises SharedMemoryHeld.
     """
     try:

@@ -1,10 +1,10 @@
 """Sends exceptions from one process to another.
 
-Role: a child process describes an exception (`describe`), and the main process raises it (`reraise`) with its type, its
-original traceback and the name of the child.
+Role: a child process describes an exception (`describe`), and the main process raises the exception (`reraise`) with
+the original type and traceback, and with the name of the child.
 
-A worker's `SystemExit` must not end the main process, and a worker's `StopIteration` must not end a loop. For these
-exceptions, the main process raises a `RuntimeError` with the original exception as its cause.
+A worker's `SystemExit` must not end the main process, and a worker's `StopIteration` must not end a loop. For
+SystemExit and StopIteration, the main process raises a `RuntimeError` with the original exception as its cause.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class _VerbatimKey(str):
 
 
 def describe(error: BaseException, where: str) -> tuple[Any, ...]:
-    """Describes an exception for the main process. If user code has forked this process inside a child, this function
-    ends the process, because only the child may send errors.
+    """Describes an exception for the main process. If user code has forked the current process inside a child,
+    `describe` ends the process, because only the child may send errors.
     """
     leave(error)
     name, notes, raised_in = type(error).__name__, notes_of(error), came_from(error)
@@ -47,8 +47,8 @@ def _formatted(error: BaseException) -> str:
         lines.__notes__ = None
         return "".join(lines.format())
     except Exception:
-        # Formatting an exception fails if a property of its class raises an error or, with warnings as errors, because
-        # Python 3.15 warns about modules without a loader.
+        # Formatting an exception fails if a property of its class raises an error. If warnings are errors, it may also
+        # fail because Python 3.15 warns about modules without a loader.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             head = "Traceback (most recent call last):\n" if error.__traceback__ else ""

@@ -1,4 +1,4 @@
-"""Takes an exception apart so that another process can rebuild it, regardless of how its class is implemented.
+"""Describes an exception so that another process can rebuild it, even if its class has an unusual constructor.
 
 Role: a child sends several forms of an exception, best form first (`forms_of`), and the main process uses the first
 form that it can rebuild (`rebuilt`). Pickle alone calls the exception's class with the stored arguments, which fails if

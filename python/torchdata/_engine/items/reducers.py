@@ -80,8 +80,8 @@ class Tables:
     with `ForkingPickler` for this type takes effect when the tables are next rebuilt.
     """
 
-    #: Tables with more types than this number are not reused. A table keeps its types alive, so the memory of a program
-    #: that repeatedly creates types would grow.
+    #: Tables with more than `_MOST_TYPES` types are not reused. A table keeps its types alive, so the memory of a
+    #: program that repeatedly creates types would grow.
     _MOST_TYPES = 500
 
     def __init__(self) -> None:

@@ -369,8 +369,8 @@ def _holders(tensor: Any) -> tuple[int, ...]:
 
 @functools.cache
 def _sole_holders() -> tuple[tuple[int, int], tuple[int, ...]]:
-    """Returns the reference counts of a tensor and its array if no other object can access their memory. These
-    reference counts depend on the versions of torch and Python, so this function measures the counts on new objects.
+    """Returns the reference counts that a tensor and its array have if no other object can access their memory. The
+    reference counts depend on the versions of torch and Python, so `_sole_holders` measures the counts on new objects.
     """
     import torch
 

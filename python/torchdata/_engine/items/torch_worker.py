@@ -102,7 +102,7 @@ def collate_where_items_leave(collate: Any) -> None:
 
     def collate_arrays(batch: Any, *, collate_fn_map: Any = None) -> Any:
         stacked = None
-        # if the user has replaced `collate_tensors`, the user's function expects tensors
+        # if the user has replaced `collate_tensors`, the replacement expects tensors
         if (collate_fn_map or {}).get(torch.Tensor) is collate_tensors:
             stacked = arrays_as_tensor(torch, batch)
         return own_arrays(batch, collate_fn_map=collate_fn_map) if stacked is None else stacked

@@ -33,8 +33,8 @@ PREFIX = "torchdata "
 #: The number of new objects after which garbage collection runs while a child starts; importing torch creates a third
 #: of this number.
 EARLY_THRESHOLD = 1_000_000
-#: This code makes the kernel resume a suspended child when the main process ends, so that the child can exit. The child
-#: cannot import the extension yet, which has a function for resuming suspended children.
+#: This code makes the kernel resume a suspended child when the main process ends, so that the child can exit. The
+#: extension has a function for resuming suspended children, but the child cannot import the extension yet.
 _CONTINUE = """
 import contextlib, signal, sys
 with contextlib.suppress(ImportError, OSError):

@@ -2,17 +2,17 @@
 
 Role: with start method "fork", the main process first forks a loader's children, and then the forking process. The
 forking process later forks the replacements of children that have exited. If the main process forked these replacements
-itself, they might hang or fail, because it may have threads or use CUDA by then. The forking process has one thread,
-runs no user code, and exits with the loader.
+itself, the replacements might hang or fail, because the main process may have threads or use CUDA by then. The forking
+process has one thread, runs no user code, and exits with the loader.
 
 With start method "forkserver", the main process spawns one forking process, which imports the program once and forks
 the children of all loaders. Multiprocessing's fork server is not used, because it also forks the user's processes. The
 engine's children start with blocked signals, but the user's processes must not. If a handled signal such as Ctrl-C
 arrives during the start, the main process ends the forking process, and all requests fail.
 
-A forked child is not a child of the main process, so the main process monitors it through a pidfd, and requests its
-exit code from the forking process. If the forking process exits, its children continue to run, but their exit codes
-remain unknown.
+A forked child is not a child of the main process. The main process monitors a forked child through a pidfd, and
+requests the child's exit code from the forking process. If the forking process exits, its children continue to run, but
+their exit codes remain unknown.
 """
 
 from __future__ import annotations
@@ -59,15 +59,15 @@ _ENDING = 1.0
 
 
 class ForkingProcess:
-    """Any thread and signal handlers may use this object.
+    """Any thread and signal handlers may use a `ForkingProcess`.
 
     Args:
         inherits: whether the forking process is a copy of the main process, so that it is ready immediately.
         launch: creates the process; its arguments are the two ends of the socket for communication.
     """
 
-    #: The start of the forking process is abandoned if it takes more than this number of seconds and a signal has
-    #: arrived. The number doubles whenever a start of the forking process is abandoned, so that a start succeeds even
+    #: If a signal has arrived and the start of the forking process takes more than `_grace` seconds, the start is
+    #: abandoned. The number doubles whenever a start of the forking process is abandoned, so that a start succeeds even
     #: if signals arrive continuously.
     _grace = _LOOK
 
@@ -98,7 +98,7 @@ class ForkingProcess:
 
     @classmethod
     def forked(cls, inherited: Sequence[Any], bells: BellBoard, deliver: Callable[[], object]) -> ForkingProcess:
-        """The caller must defer signals during this call. `deliver` delivers pending signals. If `deliver` raises an
+        """The caller must defer signals while `forked` runs. `deliver` delivers pending signals. If `deliver` raises an
         exception, the new forking process is killed. `inherited` contains the objects that children receive through
         `Inherited`.
         """
@@ -135,7 +135,7 @@ class ForkingProcess:
         return self._process.pid
 
     def ask(self, what: str, *content: Any, descriptors: Sequence[int] = ()) -> Any:
-        """Sends a request, and waits for the reply.
+        """Sends a request to the forking process, and waits for the reply.
 
         Raises:
             OSError: the forking process has ended, does not answer, or failed.
@@ -287,7 +287,7 @@ class SpawnedChild(ChildProcess):
 
 
 class RemoteChild(ChildProcess):
-    """A child of a forking process, which the function `find` returns. With "forkserver", `find` starts a new forking
+    """A child of the forking process that the function `find` returns. With "forkserver", `find` starts a new forking
     process if the last one has exited.
     """
 
@@ -329,8 +329,8 @@ class RemoteChild(ChildProcess):
             self.is_copy_of_main = forker.inherits
             return pid
         finally:
-            # The child always gets an answer, because other forked processes may have copies of this end of the pipe,
-            # so the child might not notice that the pipe is closed.
+            # The child always gets an answer: it might not notice a closed pipe, because other forked processes may
+            # have copies of this end of the pipe.
             with contextlib.suppress(BrokenPipeError):
                 os.close(leave)
                 os.write(ours, answer)

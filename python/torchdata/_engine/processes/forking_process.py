@@ -1,8 +1,8 @@
 """The forking process: forks a child for each request of the main process, and reports exit codes.
 
-All signals are blocked, except a SIGTERM that the process sends to itself. A new child thus receives no signals before
-it handles them. A child is reaped only when the main process requests its exit code, because the main process may
-signal the child until then.
+All signals are blocked, except a SIGTERM that the process sends to itself. A new child therefore receives no signals
+until it has installed its signal handlers. A child is reaped only when the main process requests its exit code, because
+the main process may signal the child until then.
 
 A child begins only after the main process has confirmed that it knows the child's process id. If the forking process is
 killed right after a fork, the main process does not know the new child's process id, and starts another child.
@@ -108,7 +108,7 @@ class _ForkingProcess:
                 reply: Any = self._fork(descriptors, *content) if what == "fork" else self._status(*content)
             except OSError as error:
                 reply = OSError(error.errno, error.strerror)
-            # an exception must not end this process, for example a warning that is treated as an error
+            # an exception, for example a warning that is treated as an error, must not end the forking process
             except Exception as error:
                 reply = OSError(errno.ECHILD, f"the forking process failed: {type(error).__name__}: {error}")
             finally:

@@ -1,7 +1,7 @@
 """Defers signals during critical sections, and delivers them at the next safe point.
 
 Role: a signal handler, such as the handler of Ctrl-C, may raise an exception at an arbitrary point of the main
-process's code. If the exception interrupted the start or the end of a child, the main process would not know the
+process's code. If such an exception interrupted the start or the end of a child, the main process would not know the
 child's state. Python would ignore an exception in a hook of `os.fork`.
 
 A child must not run handlers of the main process, although terminals and clusters send signals to all processes of a
@@ -204,9 +204,9 @@ class MainSignals:
     def leave_to_main(self) -> None:
         """Makes a child ignore the main process's signals; a child must call this method before anything else.
 
-        The child gets handlers that do nothing. The action SIG_IGN is unsuitable, because programs that the child
-        starts would inherit it, and SIGTERM could not end them. A signal that arrived while it was blocked is
-        discarded. If the child sends a signal to itself, the signal's default action is executed.
+        The child gets handlers that do nothing. The child does not ignore signals by SIG_IGN, because programs that the
+        child starts would inherit SIG_IGN, and SIGTERM could not end these programs. A signal that arrived while it was
+        blocked is discarded. If the child sends a signal to itself, the signal's default action is executed.
         """
         InterruptsDeferred.innermost = None
         _deaf.clear()

@@ -100,7 +100,7 @@ def _position(number: int, identity: tuple[int, int]) -> int:
 
 def _reads_of(pid: int) -> int | None:
     """Returns how often a process has called `read`, from `/proc`; None if the kernel does not count these calls. If
-    `pid` is the current process, the count includes the call of `read` in this function."""
+    `pid` is the current process, the count includes one `read` by `_reads_of` itself."""
     try:
         descriptor = os.open(f"/proc/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:

@@ -1,8 +1,8 @@
 """A child process as its parent sees it: the process id, a file descriptor for the process, and its exit code.
 
 Role: `Popen` of multiprocessing creates each process, so that it starts and exits like other processes of
-multiprocessing. The process is removed from multiprocessing's list of children, because at exit, multiprocessing sends
-SIGTERM to the children in this list and waits for them, but the engine's children ignore SIGTERM.
+multiprocessing. The process is removed from multiprocessing's list of children. At exit, multiprocessing would send
+SIGTERM to the children in its list and wait for them, but the engine's children ignore SIGTERM.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def reap(pid: int) -> int | None:
 
 
 def is_ready(descriptor: int, seconds: float, events: int = select.POLLIN) -> bool:
-    """Uses `poll`, because `select` does not support file descriptors above 1023."""
+    """The function uses `poll`, because `select` does not support file descriptors above 1023."""
     poll = select.poll()
     poll.register(descriptor, events)
     return bool(poll.poll(seconds * 1000))
@@ -137,8 +137,8 @@ class ChildProcess(ABC):
         """Creates the process, and returns its id."""
 
     def start(self) -> None:
-        """Delivers signals only after the start is complete. Raises OSError, with the child's name and the remedy, if
-        the system cannot start a process.
+        """Starts the process, and delivers signals only after the start is complete. Raises OSError, with the child's
+        name and the remedy, if the system cannot start a process.
         """
         try:
             with interrupts_blocked():

@@ -1,7 +1,8 @@
 """Asks the children of a loader to stop, kills the children that do not stop, and reaps all children.
 
-`Shutdown` may be called any number of times and from any thread. After an interruption, the next call continues. Role:
-`OwnsChildren` calls `Shutdown` when the owner of the children is deleted, or when the program exits.
+`Shutdown` may be called any number of times and from any thread. If a call of `Shutdown` was interrupted, the next call
+continues the shutdown. Role: `OwnsChildren` calls `Shutdown` when the owner of the children is deleted, or when the
+program exits.
 
 A child that does not stop on request is killed by SIGKILL. Children ignore SIGTERM, because clusters send it to all
 processes of a program (`interrupts.py`).
@@ -23,7 +24,7 @@ from torchdata._engine.processes.process import ChildProcess, Closes, wait_for_a
 from torchdata._native import BellBoard, Finalized, Link, Sender, order_of
 
 ASKED = 3.0
-#: The number of seconds that a child may take to exit after SIGKILL, which only the kernel can delay.
+#: The number of seconds that a child may take to exit after SIGKILL; only the kernel can delay this exit.
 KILLED = 5.0
 #: The command that stops a child, and the number that announces this command in the shared memory of the control link.
 _STOP, _STOP_ORDER = ("stop", 0, 0), order_of("stop", 0)
@@ -55,8 +56,8 @@ class Shutdown:
     def replace(self, index: int, child: ChildProcess, control: Link, commander: Sender) -> None:
         """Replaces an exited child by a child that is not started yet.
 
-        After the caller has started the new child, it must check `has_begun`, and stop the new child if the shutdown
-        has begun without it.
+        After the caller has started the new child, the caller must check `has_begun`, and stop the new child if the
+        shutdown has already begun.
         """
         if self.has_begun:
             return
@@ -164,7 +165,7 @@ class OwnsChildren(Finalized):
         self._shutdown = Shutdown(children, controls, bells)
 
     def shutdown(self) -> None:
-        """May be called at any time; if a call was interrupted, the next call continues it."""
+        """`shutdown` may be called at any time; if a call was interrupted, the next call continues the shutdown."""
         self._shutdown.run()
         self._ended = self._shutdown.is_over
 

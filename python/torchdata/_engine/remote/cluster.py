@@ -58,7 +58,7 @@ class Cluster:
         return "ray"
 
     def make_child(self, name: str, args: tuple[ChildSetup]) -> ChildProcess:
-        """The dispatching process runs on this machine."""
+        """The dispatching process runs on the main process's machine."""
         (setup,) = args
         if setup.dispatches:
             return DispatchingChild(name, setup)

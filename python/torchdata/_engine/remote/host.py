@@ -3,11 +3,11 @@
 Role: the host spawns the worker as a separate process, because user code needs a main thread, and because a crash of
 user code must not end the host. The host forwards the contents of the worker's links without decoding them.
 
-A lane is a pair of links, one per direction. `tell` receives messages from the main process, and `pull` returns
-messages of the worker. They run in separate threads. Several calls of `pull` are always waiting at the host, so that
-the host can return messages immediately. All calls are numbered, because they may arrive out of order. The first lane
-transmits commands and the worker's items. The second lane transmits items from the dispatching process, which runs on
-the main process's machine.
+A lane is a pair of links, one per direction. The main process calls `tell` to send messages to the worker, and `pull`
+to get messages of the worker. They run in separate threads. Several calls of `pull` are always waiting at the host, so
+that the host can return messages immediately. All calls of `tell` and `pull` are numbered, because they may arrive out
+of order. The first lane (pair of links) transmits commands and the worker's items. The second lane (pair of links)
+transmits items from the dispatching process, which runs on the main process's machine.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ DEAF = 600.0
 #: child.
 LOOK, GLANCE = 5.0, 0.002
 SEEN = 0.5
-#: Parts of a message with at least this many bytes are sent outside the pickle.
+#: Parts of a message with at least `APART` bytes are sent outside the pickle.
 APART = 32 << 10
-#: Once this many bytes wait for the worker, the main process must stop sending.
+#: Once `FULL` bytes wait for the worker, the main process must stop sending.
 FULL = 8 << 20
 #: The indices of the worker and of the dispatching process in the `BellBoard` and the `StatsBoard` of this machine.
 WORKER, DISPATCHER = 1, 2
@@ -97,7 +97,7 @@ class About:
 
 @dataclass(frozen=True)
 class Seen:
-    """The three `times` are nanoseconds: running, waiting for a processor, and since the start of the worker."""
+    """`times` are durations in nanoseconds: running, waiting for a processor, and since the worker's start."""
 
     counts: bytes
     times: tuple[int, int, int]
@@ -110,8 +110,8 @@ class Told:
 
     Args:
         number: the number of this call of `tell`, from 0 for each pair of links.
-        words: integers that the main process keeps in the shared memory of its links, such as the current epoch's
-            number; None if none of them has changed.
+        words: the integers in the shared memory of the main process's links, such as the current epoch's number; None
+            if all integers are unchanged.
         holds: whether the host must stop returning items, because the main process lacks space for further items.
     """
 
@@ -143,7 +143,7 @@ class Pulled:
 
 
 def apart(frame: list[Any]) -> list[Any]:
-    """Stores large parts of the frame outside the pickle, so that Ray copies them only once."""
+    """Stores large parts of a message (`frame`) outside the pickle, so that Ray copies these parts only once."""
     return [pickle.PickleBuffer(part) if len(part) >= APART else bytes(part) for part in frame]
 
 
@@ -244,8 +244,8 @@ class Host:
         bells = BellBoard(1 + DISPATCHER)
         budget = min(setup.budget, default_budget())
         control, data = Link(0, CONTROL_RING), Link(budget)
-        #: The two links of each lane: from the worker and to the worker. In the second lane (dispatched items), the
-        #: worker sends nothing.
+        #: For each lane, the link from the worker and the link to the worker. In the second lane (dispatched items),
+        #: the worker sends nothing.
         self._links = [(data, control)]
         dispatched = None
         if setup.is_dispatched:

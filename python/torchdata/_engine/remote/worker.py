@@ -243,8 +243,8 @@ class _Lane:
         self._carrier.ring()
 
     def carry(self) -> Iterator[Pulled]:
-        """Calls `pull` repeatedly, and yields each result. A result's messages wait in an `_Arrived` until the main
-        process's link has space."""
+        """Calls the host's `pull` repeatedly, and yields each result. A result's messages wait in an `_Arrived` until
+        the main process's link has space."""
         actor, carrier, number = self._actor, self._carrier, self._number
         pulls: list[Future[Pulled]] = []
         early: dict[int, Pulled] = {}
@@ -286,7 +286,7 @@ class _Lane:
 
 
 class _Arrived:
-    """Received frames that do not fit into the main process's link yet.
+    """Received messages that wait for space in the main process's link.
 
     Once `much` bytes are waiting, the host must stop sending.
     """

@@ -27,8 +27,8 @@ class RestartableEpoch:
     """The data that a replacement needs to resume an epoch.
 
     Args:
-        commands: a function that returns the seeds and the reset function for the shard with the given number. Given
-            the number of shards, this function returns the data for the dispatching process.
+        commands: a function that returns the seeds and the reset function for the shard with the given number. With the
+            number of shards as its argument, `commands` returns the data for the dispatching process.
         resume: a function that computes the positions where the shards and the dispatching process resume, given the
             items that were received.
         before: the previous epoch, and each child's position in that epoch; None if no pipe keeps state from one epoch
@@ -143,7 +143,7 @@ class EpochRestarts(Restarts):
 
 
 def _to_the_end(start: Resumption | None) -> Resumption:
-    """Returns the position where a shard starts to recompute its epoch to the end without sending items."""
+    """Returns the starting position of a shard that recomputes its epoch up to the end without sending items."""
     start = start or Resumption()
     ((sent, _, _),) = start.starts or [((0, 0), 0, None)]
     return replace(start, starts=[(sent, ALL, None)])

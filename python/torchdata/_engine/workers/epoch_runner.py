@@ -101,7 +101,7 @@ class EpochRunner:
 
     def _obey(self, command: tuple[Any, ...]) -> str:
         """Executes a command, and returns the name of the step, such as "run" or "apply". If the step is "leave", the
-        running epoch ends, and the command waits in `pending` until then.
+        command waits in `pending` until the running epoch has ended.
         """
         kind, serial, number, *content = command
         step, before, behind = self.obedience.obey(kind, number)
@@ -202,8 +202,8 @@ class EpochRunner:
         program = self.programs[place]
         # Only a graph that starts from its beginning sends a snapshot before it reads its sources.
         unread = announced and start.content is None
-        # Threads of pipes must not read ahead before this worker has sent its snapshot, because they might wait
-        # forever: other workers delay dispatched items until then.
+        # Threads of pipes must not read ahead before this worker has sent its snapshot, because the threads might wait
+        # forever for dispatched items, which other workers delay until the snapshot is sent.
         with beginning_unread() if unread else nullcontext():
             iterator = program.go_on_from(start.content, start.strict)
             if unread:

@@ -205,8 +205,7 @@ class Children(Group):
     def call(self, function: Callable[[Any], Any]) -> None:
         """Applies `function` to the graph of every child between two items, and waits until all have applied it.
 
-        After this call, the exit of a child is an error, because a new child's graph would lack the changes by
-        `function`.
+        After `call`, the exit of a child is an error, because a new child's graph would lack the changes by `function`.
         """
         self._check_alive()
         if self._restarts is not None:
@@ -226,8 +225,8 @@ class Children(Group):
             for index in range(len(self._processes)):
                 began = time.monotonic()
                 while not self._is_resting(index) and not self._has_obeyed(index):
-                    # All workers are allowed to send further items, because this child may need an item of the
-                    # dispatching process, which may wait for a worker that has reached its limit.
+                    # All workers may send further items, because this child may need a dispatched item, and the
+                    # dispatching process may be waiting for a worker that has reached its limit.
                     self.collector.relieve(False)
                     began = self._end_if_it_hangs(index, began)
                     if time.monotonic() >= deadline:
@@ -238,8 +237,8 @@ class Children(Group):
             self.collector.relieve(True)
 
     def _end_if_it_hangs(self, index: int, began: float) -> float:
-        """Kills the child if it has not executed its command within the timeout. Returns the time when the wait for the
-        command began, which is the current time if the child was killed, and `began` otherwise.
+        """Kills the child if the child has not executed its command within the timeout. Returns the time when the wait
+        for the command began: the current time if the child was killed, and `began` otherwise.
         """
         hangs = None if self._restarts is None else self._restarts.hangs
         if hangs is not None and hangs.end_if_over(index, time.monotonic() - began):
@@ -284,8 +283,7 @@ class Children(Group):
         if self._restarts is None:
             return self._check_alive
         process, rests = self._processes[index], self._restarts.rests
-        # With a dispatching process, all children are checked, because a worker that waits for a dispatched item does
-        # not execute commands.
+        # Another child's exit may leave this child waiting forever for a dispatched item, so all children are checked.
         others = range(len(self._processes)) if self.dispatches else ()
 
         def look() -> None:

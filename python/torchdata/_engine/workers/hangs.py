@@ -1,4 +1,4 @@
-"""Finds child processes that hang, reports their stacks, and kills them.
+"""Finds child processes that hang, reports the stacks of these processes, and kills them.
 
 A process hangs if the main process has waited `timeout` seconds for it, and its counters have not changed during this
 time. A counter changes whenever a pipe of the process yields an item, or the process sends a message. The use of a
@@ -23,10 +23,11 @@ from torchdata._engine.workers.members import Members
 #: The minimum limit in seconds for a process that computes its first item, because it imports the program and loads a
 #: state.
 STARTING = 60.0
-#: A process is considered to work if its threads use, or wait for, a processor for at least this fraction of the time.
+#: A process is considered to work if its threads use, or wait for, a processor for at least the fraction `WORKING` of
+#: the time.
 WORKING = 0.1
 #: A process on another machine is also considered to hang if its last counters are older than the process's time limit
-#: plus this number of seconds.
+#: plus `UNHEARD` seconds.
 UNHEARD = 5.0
 
 
@@ -111,7 +112,8 @@ class Hangs:
     Args:
         first_page: the index of the first child's counters.
         seconds: the timeout.
-        patience: the timeout in seconds for a child that uses a processor; None for `seconds`.
+        patience: the timeout in seconds for a child that uses a processor; with None, `seconds` also applies to such a
+            child.
         in_order: whether the main process waits for one specific worker.
     """
 
@@ -139,11 +141,11 @@ class Hangs:
         return self._hung.get(process.pid or 0)
 
     def look(self, peer: int | None, waited: float, limit: float) -> bool:
-        """Must be called repeatedly while the main process waits for an item; returns whether a process was killed.
+        """Call `look` repeatedly while the main process waits for an item; returns whether a process was killed.
 
         Args:
             peer: the number of the shard that the main process waits for; None means shard 0.
-            waited: seconds since the wait began.
+            waited: the number of seconds that the main process has waited for the item.
             limit: the number of seconds without progress after which a process is considered to hang; a multiple of the
                 timeout.
         """
@@ -164,8 +166,8 @@ class Hangs:
         return ended
 
     def end_if_over(self, child: int, waited: float) -> bool:
-        """Must be called repeatedly while the main process waits until a child executes a command. If the wait is too
-        long, kills the child and returns True."""
+        """`end_if_over` must be called repeatedly while the main process waits until a child executes a command. If a
+        child takes too long to execute its command, kills the child and returns True."""
         if waited < self.seconds:
             self._works(child, None)
             return False
@@ -182,7 +184,7 @@ class Hangs:
         workers = range(self._members.num_workers)
         if self._in_order:
             return [workers[(peer or 0) % len(workers)]]
-        # Suspended workers are included, because a worker may be suspended before it begins a received command.
+        # The list includes suspended workers, because a worker may be suspended before it begins a received command.
         at_work = [child for child in workers if self._is_stopped(child) or (child in pages and _runs(pages[child]))]
         return at_work or workers
 

@@ -93,8 +93,9 @@ class Members:
         return [seeds for seeds, _ in each], each[0][1]
 
     def announced(self, index: int, starts: Sequence[Resumption | None] | None = None) -> int:
-        """Returns which snapshots child `index` must send at the beginning of an epoch, as a code of `Announced`. A
-        replacement process sends no snapshots if its positions (`starts`) already contain them.
+        """Returns which snapshots child `index` must send at the beginning of an epoch, as a code of `Announced`. If
+        the positions of a replacement process (`starts`) already contain snapshots, the process does not send these
+        snapshots.
         """
         if starts is None:
             return Announced.DEALT if index == 0 and self.dispatches else Announced.OWN
@@ -112,7 +113,7 @@ class Members:
         return Sender([self.control(index)], self.bells, MAIN, [1 + index])
 
     def close_descriptors(self, indices: Sequence[int]) -> None:
-        """Must be called after all processes have received the file descriptors."""
+        """`close_descriptors` must be called after all processes have received the file descriptors."""
         for handle in [handle for index in indices for handle in self.setups[index].lines.all()]:
             handle.shared.close_descriptor()
 

@@ -1,9 +1,9 @@
 """Copies the pipes of a graph without copying their data.
 
-Role: a loader copies the user's graph, because it modifies the pipes when it shards, seeds and iterates the graph.
+Role: a loader runs a copy of the user's graph, because sharding, seeding and iterating modify the pipes.
 
-The data in the graph is not copied, because this costs memory and time, and because some objects would lose their
-contents, their shared memory or their open files.
+The data in the graph is not copied, because copying takes memory and time, and because copies of some objects would
+lack their contents, their shared memory or their open files.
 
 - Pipes of the graph are copied, and objects that refer to a pipe, such as lists of pipes or methods.
 - A container of the standard library, such as a list or a dict, is copied, because pipes store the items of an
@@ -56,7 +56,7 @@ def duplicate(obj: T) -> T:
 
 
 def _copied_pipe(pipe: Any, memo: dict[int, Any]) -> Any:
-    """Does the same as `copy.deepcopy` in a third of the time, if the class does not define how to copy it."""
+    """Copies a pipe in a third of the time of `copy.deepcopy`, unless its class defines how to copy it."""
     cls: Any = type(pipe)
     if id(pipe) in memo or hasattr(cls, "__deepcopy__") or hasattr(cls, "__setstate__"):
         return copy.deepcopy(pipe, memo)
@@ -168,7 +168,7 @@ def _copied(generator: Any) -> Any:
     return generator
 
 
-#: Data with at least this many bytes are shared by all replicas.
+#: Data with at least `_SHARED_BYTES` bytes are shared by all replicas.
 _SHARED_BYTES = 1 << 16
 #: Objects of these types are shared between a graph and its copy, because they are immutable or cannot be copied.
 _SHARED_TYPES = (type, FunctionType, BuiltinFunctionType, ModuleType, GeneratorType, IOBase, LockType)

@@ -1,4 +1,4 @@
-"""Divides a pipe graph into the parts that run in the dispatching process, in the workers and in the main process."""
+"""Divides a pipe graph into three parts: for the dispatching process, for the workers and for the main process."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from torchdata.datapipes.iter.ordering.sharding import ShardingRoundRobinDispatc
 class DispatchedSource(IterDataPipe[Any]):
     """Replaces, in a worker's graph, the pipes that run in the dispatching process.
 
-    The state contains only the number and the checksum of the items that this worker has read. The dispatching process
-    saves the position of the replaced pipes.
+    The state of a `DispatchedSource` contains only the number and the checksum of the items that this worker has read.
+    The dispatching process saves the position of the replaced pipes.
 
     Attributes:
         open_stream: a function that returns an iterator over the items for this worker.
-        share: a function that returns the worker's position in the dispatched items: the number of the current
-            iteration, and the number and the checksum of its items so far.
+        share: a function that returns the number of the worker's current iteration over the dispatched items, and the
+            number and the checksum of the items in this iteration.
     """
 
     open_stream: Callable[[], Iterator[Any]] | None = state(saved=False, lasts=True)
@@ -44,9 +44,9 @@ class DispatchedSource(IterDataPipe[Any]):
 
 
 class _DummyIterDataPipe(IterDataPipe[Any]):
-    """The class for dispatched items in torchdata 0.9.
+    """The pipe that yielded the dispatched items in a worker's graph of torchdata 0.9.
 
-    User-defined replacements of `process_init_fn` search the graph for this class, but graphs now contain a
+    User-defined replacements of `process_init_fn` search the graph for a `_DummyIterDataPipe`, but graphs now contain a
     `DispatchedSource` instead.
     """
 
@@ -89,8 +89,8 @@ def cut_dispatched(graph: Graph, source: DispatchedSource | None = None) -> tupl
 
 
 def skipping_as_before(part: Graph, graph: Graph) -> Graph:
-    """If `graph` contains an `on_error` after `part`, also appends an `on_error` to `part`, which runs in other
-    processes, because a process can skip only its own exceptions.
+    """Appends an `on_error` to `part`, which runs in other processes, if `graph` contains an `on_error` after `part`: a
+    process can skip only its own exceptions.
     """
     for skipper in graph:
         if not isinstance(skipper, OnError):

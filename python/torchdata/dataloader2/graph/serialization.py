@@ -42,7 +42,7 @@ class GraphTemplate:
         return clone(self._kept)
 
     def serialize(self) -> bytes:
-        """Uses cloudpickle only if pickle fails, for example because of a lambda."""
+        """If pickle fails, for example because of a lambda, cloudpickle is used."""
         with FailuresSuppressed():  # a user's __getstate__ may raise any error, and cloudpickle may still succeed
             return pickle.dumps(self._kept, protocol=pickle.HIGHEST_PROTOCOL)
         return _cloudpickled(self._kept)

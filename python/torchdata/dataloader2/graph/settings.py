@@ -71,10 +71,11 @@ def set_datapipes_seed(datapipes: Iterable[DataPipe], seed_generator: SeedGenera
 
 
 def set_graph_random_seed(datapipe: DataPipe | Graph, seed_generator: SeedGenerator) -> DataPipe:
-    """Seeds the random pipes of a graph so that sharding stays correct.
+    """Seeds the random pipes of a graph, with the same seeds in all workers where sharding requires equal seeds.
 
     Pipes before a `sharding_filter` get seeds that all workers and ranks share, because all of these processes must see
-    the same order before selecting their shares. Pipes after a `sharding_filter` get different seeds in each worker.
+    the same order before each process selects its items. Pipes after a `sharding_filter` get different seeds in each
+    worker.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.
@@ -111,13 +112,13 @@ def apply_sharding(
     instance_id: int,
     sharding_group: Any = SHARDING_PRIORITIES.DEFAULT,
 ) -> DataPipe:
-    """Assigns a share of the items to every sharding pipe of the graph.
+    """Makes every sharding pipe of the graph keep only the items of one instance.
 
     Args:
         num_of_instances: the number of copies of the graph that share the items.
         instance_id: the number of this copy, from 0.
         sharding_group: the level of sharding (a `SHARDING_PRIORITIES`): ranks, workers, or unspecified. A
-            `sharding_filter` ignores calls for other groups than its own.
+            `sharding_filter` of another group ignores the call.
 
     Raises:
         RuntimeError: items would pass two filters of the same `sharding_group`, and would be lost.

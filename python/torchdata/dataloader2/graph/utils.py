@@ -66,7 +66,7 @@ def nested(graph: Graph) -> DataPipeGraph:
     finished: dict[int, DataPipeGraph] = {}
 
     def sources(pipe: DataPipe, path: set[int]) -> tuple[DataPipeGraph, bool]:
-        """Returns the sources of a pipe, and whether they are the same on every path to the pipe (not in a cycle)."""
+        """Returns the sources of a pipe, and whether they are complete: the pipes on `path` are left out."""
         if id(pipe) in finished:
             return finished[id(pipe)], True
         path.add(id(pipe))
@@ -80,7 +80,7 @@ def nested(graph: Graph) -> DataPipeGraph:
             found[id(source)] = (source, below)
             everywhere &= same
         path.discard(id(pipe))
-        # Other pipes that read from this pipe share its dictionary of sources.
+        # Complete sources do not depend on the path, so all readers of this pipe share this dictionary.
         if everywhere:
             finished[id(pipe)] = found
         return found, everywhere
@@ -114,7 +114,7 @@ def all_dps(graph: DataPipeGraph) -> list[DataPipe]:
 
 
 def find_dps(graph: DataPipeGraph, dp_type: type[Any]) -> list[DataPipe]:
-    """Finds the pipes of the graph that have exactly the type `dp_type`, depth first and each once.
+    """Finds the pipes of the graph that have exactly the type `dp_type`. Each pipe is listed once, depth first.
 
     Args:
         graph: a result of `traverse_dps`.
@@ -210,7 +210,8 @@ def replace_dp(graph: DataPipeGraph, old_datapipe: DataPipe, new_datapipe: DataP
 
 def put_in_place(graph: Graph, old_datapipe: Any, new_datapipe: Any) -> Any:
     """Returns the last pipe of the changed graph."""
-    # The sources of the new pipe are not changed, even if they read the old pipe.
+    # The sources of the new pipe are not replaced, so a new pipe that reads the old pipe is inserted after the old
+    # pipe.
     kept = _reached(new_datapipe, old_datapipe, sources_of)
     for pipe_id, pipe in _reached(graph.end, old_datapipe, graph.sources).items():
         if pipe_id not in kept:

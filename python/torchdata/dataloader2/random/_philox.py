@@ -44,8 +44,8 @@ class PhiloxEngine:
         return copy.deepcopy(self)
 
     def spawn(self, index: int) -> PhiloxEngine:
-        """Returns a random engine for worker `index`. The engines of different workers are independent of this engine
-        and of each other."""
+        """Returns a random engine for worker `index`. The engines that `spawn` returns for different workers generate
+        independent numbers."""
         if index < 0:
             raise AssertionError(f"Expected a non-negative value for spawn, but found {index}")
         spawned = copy.copy(self)

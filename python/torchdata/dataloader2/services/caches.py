@@ -68,8 +68,8 @@ class Caches:
             if not is_same or not (self._is_untouched or _measured(values) == self._measure):
                 self.forget()
         else:
-            # If an epoch is interrupted, only some of the cached objects may have been modified, but repeating the
-            # whole epoch would modify all of them.
+            # In an interrupted epoch, only some of the cached objects may have been modified, but repeating the whole
+            # epoch would modify all of them.
             is_exact = was_empty and (_has_finished(datapipe) or self._ends_in_cache(datapipe))
             measure = _measured(values) if is_exact else None
             if measure is None or self._most is None or measure.size <= self._most:
@@ -86,7 +86,7 @@ class Caches:
         self._filled, self._left_out, self._measure, self._lacks_start = None, [], None, False
 
     def note_iterator(self, datapipe: DataPipe) -> None:
-        """Must be called after the iterator of the epoch was created."""
+        """`note_iterator` must be called after the iterator of the epoch was created."""
         self._is_untouched = self._ends_in_cache(datapipe) and hooks_of(datapipe)._sources_in_use() == []
 
     def _ends_in_cache(self, datapipe: DataPipe) -> bool:
@@ -139,7 +139,7 @@ class Caches:
             self._filled = filled._replace(start=snapshot) if filled.start == b"" else filled
 
     def put_back(self, filled: Filled, values: list[Any], is_strict: bool) -> None:
-        """Must be called after all pipes were loaded, because this method replaces the cached items of the loaded
+        """`put_back` must be called after all pipes were loaded, because it replaces the cached items of the loaded
         pipes.
 
         Raises RuntimeError if `is_strict` is True and the items differ from the original items. Items that differ only

@@ -6,10 +6,9 @@ replica reads the pipes before the filter, the *common part*. The common part gi
 the items that the shards have not requested yet. A common part runs in the thread that runs the shards, either in a
 worker or in the main process. A `CommonPart` belongs to one filter, one epoch and one process.
 
-The items of the common part do not depend on the number of workers, because its generators are seeded equally in all
-processes, and torch's worker info shows a single worker. A shard's state contains a snapshot of the common part, and
-the number of items to recompute after this snapshot. The state does not depend on other shards, so any process can load
-it.
+The items of the common part do not depend on the number of workers: its generators are seeded equally in all processes,
+and torch's worker info shows a single worker. A shard's state contains a snapshot of the common part, and the number of
+items to recompute after this snapshot. The state does not depend on other shards, so any process can load it.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from torchdata.datapipes._pipe.state.record import token_of
 from torchdata.datapipes.iter.ordering.sharding import ShardingFilter
 from torchdata.datapipes.state import beginning_entries, load_entries, load_generators, save_entries, save_generators
 
-#: The maximum number of items in the queue of a shard. If a queue would exceed this length, its shard reads its own
-#: replica of the common part instead.
+#: The maximum number of items in the queue of a shard. If a queue would exceed `MOST_WAITING` items, its shard reads
+#: its own replica of the common part instead.
 MOST_WAITING = 1 << 14
 #: The maximum number of snapshots of the pipes before a filter.
 _MOST_SNAPSHOTS = 8
@@ -62,8 +61,8 @@ class CommonParts:
     """Creates a `CommonPart` for each `sharding_filter` if the pipes before the filter can run once for all shards.
 
     Args:
-        is_alone: whether the process runs only one shard, which needs a `CommonPart` only for pipes that may draw
-            random numbers.
+        is_alone: whether the process runs only one shard. A process with a single shard needs a `CommonPart` only for
+            pipes that may draw random numbers.
     """
 
     def __init__(self, *, is_alone: bool) -> None:
@@ -92,7 +91,7 @@ class CommonParts:
                 part.add(Share(each, tell))
 
     def close(self) -> None:
-        """Stops reading, so that the pipes close their files."""
+        """Stops reading the pipes, so that they close their files."""
         for part in self._parts:
             part.close()
 
@@ -293,7 +292,7 @@ class CommonPart:
                 self._deal()
 
     def _move_to(self, share: Share) -> None:
-        """Switches to the replica of the shard `share`, which computes the following items."""
+        """Switches to the replica of another shard (`share`), which computes the following items."""
         self._whose, position = share, self.position
         self._turns.enter(1)
         try:

@@ -1,7 +1,7 @@
 """Decides which pipes of a graph run once for all shards of a process.
 
-Role: pure functions for `common_parts`. The results depend only on the graph, because they must be the same for any
-number of workers.
+Role: pure functions for `common_parts`. This module inspects only the graph, because its results must be the same for
+any number of workers.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ def filters_with_common_part(graph: Graph) -> list[ShardingFilter[Any]]:
     """Returns each `sharding_filter` with a common part: pipes before the filter that run once for all shards.
 
     Every pipe after such a filter reads its source only once in an epoch, and no other pipe reads the common part. The
-    result is empty if a pipe keeps state beyond an epoch, or if a pipe reads ahead in a thread, because the thread
-    might draw from the common part's generators. A filter that can skip the items of other shards without computing
-    them is not returned.
+    result is empty if a pipe keeps state beyond an epoch, or if a thread of a pipe reads ahead and might draw from the
+    common part's generators. A filter that can skip the items of other shards without computing them is not returned.
     """
     if lasts(graph):
         return []

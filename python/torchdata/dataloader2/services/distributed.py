@@ -92,7 +92,7 @@ class DistributedReadingService(ReadingServiceInterface):
         self._sync_group: RankGroup | None = None
         self._fullsync: Any = None
         #: Whether the next epoch (`_keeps_next`) or the running epoch (`_keeps_seeds`) uses the seeds of a state that
-        #: was saved without ranks; if so, the ranks do not agree on new seeds for the epoch.
+        #: was saved without ranks. In an epoch with saved seeds, the ranks do not agree on new seeds.
         self._keeps_next = self._keeps_seeds = False
         self._resumed: Callable[[], Sequence[Shard] | None] | None = None
         #: Whether the next epoch resumes shards that began on another rank.
@@ -143,7 +143,7 @@ class DistributedReadingService(ReadingServiceInterface):
         return datapipe
 
     def count_ranks(self) -> int:
-        """Returns the number of ranks. May be called before the first epoch.
+        """Returns the number of ranks. `count_ranks` may be called before the first epoch.
 
         Raises:
             TypeError: the process group is not initialized yet.

@@ -73,8 +73,8 @@ class InProcessReadingService(ReadingServiceInterface):
         return datapipe
 
     def _with_prefetching(self, datapipe: DataPipe) -> DataPipe:
-        """Appends a thread that reads ahead. If the last pipe is `fullsync`, the thread is inserted before it, because
-        pausing a thread after `fullsync` would wait for other ranks.
+        """Appends a pipe with a thread that reads the graph ahead. If the last pipe is `fullsync`, the thread is
+        inserted before it, because pausing a thread after `fullsync` would wait for other ranks.
         """
         if not isinstance(datapipe, FullSync):
             return cast("IterDataPipe[Any]", datapipe).prefetch(self._prefetch_cnt)

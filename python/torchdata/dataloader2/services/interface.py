@@ -115,8 +115,8 @@ class ReadingServiceInterface(ABC):
             iter_reset_fn: the return value of the previous service in a `SequentialReadingService`.
 
         Returns:
-            A function that changes the graph for this epoch, or None. The next service calls the function; after the
-            last service, the loader calls it.
+            A function that changes the graph for this epoch, or None. The next service calls the returned function;
+            after the last service, the loader calls it.
         """
         return iter_reset_fn
 
@@ -166,9 +166,8 @@ class ReadingServiceInterface(ABC):
         return None
 
     def count_shares(self) -> Shares:
-        """Returns the number of workers and the number of ranks among which
-        `sharding_filter` divides the items. May be called at any time,
-        and starts no processes.
+        """Returns the number of workers and the number of ranks among which `sharding_filter` divides the items.
+        `count_shares` may be called at any time, and starts no processes.
 
         Raises:
             TypeError: the numbers of processes and the loader's length are unknown; the message gives the reason.

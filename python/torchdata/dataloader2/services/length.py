@@ -37,7 +37,8 @@ def length_of_epoch(datapipe: Any, service: ReadingServiceInterface) -> int:
         for pipe in Graph(datapipe):
             if hasattr(type(pipe), "__del__"):
                 raise TypeError(f"{type(pipe).__name__} defines `__del__`")
-        # in this context, a pipe raises an error if it can only guess its length, or would have to read all items
+        # in a `certain_lengths` context, a pipe raises an error if it could only guess its length, or would have to
+        # read all items
         with certain_lengths():
             return _RankEpoch(clone(datapipe), service).length()
     except Exception as error:
@@ -68,7 +69,6 @@ class _RankEpoch:
             self._cut()
 
     def _cut(self) -> None:
-        """Cuts the graph as `MultiProcessingReadingService` does."""
         rest, self.dispatching = cut_dispatched(self.graph, self.dispatched)
         branches = find_replicable_branches(rest)
         if len(branches) != 1:

@@ -166,7 +166,7 @@ class LocalShards:
             raise StopIteration
 
     def delivered(self) -> int:
-        """Returns the number of items that were delivered since this run began."""
+        """Returns the number of items that this object has delivered."""
         return self._positions[-1].total
 
     def positions(self, delivered: int | None = None) -> tuple[list[tuple[Account, Any]], int, None] | None:

@@ -52,10 +52,11 @@ ResetFn = Callable[[DataPipe], DataPipe]
 class MultiProcessingReadingService(ReadingServiceInterface):
     """Runs the pipe graph in worker processes.
 
-    Every worker runs a replica of the graph, and each `sharding_filter` keeps only the worker's share. Pipes before a
-    `sharding_round_robin_dispatch` run in a single *dispatching process*, which sends their items to the workers in
-    turn. Pipes that return False from `is_replicable()`, and all pipes after them, stay in the main process. If several
-    workers would yield the same items, a `DataPipeLintWarning` is issued (see `torchdata.dataloader2.linter`).
+    Every worker runs a replica of the graph, and each `sharding_filter` keeps only the items of this worker. Pipes
+    before a `sharding_round_robin_dispatch` run in a single *dispatching process*, which sends their items to the
+    workers in turn. Pipes that return False from `is_replicable()`, and all pipes after them, stay in the main process.
+    If several workers would yield the same items, a `DataPipeLintWarning` is issued (see
+    `torchdata.dataloader2.linter`).
 
     If a worker is killed, `torchdata.dataloader2.error.WorkerExitedError` is raised within a second. Items that the
     worker had already sent are delivered before the error if possible. An exception in a worker is raised in the main
@@ -64,8 +65,8 @@ class MultiProcessingReadingService(ReadingServiceInterface):
     With `on_worker_exit="restart"`, no item is lost or repeated, and the order of items does not change. The new
     process recomputes, compares and drops items that the main process has already received, so the pipeline must
     reproduce its items. Each restart causes a `RuntimeWarning`. If processes exit three times at the same item,
-    `WorkerExitedError` is raised with the item's number. With a dispatching process, the exit of one process replaces
-    all processes. Under "fork", a helper process forks the new processes. The helper was forked when the loader
+    `WorkerExitedError` is raised with the item's number. With a dispatching process, all processes are replaced if one
+    process exits. Under "fork", a helper process forks the new processes. The helper process was forked when the loader
     started, so threads and CUDA that the main process uses later cause no problems.
 
     `on_timeout="restart"` also replaces processes that hang, and the warning shows the Python stacks of these
@@ -77,10 +78,9 @@ class MultiProcessingReadingService(ReadingServiceInterface):
 
     Args:
         num_workers: number of worker processes; 0 (the default) runs everything in the main process. "auto" chooses the
-            number when the loader starts: one less than the cores that this process may use, but at least 2 and at most
-            16. The chosen number of workers is logged, and
-            `DataLoader2.diagnose` shows whether another number would be faster.
-            With ranks, `num_workers="auto"` raises a ValueError, because all ranks need the same number of workers.
+            number of available CPU cores minus one, but at least 2 and at most 16. The chosen number of workers is
+            logged, and `DataLoader2.diagnose` shows whether another number would be faster. With ranks,
+            `num_workers="auto"` raises a ValueError, because all ranks need the same number of workers.
         multiprocessing_context: start method, "fork", "spawn" or "forkserver"; None for the platform's default.
         worker_prefetch_cnt: number of items that each worker prepares before they are requested; 10 by default.
         main_prefetch_cnt: number of items that are prepared for the main process, divided among the workers; 10 by
@@ -105,10 +105,10 @@ class MultiProcessingReadingService(ReadingServiceInterface):
             least a tenth of the last `timeout / 2` seconds.
         snapshot_budget: bytes that the snapshots of all workers may use in the main process; 64 MiB by default, None
             for no limit. If the data in a worker's pipes exceed the worker's share of `snapshot_budget`, the worker
-            sends snapshots only when a state is requested. If a worker without recent snapshots is restarted, it
-            recomputes all items since its last snapshot, or since the beginning of the epoch. To refill a cache, a
-            restarted worker repeats the epoch that filled the cache. If the cached items were modified, the snapshot at
-            the start of an epoch contains the cached items regardless of `snapshot_budget`.
+            sends snapshots only when a state is requested. If a worker without recent snapshots is restarted, the new
+            worker recomputes all items since the last snapshot, or since the beginning of the epoch. To refill a cache,
+            a restarted worker repeats the epoch that filled the cache. If the cached items were modified, the snapshot
+            at the start of an epoch contains the cached items regardless of `snapshot_budget`.
 
     Example:
         >>> from torchdata.dataloader2 import DataLoader2, MultiProcessingReadingService
@@ -465,8 +465,8 @@ def _none() -> None:
 
 
 def seeds_of(generator: SeedGenerator, shard: Shard) -> SeedGenerator:
-    """Derives the seed generator of a shard from `generator`, which must be equal on all ranks if the shard may run on
-    any rank (`moved`)."""
+    """Derives the seed generator of a shard from `generator`. If the shard may run on any rank (`moved`), `generator`
+    must be equal on all ranks."""
     if shard.splits:  # the seeds of splits are equal on all ranks
         return SeedGenerator(copy.copy(generator).generate_shared_seed()).spawn(shard.worker)
     if shard.moved and shard.ranks > 1:

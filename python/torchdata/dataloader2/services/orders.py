@@ -1,9 +1,9 @@
 """Detects workers that read the same items in different orders.
 
 Role: receives the samples that each worker takes before its `sharding_filter`, and raises an exception if workers read
-the same items in different orders. Different items at one position do not prove different orders, because a source may
-augment its items at random. The orders of two workers differ if some items have different positions, and some positions
-have different items.
+the same items in different orders. If two workers read different items at one position, their orders may still be
+equal, because a source may augment its items at random. The orders of two workers differ if some items have different
+positions, and some positions have different items.
 
 An exception is also raised if two workers read the same items, although a source divides its items among the workers.
 """
@@ -15,9 +15,9 @@ from collections.abc import Sequence
 
 from torchdata.datapipes._pipe.witnessing import Note
 
-#: Two orders differ if at least this many items have different positions, and at least this many positions have
-#: different items. By chance, a source that draws random items from a small set may yield the same item at different
-#: positions; with `_PROOF` items, this causes a false error in at most one of a million epochs.
+#: Two orders differ if at least `_PROOF` items have different positions, and at least `_PROOF` positions have different
+#: items. By chance, a source that draws random items from a small set may yield the same item at different positions;
+#: with `_PROOF` items, this causes a false error in at most one of a million epochs.
 _PROOF = 20
 
 

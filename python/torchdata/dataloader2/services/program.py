@@ -150,9 +150,10 @@ def process_reset_fn(
         datapipe: the last pipe of the graph.
         worker_info: the number of this worker, and the number of workers.
         seed_generator: the generator for drawing seeds; each worker has one (`SeedGenerator.spawn`).
-        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share. Must be True
-            in the dispatching process, because its pipes run in no other process.
-        iter_reset_fn: the reset function that the preceding reading service has returned, for example a
+        distributed_shared_seed: whether all seeds are drawn from the stream that workers and ranks share.
+            `distributed_shared_seed` must be True in the dispatching process, because its pipes run in no other
+            process.
+        iter_reset_fn: the reset function of the preceding reading service, for example of a
             `DistributedReadingService`.
         custom_reset_fn: the user's reset function, which is called last.
 
@@ -200,14 +201,14 @@ def replaced_functions() -> dict[str, Callable[..., Any]]:
 
 
 def refuse_functions(service: Any, **functions: Callable[..., Any] | None) -> None:
-    """Raises TypeError for a function of the user, because it may change the graph."""
+    """Raises TypeError for a function of the user, because the function may change the graph."""
     for name, function in functions.items():
         if function is not None:
             raise TypeError(f"{name} of the {type(service).__name__} may change the graph")
 
 
 class _Share(NamedTuple):
-    """The position in the items that are dispatched to a worker.
+    """A worker's position in the items that the dispatching process sends to it.
 
     Args:
         number: the worker's current iteration over the dispatched items, from 1; 0 without dispatched items.
@@ -367,8 +368,8 @@ class GraphProgram(EpochProgram):
             self._running = None  # the iterator may have open files
 
     def _is_unread(self) -> bool:
-        """Returns whether this shard's iterator exists and has not yielded an item yet; False if a dispatching process
-        is used."""
+        """Returns whether this shard's iterator exists but has not yielded an item; False if a dispatching process is
+        used."""
         if self._running is None or self._child.dispatches or self._child.share is not None:
             return False
         return _yielded(self.datapipe) == self._running[1]
@@ -442,13 +443,13 @@ class GraphProgram(EpochProgram):
             raise
         except Exception as error:
             self._unsaved = error
-            # Without a new snapshot, the main process uses the last snapshot of this epoch or, if none was sent,
-            # receives the reason.
+            # If no snapshot can be taken, the main process uses the last snapshot of this epoch. Without any snapshot
+            # of this epoch, the main process receives the reason.
             return None if self._saved else (int(self._child.share is not None), (0, 0), reason(error))
 
     def _share_in(self, graph: Graph, entries: Sequence[PipeEntry]) -> _Share | None:
-        """Returns how many dispatched items the graph had read when its pipes had the states `entries`; None if this is
-        unknown."""
+        """Returns how many dispatched items the graph had read, according to its saved states `entries`; None if this
+        is unknown."""
         if self._child.share is None:
             return _Share(0)
         reached, read = self._child.share()
@@ -560,18 +561,17 @@ def _seed_global_generators(seed_generator: SeedGenerator, shared: bool) -> None
         numpy_random.seed(numpy_seed >> 32)  # the legacy generator accepts 32 bits
     else:
         awaited["numpy.random"] = numpy_seed >> 32
-    # Libraries that are not imported yet are seeded when they are imported. The main process seeds them only while a
-    # shard runs, because its generators otherwise belong to the user.
+    # Libraries that are not imported yet are seeded when they are imported. The main process seeds these libraries only
+    # while a shard runs, because at other times, its generators belong to the user.
     if parent_process() is not None or own_random.is_replica:
         seed_when_imported(awaited)
 
 
 def _seed_torch(torch: Any, seed: int) -> None:
-    """Does the same as `torch.manual_seed(seed)`, but does not format the caller's stack as text.
+    """Seeds torch like `torch.manual_seed(seed)`, but does not format the caller's stack as text.
 
     For each kind of device that was not used yet, `torch.manual_seed` formats the caller's stack for the message of a
-    later error. Formatting the stack would delay the first item of every epoch, because it checks each source file on
-    disk.
+    later error. Formatting the stack checks each source file on disk, which would delay the first item of every epoch.
     """
     missing = object()
     limit = getattr(sys, _LIMIT, missing)

@@ -18,7 +18,8 @@ from typing import Any
 _fixed: set[Any] = {NoneType, bool, int, float, complex, str, bytes, range, type, FunctionType, BuiltinFunctionType}
 #: The maximum number of examined objects per item, not counting values that never change.
 _MOST = 1 << 10
-#: The ids and addresses of at least this many recent items are kept, so that later items can be compared with them.
+#: The ids and addresses of at least `_RECENT` recent items are kept, so that later items can be compared with the
+#: recent items.
 _RECENT = 1 << 10
 #: The objects of these libraries use only their own memory, or memory that does not change.
 _LIBRARIES = frozenset({"PIL", "numpy", "pandas", "polars", "pyarrow", "torch", "torchdata"})
@@ -163,7 +164,7 @@ def _refuse(*_: Any) -> None:
 
 def _refuse_hidden(*_: Any) -> None:
     """Returns None, because the object may have a buffer that Python cannot find, and that the source may overwrite.
-    For objects of known libraries, `_search_library` is used instead."""
+    Objects of known libraries are examined by `_search_library` instead of this function."""
 
 
 def _search_nothing(*_: Any) -> Sequence[Any]:
@@ -217,8 +218,8 @@ def _search_library(item: Any, ids: list[int], views: list[tuple[int, int]]) -> 
 
 
 def _search_object(item: Any, ids: list[int], _views: list[tuple[int, int]]) -> Sequence[Any]:
-    # If the type of an object defines `__hash__`, the object is assumed to be immutable, and only its members are
-    # examined, because an immutable object such as a tuple may contain mutable objects.
+    # An object with its own `__hash__` is assumed to be immutable. The members of such an object are examined, because
+    # an immutable object such as a tuple may contain mutable objects.
     if not _has_own_hash(type(item)):
         ids.append(id(item))
     return _parts_of(item)

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 
 
 def holds_nothing(serialized_state: Any) -> bool:
-    """Returns whether `serialized_state`, which a `SequentialReadingService` has returned, contains no state of any
-    service."""
+    """Returns whether `serialized_state`, a state of a `SequentialReadingService`, contains no state of any service."""
     try:
         return not any(_states_in(serialized_state))
     except ValueError:
@@ -38,8 +37,8 @@ def holds_nothing(serialized_state: Any) -> bool:
 
 
 def _states_in(serialized_state: Any) -> list[Any]:
-    """Accepts states of this version and of torchdata 0.9. Raises ValueError for a damaged state, and for a state of
-    another service.
+    """`_states_in` accepts states of this version and of torchdata 0.9. Raises ValueError for a damaged state, and for
+    a state of another service.
     """
     if is_sealed(serialized_state):
         saved = unseal(serialized_state, "the state of the reading services")

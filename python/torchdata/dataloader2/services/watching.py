@@ -43,7 +43,7 @@ def watched_filters(graph: Graph, *, is_seeded: bool) -> list[tuple[Any, str]]:
 
 
 def _has_known_order(pipe: Any) -> bool:
-    """Assumes that functions of the user change neither the number nor the order of the items."""
+    """The function assumes that functions of the user change neither the number nor the order of the items."""
     if type(pipe) is IterableWrapper:
         return _is_plain(pipe.iterable)
     if type(pipe) is SequenceWrapper:

@@ -19,7 +19,7 @@ from torchdata.datapipes.datapipe import IterDataPipe
 
 @dataclass(frozen=True)
 class WorkersEpoch:
-    """The processes and the items of one epoch, in one object, so that other threads never see parts of two epochs."""
+    """The processes and the items of one epoch in one object, so that no thread sees parts of two epochs."""
 
     children: Children | LocalShards
     items: Iterator[Any]
@@ -38,7 +38,7 @@ class WorkerOutput(IterDataPipe[Any]):
         divides_anew: whether the shards change at the next epoch.
     """
 
-    #: This pipe does not save a state, because a loader's state contains the workers' positions separately.
+    #: `WorkerOutput` does not save a state, because a loader's state contains the workers' positions separately.
     iteration_state = ()
 
     def __init__(
@@ -150,7 +150,7 @@ class WorkerOutput(IterDataPipe[Any]):
     def position(self, delivered: int) -> WorkersPosition | None:
         """Returns the workers' positions after `delivered` items; None if these positions were dropped.
 
-        May be called at any time, even while another thread takes items, or from a signal handler.
+        `position` may be called at any time, even while another thread takes items, or from a signal handler.
         """
         run = self.run
         found = run.children.collector.positions(delivered)

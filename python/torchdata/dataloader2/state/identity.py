@@ -26,8 +26,8 @@ class Identity:
         self.checksum: int | None = None
 
     def note(self, datapipe: Any) -> None:
-        """Stores the pipeline's fingerprint at the first call, which must precede any change of the graph by a reading
-        service."""
+        """At the first call, stores the pipeline's fingerprint; the reading service must not have changed the graph
+        yet."""
         if self._fingerprint is None and is_pipe(datapipe):
             self._fingerprint = fingerprint(datapipe)
 

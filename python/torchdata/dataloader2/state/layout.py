@@ -57,7 +57,7 @@ _NEW = (_VERSION, _POSITION, _CHECKSUMS, _PIPELINE, _RANKS)
 _MOST = 1 << 46
 _MOST_SHARDS = 1 << 20
 
-#: The seconds for recomputing items are estimated only for at least this many items, because the start of the workers
+#: The seconds for recomputing items are estimated only for at least `_FEW` items, because the start of the workers
 #: takes most of a short epoch.
 _FEW = 100
 

@@ -26,7 +26,7 @@ class Shard:
         worker: the worker that began the shard, on its rank.
         of_main: whether the epoch began in the main process, where the pipes get the loader's seeds instead of a
             worker's seeds.
-        moved: whether the shard may run on another rank than the rank that began it; if so, the shard still yields the
+        moved: whether the shard may run on another rank than the rank that began it. A moved shard still yields the
             items of rank `rank`, and derives its seeds from seeds that all ranks share.
         splits: whether the user has set the number of shards (`splits`).
     """
@@ -81,7 +81,7 @@ class Position(NamedTuple):
         graph: the states of the main process's pipes; None if a resumed loader does not need these states.
         generators: the states of the global generators, if the main process runs functions of the user.
         beginning: the global generators' states at the epoch's start, if resuming recomputes the epoch.
-        seconds: the duration of the epoch so far.
+        seconds: the duration of the epoch up to the saved position.
         processes: the shards and processes of the epoch; None without workers.
         shards: the shards of an epoch that began with another number of workers or ranks.
         own_seeds: whether the pipes, instead of the loader, drew the epoch's seeds; None with workers.

@@ -1,7 +1,7 @@
 """Distributes the shards of a resumed epoch, if the number of workers or ranks has changed.
 
-Role: each item of an epoch stays in its shard. The shards are distributed in turn among the ranks, and each rank
-distributes its shards among its workers.
+Role: a shard moves as a whole, so each item of an epoch stays in its shard. The shards are distributed in turn among
+the ranks, and each rank distributes its shards among its workers.
 """
 
 from __future__ import annotations

@@ -23,8 +23,8 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
 
     Raises:
         TypeError: a source is not a node.
-        ValueError: `source_nodes` is empty, or `stop_criteria` is unknown; while reading, an item already has a key
-            named `"dataset_key"`.
+        ValueError: `source_nodes` is empty, or `stop_criteria` is unknown. Reading raises ValueError if an item already
+            has a key named `"dataset_key"`.
 
     Example:
         >>> from torchdata.nodes import IterableWrapper, MultiNodeRoundRobinSampler, StopCriteria
@@ -66,8 +66,8 @@ class MultiNodeRoundRobinSampler(MultiNode[T]):
     def _length_of_turns(self, lengths: list[int]) -> int:
         if self.stop_criteria == StopCriteria.CYCLE_FOREVER and any(lengths):
             return super()._length_of_turns(lengths)
-        # A source with n items ends in round n + 1, so in the last round, only sources before the ending source in the
-        # dict yield an item. A source without items never yields an item.
+        # A source with n items ends in round n + 1. In the last round, only the sources that precede the ending source
+        # in the dict yield an item. A source without items never yields an item.
         ends = [(length, place) for place, length in enumerate(lengths)]
         rounds, last = min(ends) if self.stop_criteria == StopCriteria.FIRST_DATASET_EXHAUSTED else max(ends)
         return sum(rounds + (place < last) for place, length in enumerate(lengths) if length)

@@ -27,7 +27,7 @@ _MOST_EPOCHS = 10_000_000
 
 
 class MultiNodeWeightedSampler(MultiNode[T]):
-    """Yields items of randomly chosen sources. The choices are the same as in torchdata 0.11.
+    """Yields items of randomly chosen sources. The random choices of sources are the same as in torchdata 0.11.
 
     `torch.multinomial` makes the choices, which depend on the seed, the rank, the number of ranks and the epoch. The
     node has a length if `stop_criteria` is `ALL_DATASETS_EXHAUSTED` and all sources have a length.
