@@ -58,7 +58,7 @@ def share_token(datapipe: Any, token: IterationToken) -> None:
 
 
 def begin_iteration(datapipe: Any, function: Callable[[Any], Iterator[Any]]) -> Iterator[Any]:
-    """Begins an iteration of `datapipe` by `function`, the original `__iter__`, and returns a guarded iterator.
+    """Begins an iteration of `datapipe` by calling `function`, the original `__iter__`, and returns a guarded iterator.
 
     The iteration resumes from a loaded state, if there is one; otherwise, `reset` is called first.
     """

@@ -120,8 +120,8 @@ def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
 
 
 def check_sources(pipe: str, values: Collection[Any], kind: type = IterDataPipe, words: str = "") -> tuple[Any, ...]:
-    """Checks several sources. For a wrong type, the error message ends with `words`, a message of torchdata 0.9 that
-    user code may search for."""
+    """Checks several sources. If a source has a wrong type, the error message ends with `words`, a message of torchdata
+    0.9 that user code may search for."""
     if not values:
         raise ValueError(f"{pipe}: Expected at least one DataPipe, but got nothing")
     pipes = []
@@ -295,8 +295,8 @@ def check_mode(pipe: str, mode: Any, *, writes: bool = False) -> str:
 
 
 class explaining:
-    """Within this context, an exception gets a note with the pipe and the path. A class, because it costs a fifth of a
-    generator's time, and pipes use it for every item."""
+    """Within this context, an exception gets a note with the pipe and the path. This context manager is a class,
+    because pipes use it for every item, and a generator would take five times as long."""
 
     __slots__ = ("_where",)
 

@@ -97,8 +97,9 @@ class ShardGlobals(SavedGlobals):
         """Saves the random generators and further global variables of the running shard, before another shard runs.
 
         Args:
-            is_all: whether the shard needs nothing else, such as stopping its threads, before another shard runs. If
-                two shards have passed `is_all=True`, `ShardTurns` may switch between them without `leave` and `enter`.
+            is_all: True if saving the global variables is sufficient; False if, for example, the shard's threads must
+                also be stopped before another shard runs. If two shards have passed `is_all=True`, `ShardTurns` may
+                switch between them without `leave` and `enter`.
         """
         global _has_exchanged
         _has_exchanged = True

@@ -33,7 +33,7 @@ class Renewal(Iterator[Iterator[Any]]):
         self._first: Iterator[Any] | None = None
         self._is_broken = False
         #: `_guards`: the running iterators of the sources, by id of the source. `_again`: the iterators in `_guards`
-        #: that the new iterator of the pipe must still continue.
+        #: that the pipe's new iterator has not taken over yet.
         self._guards: dict[int, Iterator[Any]] = {}
         self._again: dict[int, Iterator[Any]] = {}
         #: The numbers of items that the pipe and each source had yielded when the pipe last raised an exception.

@@ -99,8 +99,8 @@ class SampledStream:
     def _pieces(
         self, source: Iterator[Any], if_empty: Callable[[], object] | None, digest: SampleDigest | None = None
     ) -> Iterator[Iterator[Any]]:
-        """Yields iterators for `chain.from_iterable`: in turn, an iterator over all items before the next sample, and
-        an iterator over the sampled item."""
+        """Yields iterators for `chain.from_iterable`: alternately an iterator over the items before the next sampled
+        item, and an iterator over this sampled item."""
         source = chain(source)  # `chain` does not call an exhausted iterator again
         digest, position = digest or self._digest, 0
         while True:

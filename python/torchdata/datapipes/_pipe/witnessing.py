@@ -1,4 +1,4 @@
-"""Samples the items that a `sharding_filter` reads, to check that all workers read the items in one order.
+"""Samples the items that a `sharding_filter` reads, to check that all workers read the items in the same order.
 
 Role: each worker reads the whole source and yields the items at the positions of its share. If two workers read the
 source in different orders, some items are yielded twice and others never. To detect different orders, each worker

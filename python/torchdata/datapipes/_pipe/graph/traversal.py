@@ -27,8 +27,8 @@ _pipes: tuple[type, ...] = ()
 
 _has_virtual = False
 
-#: The last result of `abc.get_cache_token`. If the result changes, a virtual subclass was registered, and the cached
-#: results of `_role` are dropped.
+#: The last result of `abc.get_cache_token`. If `abc.get_cache_token` returns another value, a virtual subclass was
+#: registered, and the cached results of `_role` are dropped.
 _registered: object = None
 
 Role = Literal["pipe", "container"]
@@ -114,8 +114,8 @@ def pipes_in(value: Any) -> list[Any]:
     left = LARGEST_STRUCTURE + OPENING
     holds_pipes = False
     numbers = count()  # preserves the order of groups with equal width
-    # The heap contains groups of containers, sorted by width. The width of a group is the number of containers in it
-    # and in all groups around it. The group with the smallest width is searched next.
+    # The heap contains groups of containers. The group with the smallest width is searched next: the width is the
+    # number of containers in the group and in all groups around it.
     groups = [(1, next(numbers), [value])]
     while groups:
         width, _, group = heappop(groups)

@@ -128,8 +128,8 @@ class DeclaredState:
         setattr(datapipe, self.name, self.begins(value) if self.begins in (deque, set) else value)
 
     def check(self, value: Any) -> None:
-        """Raises TypeError if a loaded value does not have the type of `begins`, and LookupError if it is not a valid
-        number of items. Values of other types than bool, int, list and dict are not checked."""
+        """Raises TypeError if a loaded value does not have the type of `begins`, and LookupError if the value is not a
+        valid number of items. Values of other types than bool, int, list and dict are not checked."""
         kind = self.begins if isinstance(self.begins, type) else type(self.begins)
         kind = list if kind in (deque, set) else kind
         if kind in (bool, int, list, dict) and not isinstance(value, kind):

@@ -137,8 +137,8 @@ def seed_now_or_when_imported(seeds: Mapping[str, int]) -> None:
 
 
 def await_again(seeds: dict[str, int]) -> None:
-    """Sets `awaited` to the seeds of the shard that runs next. If another shard has imported a module meanwhile, seeds
-    the module's generator at once."""
+    """Sets `awaited` to the seeds of the shard that runs next. If another shard has already imported one of the
+    modules, seeds the generator of this module now."""
     global awaited
     awaited = seeds
     if seeds and not sys.modules.keys().isdisjoint(seeds):

@@ -122,7 +122,8 @@ def entry_anew(pipe: Any) -> PipeEntry:
 def _keeps_state_between(pipe: Any) -> bool:
     """Returns whether a copy of a user-defined pipe can load the state that the pipe has between two iterations.
 
-    Without a method `reset`, the copy would resume an abandoned iteration instead of starting a new iteration.
+    The result is False for an iterable-style pipe without `reset`, because a copy of the pipe would resume an abandoned
+    iteration instead of starting a new iteration.
     """
     kind = type(pipe)
     if not (hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")):
@@ -449,7 +450,7 @@ def _forget(pipe: Any) -> None:
             _forget(record.reader)
         return
     if record.loaded is not None and record.loaded.left is not None:
-        # `loaded` would begin a replay, so `left`, the `PipeEntry` for a new iteration, replaces it.
+        # `loaded` would begin a replay, so its member `left`, the `PipeEntry` for a new iteration, is loaded instead.
         seed = pending_seed(pipe)
         was_given = seed is not None and seed != record.given
         load_entry(pipe, record.loaded.left)

@@ -48,7 +48,7 @@ class PipeEntry(NamedTuple):
         generators: the states of the global random generators at the beginning of a replay (see `drop`). After the
             replay, the generators get back the states that they had before the replay.
         ahead: how many items the pipe's thread must read ahead in the replay (see `Lead`).
-        left: the `PipeEntry` to use if a new iteration begins, instead of resuming the saved iteration.
+        left: the `PipeEntry` that is used instead of this entry if the next iteration starts from the beginning.
         given: a tuple with the seed that the pipe had when the state was loaded, to detect a seed that is set later.
     """
 

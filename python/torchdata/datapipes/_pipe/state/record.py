@@ -25,8 +25,8 @@ class Beginning:
     """The state of a graph at the beginning of an iteration, where a replay of the iteration starts."""
 
     moved: dict[str, Any]
-    #: The states of the global random generators for a replay of this iteration: `moved` or, if this iteration itself
-    #: began with a replay, the states at the beginning of that replay.
+    #: The states of the global random generators for a replay of this iteration. `generators` differs from `moved` if
+    #: this iteration itself began with a replay.
     generators: dict[str, Any]
     #: The number of items that the iteration drops at its beginning in order to resume from a loaded state.
     dropped: int = 0
@@ -66,7 +66,7 @@ class PassRecord:
     base: tuple[int, dict[str, Any]] | None = None
     #: For a pipe without `reset`: whether the running iteration follows a complete iteration.
     follows_end: bool = False
-    #: Whether a state was loaded after the last iteration that started from the beginning.
+    #: Whether a state was loaded since the last iteration that started from the beginning.
     fed: bool = False
     seed: Any = None
     #: Whether a loader sets the pipe's seed in each epoch. In the same epoch, later iterations of the pipe derive their

@@ -53,7 +53,8 @@ AT_ONCE = 64 << 10
 #: because the size in its header may be wrong.
 PIECE = 16 << 20
 
-#: Maximum size in bytes of all headers of one member: 1 MiB of contents, and the 512-byte blocks before the contents.
+#: Maximum total size in bytes of one member's headers: 1 MiB for their contents (long names, attributes), and 8 KiB for
+#: the 512-byte blocks that precede the contents.
 LARGEST_HEADERS = (1 << 20) + (8 << 10)
 
 MOST_HEADERS = 100
@@ -128,7 +129,8 @@ class _HeaderBytes:
         return int(self._stream.tell()) - len(self._ahead)
 
 
-#: Python's errors that `tarfile` raises for invalid headers, in addition to its own errors.
+#: Python's built-in exceptions that `tarfile` raises for invalid headers, in addition to the exceptions that `tarfile`
+#: defines.
 _HEADER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -322,8 +324,8 @@ class _TarArchive(Archive):
         return self.is_plain and seeks_cheaply(self.tar.fileobj)
 
     def read(self, size: int) -> bytes:
-        """Reads `size` bytes. If a large size is requested, it is read in pieces, because a damaged archive may claim
-        more bytes than it contains."""
+        """Reads `size` bytes. If a large size is requested, the bytes are read in pieces, because a damaged archive may
+        claim more bytes than it contains."""
         fileobj: Any = self.tar.fileobj
         if size <= SMALLEST_BOMB:
             data: bytes = fileobj.read(size)
@@ -435,7 +437,7 @@ class _TarMember(MemberFile):
 
 
 class _SparseMember(LibraryMember):
-    """A sparse file. An archive does not store the holes of the file, so a few bytes can describe a file of any
+    """A sparse file. An archive does not store the holes of a sparse file, so a few bytes can describe a file of any
     size."""
 
     def __init__(self, archive: _TarArchive, info: tarfile.TarInfo) -> None:

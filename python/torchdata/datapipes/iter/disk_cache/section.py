@@ -132,7 +132,7 @@ class Section:
                 record.kind = "ready" if self._ended_early else "missing"  # ended pipes create no file
             if record.kind == "missing":
                 self._missing.append(record)
-            # If another thread has called `close` in the meantime, this record must release its locks.
+            # If another thread has called `close`, this record must release its locks.
             if record.kind != "missing" or self._closed or len(self._in_pipes) + len(self._missing) > _LOCKED:
                 record.release()
         return None
@@ -315,7 +315,7 @@ class Section:
             record.release()
 
     def close(self) -> None:
-        """Releases all locks. After `close`, the section's state can still be saved."""
+        """Releases all locks. The section's state can be saved even after `close`."""
         locks.resume(id(self))
         self._closed = True
         for record in (*self._queue, *self._missing):

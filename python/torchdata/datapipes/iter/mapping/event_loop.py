@@ -81,7 +81,7 @@ class EventLoop:
             left = [task for task in tasks if not task.done()]
             for task in left:
                 task.cancel()
-            # Without this wait, canceled calls would continue to run during the next batch.
+            # If this code did not wait for the canceled calls, they would continue to run during the next batch.
             await asyncio.gather(*left, return_exceptions=True)
 
     def _cancel(self) -> None:

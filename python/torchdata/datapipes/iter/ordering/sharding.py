@@ -83,8 +83,8 @@ class ShardingFilter(IterDataPipe[T_co]):
     _taken: int = state(0)  # items read from the source before the current iterator was created
     _yielded_before: int = state(0, saved=False)  # items yielded before the current iterator was created
     #: The number of items that a resumed run must recompute, from the source's saved position to this filter's
-    #: position. This is 0 unless one process reads the source for several shards (see `common_parts`). `_generators`
-    #: contains the states of the global random generators at the source's saved position.
+    #: position. The number is 0 unless one process reads the source for several shards (see `common_parts`).
+    #: `_generators` contains the states of the global random generators at the source's saved position.
     _behind: int = state(0)
     _generators: Any = state()
 
@@ -110,7 +110,7 @@ class ShardingFilter(IterDataPipe[T_co]):
         """Makes the next iterations yield share `instance_id` of `num_of_instances`.
 
         Calls with different groups divide the items at several levels: among ranks (DISTRIBUTED) first, then among
-        workers (MULTIPROCESSING). Any other integer as `sharding_group` adds a level of division.
+        workers (MULTIPROCESSING). An integer of your own as `sharding_group` adds a level of division.
 
         Raises:
             TypeError: the group is not an integer.

@@ -151,9 +151,9 @@ class _FSSpecRecipe:
 class FSSpecFileOpener(OpensFiles):
     """Opens files by fsspec: yields pairs of URL and stream.
 
-    A stream closes its file when the stream is deleted. A stream can be pickled with its options. An unpickled stream
-    reopens the URL, at the saved position if the file system can seek. If the file has changed since it was first
-    opened, a RuntimeError is raised.
+    A stream closes its file when the stream is deleted. A stream can be pickled, together with the options of its file
+    system. An unpickled stream reopens the URL, at the saved position if the file system can seek. If the file has
+    changed since it was first opened, a RuntimeError is raised.
 
     Args:
         source_datapipe: yields URLs or local paths.

@@ -1,7 +1,7 @@
 """Pipes that read from S3, Google Cloud Storage and Azure: S3FileLister, S3FileLoader.
 
 Role: a stream fetches data when it is read, and keeps no connection open between requests (see `s3_object.py`). Each
-process has its own stores (see `s3_client.py`).
+process creates its own store objects of obstore (see `s3_client.py`).
 """
 
 from __future__ import annotations
