@@ -78,8 +78,8 @@ class ChildInfo:
     num_workers: int
     dispatches: bool
     open_dispatched: Callable[[], Iterator[Any]] | None
-    #: Returns the number of the iteration in the dispatching process, and how many of its items were received, with
-    #: their checksum.
+    #: A function that returns the number of the dispatching process's iteration, and the number and the checksum of the
+    #: items received from this iteration.
     share: Callable[[], tuple[int, tuple[int, int]]] | None = None
     #: The size in bytes above which snapshots are sent only if the main process has requested large snapshots.
     largest_snapshot: int | None = None
@@ -128,8 +128,8 @@ class EpochProgram(Program):
 
     @abstractmethod
     def snapshot(self, most: int | None = None, *, begins: bool = False) -> tuple[int, tuple[int, int], bytes] | None:
-        """Called between two items. Returns the result of `share` and bytes to pass to `go_on_from`, or None if no
-        snapshot is possible now.
+        """Called between two items. Returns a snapshot, which consists of the result of `share` and of bytes for
+        `go_on_from`; None if no snapshot is possible now.
 
         Args:
             most: the maximum size in bytes; a larger snapshot raises TooLargeError.

@@ -33,8 +33,8 @@ from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 ROOM = 3.0
 GLANCE = 0.01
 
-#: For each shard, the number of items that the main process has received (`Account`), and its newest snapshot. For the
-#: dispatching process, its snapshot at the same positions.
+#: For each shard, the number of items that the main process has received (`Account`), and its newest snapshot. The
+#: second member is the dispatching process's snapshot at the same positions.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 
@@ -117,8 +117,8 @@ class Restarts:
         Args:
             received: for each shard, the number of received items.
             ended: for each shard, whether it sends no further items in this epoch.
-            paused: whether the workers are paused. A paused worker computes no item, so its exit is not counted as a
-                failure at an item.
+            paused: whether the workers are paused. A paused worker computes no item, so its exit does not count as a
+                failure to compute an item.
         """
         if self._made is not None:
             return [index for index, *_ in self._made]
@@ -231,8 +231,8 @@ class Restarts:
         ]
 
     def _give_up(self, indices: Sequence[int], error: OSError) -> NoReturn:
-        """Raises an error after a replacement could not be started. In the next epoch, the loader starts new
-        processes."""
+        """Raises an error, because a new process could not be started for a child that has exited. In the next epoch,
+        the loader starts new processes."""
         members = self._members
         for index in indices:
             members.processes[index].kill()

@@ -6,9 +6,9 @@ observer reads through `/proc`. The loader's counters (`StatsBoard`) contain the
 descriptor of the memory.
 
 `faulthandler` writes the stack in C and without the GIL, which works even if the process hangs in native code.
-`faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write.
-On a second signal, a Python handler in a worker writes the stacks of all threads except the main thread. The Python
-handler runs only when the main thread runs Python code.
+`faulthandler` writes only the main thread's stack, because the stacks of other threads could change during the write. A
+second real-time signal makes a Python handler in a worker write the stacks of all threads except the main thread. The
+Python handler runs only when the main thread runs Python code.
 
 A real-time signal ends a process that lacks a handler for it. Therefore, a process installs the handler before it
 publishes the number of the signal, and an observer checks that the handler exists. After its last loader, the process
@@ -217,8 +217,8 @@ def tidy() -> None:
 
 
 def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, wakes: bool = False) -> str | None:
-    """Returns the Python stacks of another process, main thread first; None if the process does not answer. The stacks
-    of a worker's further threads follow if the main thread can run Python code.
+    """Returns the Python stacks of another process, main thread first; None if the process does not answer. The result
+    also contains the stacks of a worker's further threads, if its main thread can run Python code.
 
     Args:
         number: an integer from the process's counters, which contains two signal numbers (see `_OTHERS_AT`).
@@ -275,7 +275,7 @@ def _handles(pid: int, number: int) -> bool:
 
 
 def _trimmed(answer: str) -> str:
-    """Returns the first stack of a text. The text contains more stacks if several observers have sent requests at the
+    """Returns the first stack in `answer`, which contains more stacks if several observers have sent requests at the
     same time."""
     stack = answer[answer.index(_HEAD) :].strip()
     head, *calls = stack.splitlines()

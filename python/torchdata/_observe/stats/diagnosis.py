@@ -33,7 +33,8 @@ _LITTLE = frozenset(
     {"IterableWrapper", "MapToIterConverter", "SequenceWrapper", "Shuffler", "Batcher", "Enumerator", "Prefetcher"}
 )
 MOST_WORKERS = 64
-#: The advice never asks to shorten the time of a pipe to less than this fraction, because this would be unrealistic.
+#: The advice never asks to shorten the time of a pipe to less than this fraction of its present time, because this
+#: would be unrealistic.
 WITHIN_REACH = 0.1
 #: An item must take at least this many seconds before more workers are suggested, because receiving an item takes half
 #: a microsecond.

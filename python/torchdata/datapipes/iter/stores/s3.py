@@ -140,8 +140,8 @@ class S3FileLister(GivenLength, ListsRoots):
 
 
 def _just_before(text: str) -> str:
-    """Returns a text that sorts shortly before `text`, which is not empty. A listing that begins after the returned
-    text includes `text`."""
+    """Returns a text that sorts shortly before the non-empty `text`. A listing that begins after the returned text
+    includes `text`."""
     first, last = text[:-1], text[-1]
     if "1" <= last <= "~":
         return f"{first}{chr(ord(last) - 1)}~"
@@ -156,7 +156,8 @@ def _is_folder(obstore: Any, store: Any, key: str) -> bool:
     except FileNotFoundError:
         return True
     except Exception as error:
-        # A refused request is not an error, because a user may be allowed to list a bucket but not to read its objects.
+        # If the server refuses the request, the key does not count as a folder, because a user may be allowed to list a
+        # bucket but not to read its objects.
         if type(error).__name__ != "PermissionDeniedError":
             raise
     return False

@@ -1,4 +1,4 @@
-"""Manages obstore for the S3 pipes: the stores of each process, picklable settings, and error messages.
+"""Manages obstore for the S3 pipes: the store objects of each process, picklable settings, and error messages.
 
 Role: this module also makes obstore work in a forked child. The extension module of obstore starts threads, which do
 not exist in a forked child, so each call to the inherited extension module would wait forever. Therefore, the child
@@ -34,8 +34,8 @@ _STORES = {
     "az": ("AzureStore", "endpoint", "Azure"),
 }
 _ENDPOINT_KEYS = ("endpoint", "endpoint_url", "aws_endpoint", "aws_endpoint_url", "base_url")
-#: Environment variables with credentials. If one of these variables is set, the credentials of the AWS profile are
-#: ignored.
+#: Environment variables with credentials. If one of these environment variables is set, the credentials of the AWS
+#: profile are ignored.
 _OTHER_CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_SKIP_SIGNATURE",

@@ -96,8 +96,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
         self._set_length(length)
 
     def __iter__(self) -> Iterator[str]:
-        # `iter` must begin the source's epoch now, because a state that is saved before the first item is requested
-        # belongs to this epoch.
+        # `iter` is called here and not at the first item, because a state that is saved before the first item must
+        # belong to the new epoch.
         return self._files(iter(self.datapipe))
 
     def _files(self, roots: Iterator[Any]) -> Iterator[str]:

@@ -85,9 +85,9 @@ class HoldsStream(IterDataPipe[T_co]):
             stream.close()
 
     def __iter__(self) -> Iterator[Any]:
-        # `iter` must begin the source's epoch now, because a state that is saved before the first item is requested
-        # belongs to this epoch. A separate generator reads each pair, so that an exception in one pair does not end the
-        # iteration.
+        # `iter` is called here and not at the first item, because a state that is saved before the first item must
+        # belong to the new epoch. A separate generator reads each pair of path and stream, so that an exception while
+        # one stream is read does not end the iteration.
         streams: Iterator[Iterator[Any]] = map(self._items_of, iter(self._source()))
         if self._held is not None:
             streams = chain((self._items_of(self._held, self._place),), streams)

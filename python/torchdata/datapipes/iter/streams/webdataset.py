@@ -29,7 +29,7 @@ _GENERATION = 1 << 15
 class WebDataset(IterDataPipe[dict[str, Any]]):
     """Groups consecutive files into one dict if their names differ only in the extension.
 
-    A path is divided at the first dot after the last slash. The text before the dot is the key of the sample, and the
+    A path is divided at the first dot after its last slash: the text before this dot is the key of the sample, and the
     remaining text is the field. For example, `"shard.tar/7.seg.png"` is the field `".seg.png"` of `"shard.tar/7"`.
     Backslashes count as slashes. Files without an extension are left out, and their streams are closed.
 

@@ -144,8 +144,8 @@ def _fill_in_step(data: _StepData, group: RankGroup) -> None:
             source = None  # the iterator may be computing an item
             data.released.set()
         failure = data.failure
-        # A rank with a pipe that was shut down votes that its run ends, because its source may have ended only because
-        # the workers have stopped.
+        # If the pipe was shut down, the rank votes that its run ends, because the source may have ended only as a
+        # result of stopped workers.
         goes = data.voted_on is _END and data.abandoned
         vote = _HAS if repeats or data.voted_on is not _END else _LEFT if data.slot is None else _ENDED
         if goes:
@@ -247,7 +247,7 @@ class FullSync(_PrefetchBase[T_co]):
     items.
 
     If one rank raises an exception, exits, or shuts its loader down within an epoch, all remaining ranks raise an error
-    within the timeout. The message names the rank that has caused the error. If a rank breaks out of its loop and
+    within the timeout. The error message names the rank that has caused the error. If a rank breaks out of its loop and
     begins its next epoch, the current epoch ends on all ranks. `DistributedReadingService` appends this pipe
     automatically. The pipe always runs in the main process, even if worker processes run the pipes before it, and reads
     one item ahead. Put pipes with a read-ahead thread (`prefetch`, `pin_memory`) before `fullsync`, because pausing a
