@@ -24,8 +24,8 @@ Calls = Mapping[str, Callable[[Any], object]]
 
 class _WaitingFinder:
     def __init__(self) -> None:
-        #: The functions that are called after an import, by the name of the caller that has registered them, and then
-        #: by the name of the imported module.
+        #: For each caller, by its name `who`: the functions to call after an import, by the name of the imported
+        #: module.
         self.calls: dict[str, dict[str, Callable[[Any], object]]] = {}
 
     def find_spec(

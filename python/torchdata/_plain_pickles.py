@@ -43,7 +43,8 @@ def register(kind: type, parts: Callable[[Any], _Made | None], *makers: Callable
     """Registers a class as plain data; its subclasses are not included.
 
     Args:
-        parts: returns a function and arguments that recreate an equal instance, or None.
+        parts: a function that returns one of the `makers` and its arguments, to recreate an equal instance; or None if
+            the instance is not plain data.
         makers: the functions that `parts` may return; malicious pickles may call them with any arguments.
     """
     _known[kind] = parts
@@ -240,8 +241,8 @@ def _pickles(value: Any) -> bool:
 
 
 def _of_library(kind: type) -> Callable[[Any], _Made | None] | None:
-    """Returns the function for a class of NumPy or PyTorch, which is not in `_known`, because this module does not
-    import these libraries; None for other classes."""
+    """Returns the function (see `_known`) for a class of NumPy or PyTorch; None for other classes. Classes of NumPy and
+    PyTorch are not in `_known`, because this module does not import these libraries."""
     numpy, torch = sys.modules.get("numpy"), sys.modules.get("torch")
     if numpy is not None and (kind is numpy.ndarray or (issubclass(kind, numpy.generic) and kind is not numpy.void)):
         return _array_parts

@@ -7,9 +7,9 @@ previous epoch, until an item is requested.
 
 The iterable's `load_state_dict` restores a position within an epoch. If the position is between two epochs,
 `StatefulStream` loads the last position of the earlier epoch, and requests one more item. The request for one more item
-ends the earlier epoch, or returns an item, which is dropped. Then a new iteration of the iterable begins, so that it
-counts epochs and draws random numbers as in the saved run. If a new iteration of the iterable would continue after the
-dropped item, no item is requested.
+ends the earlier epoch, or returns an item, which is dropped. After the request for one more item, a new iteration of
+the iterable begins, so that the iterable counts epochs and draws random numbers as in the saved run. If a new iteration
+of the iterable would continue after the dropped item, no item is requested.
 
 Some iterables, for example Hugging Face's, apply a loaded state in every later iteration, so that the next epoch would
 begin at the loaded position, too. If the first items of the resumed epoch and of the next epoch leave equal states,

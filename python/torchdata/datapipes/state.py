@@ -106,8 +106,9 @@ def save_state(datapipe: Any, *, described: bool = True) -> dict[str, Any]:
     """Returns the state of the graph that ends in `datapipe`, after the last item that it yielded.
 
     A random pipe that is read several times in one epoch (`cycle`) has a new seed each time. Each seed is derived from
-    the previous seed if a loader reads the graph, or if `set_graph_random_seed` was called. For any other graph, the
-    seeds are drawn from the global random generators, so also save the result of `save_generators()`.
+    the previous seed if a loader reads the graph, or if `set_graph_random_seed` was called. Without a loader and
+    without `set_graph_random_seed`, the seeds are drawn from the global random generators, so also save the result of
+    `save_generators()`.
 
     Args:
         datapipe: the last pipe of the graph, or the graph.

@@ -3,7 +3,7 @@
 The Rust engine (`protocol::Replacing`) decides which children are replaced, and when to give up.
 
 If an exception such as Ctrl-C interrupts the replacement, each child is either replaced completely or unchanged. If a
-call was interrupted, a later call replaces the children that were not replaced yet.
+call of `replace_dead` was interrupted, the next call replaces the children that were not replaced yet.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from torchdata._native import Collector, Link, OwnedDescriptor, Replacing
 ROOM = 3.0
 GLANCE = 0.01
 
-#: For each shard, the number of items that the main process has received (`Account`), and its newest snapshot. The
-#: second member is the dispatching process's snapshot at the same positions.
+#: A pair. The first member has, for each shard, the number of items that the main process has received (`Account`), and
+#: the shard's newest snapshot. The second member is the dispatching process's snapshot at the same positions.
 Received = tuple[list[tuple[Account, Kept | None]], KeptDealt | None]
 
 

@@ -10,10 +10,10 @@ descriptor of the memory.
 second real-time signal makes a Python handler in a worker write the stacks of all threads except the main thread. The
 Python handler runs only when the main thread runs Python code.
 
-A real-time signal ends a process that lacks a handler for it. Therefore, a process installs the handler before it
-publishes the number of the signal, and an observer checks that the handler exists. After its last loader, the process
-ignores the signal, because a late observer may still send it. Only the main thread can make a process ignore a signal.
-If the first loader was created in another thread, the process keeps the handler until it exits.
+A real-time signal ends a process that lacks a handler for it. A process installs the handler before it publishes the
+number of the signal, and an observer checks that the handler exists. After its last loader, the process ignores the
+signal, because an observer may send the signal late. Only the main thread can make a process ignore a signal. If the
+first loader was created in another thread, the process keeps the handler until it exits.
 """
 
 from __future__ import annotations
@@ -254,8 +254,8 @@ def ask_for_stack(pid: int, number: int, descriptor: int, seconds: float = 1.0, 
 
 
 def _others_of(pid: int, number: int, answers: int, size: int) -> str:
-    """Returns the stacks of the threads other than the main thread. The process writes these stacks after the first
-    `size` bytes of the memory."""
+    """Returns the stacks of the threads other than the main thread, which the process writes after the first `size`
+    bytes of the memory."""
     if not _handles(pid, number):
         return ""
     os.kill(pid, number)

@@ -131,7 +131,7 @@ _has_exchanged = False
 
 def current_generators() -> dict[str, Any]:
     """Returns the states of the global generators. To save time, returns the previous result if the memory of the
-    generators has not changed since then."""
+    generators has not changed since the previous call."""
     global _saved
     exchange, others = _exchange()
     if others:

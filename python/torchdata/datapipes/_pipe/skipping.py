@@ -6,7 +6,7 @@ counted, and the next item is requested. In a new iteration, the counts of skipp
 resumed iteration, at the saved counts.
 
 The built-in `map`, the iterator of `filter`, and the iterators of pipes with a method `_drop_broken` can continue after
-an exception. Any other iterator may be a generator, which ends when it raises an exception.
+an exception. A pipe without `_drop_broken` may be iterated by a generator, which ends when it raises an exception.
 
 `StatefulDataLoader` skips samples with other code, but uses the limits, messages and log format of this module.
 """
@@ -51,7 +51,8 @@ FEWEST = 100
 
 
 class TooManySkipped(RuntimeError):
-    """More items raised exceptions than `on_error` permits. The last skipped exception is the cause of this exception.
+    """More items raised exceptions than `on_error` permits. The last skipped exception is the cause of the
+    `TooManySkipped`.
 
     Example:
         >>> from torchdata.datapipes.iter import IterableWrapper

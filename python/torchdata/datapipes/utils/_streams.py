@@ -43,9 +43,8 @@ class FileRecipe:
 
 
 def recipe_of(file_obj: Any) -> Recipe | None:
-    """Returns a `Recipe` that can reopen a binary file that was
-    opened by its path, if the path still leads to this file. Returns None for a text file, because its newline
-    translation is unknown."""
+    """Returns a `Recipe` that can reopen a binary file that was opened by its path, if the path leads to the same file.
+    Returns None for a text file, because its newline translation is unknown."""
     raw = file_obj.raw if type(file_obj) is io.BufferedReader else file_obj
     if type(raw) is io.FileIO:
         if raw.closed or not isinstance(raw.name, str) or raw.mode != "rb":

@@ -10,7 +10,8 @@ This module changes PyTorch in the following four ways:
 - `ABC.register` makes the classes of this package virtual subclasses of PyTorch's classes;
 - PyTorch's registries of functional forms receive the functional forms of this package, so that PyTorch's pipes have
   these methods, too;
-- PyTorch's decorator `functional_datapipe` accepts classes of this package, although they have another metaclass;
+- PyTorch's decorator `functional_datapipe` accepts classes of this package, although their metaclass differs from the
+  metaclass of PyTorch's pipes;
 - before a PyTorch pipe begins an iteration, this package records the state of the graph.
 """
 

@@ -113,7 +113,7 @@ _SEED: Mapping[str, Callable[[Any, int], object]] = {
 }
 
 #: The seeds for the generators of modules that are not imported yet, by full module name. If several shards take turns
-#: in this process, these are the seeds of the running shard.
+#: in this process, `awaited` contains the seeds of the running shard.
 awaited: dict[str, int] = {}
 
 

@@ -306,7 +306,7 @@ def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
 
 
 def _take_end(datapipe: Any, record: PassRecord, state: dict[str, Any] | None) -> None:
-    """Loads the state that a pipe without `reset` had at the end of an iteration; None loads nothing."""
+    """Loads the state that a pipe without `reset` had at the end of an iteration, unless the state is None."""
     record.follows_end = state is not None
     if state is not None:
         _take_base(datapipe, 0, state)
@@ -356,7 +356,7 @@ def _find_replayed(graph: Graph) -> None:
     for pipe in graph:
         below = [found.get(id(source)) for source in graph.sources(pipe)]
         is_replayed = is_iter_pipe(pipe) and not is_restorable(pipe)
-        # The result is None (unknown) if the graph has a cycle, because a source may then follow its reader.
+        # The result is None (unknown) if a source follows its reader, which happens only if the graph has a cycle.
         found[id(pipe)] = is_replayed or any(below) or (None if None in below else False)
         if is_iter_pipe(pipe) and not is_torchs(pipe) and record_of(pipe).watches is None:
             record_of(pipe).watches = found[id(pipe)]
@@ -428,7 +428,7 @@ def forget_state(*datapipes: Any) -> None:
 def forget_below(datapipe: Any) -> None:
     """Drops the states that were loaded into the direct and indirect sources of a pipe.
 
-    A loaded state of the source of a `fork` is kept if another child of the `fork` may still resume from it.
+    A loaded state of the source of a `fork` is kept if another child of the `fork` can resume from it.
     """
     waiting, seen = [datapipe], {id(datapipe)}
     while waiting:

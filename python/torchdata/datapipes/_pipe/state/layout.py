@@ -178,7 +178,7 @@ def check_checksums(state: dict[str, Any]) -> None:
 
 def checksum(value: Any) -> int:
     """Returns a checksum. Raises ValueError for more than `_PARTS` values. A small malicious state may refer to one
-    list so often that the computation would not end."""
+    list so often that computing the checksum would not end."""
     crc, left, waiting = 0, _PARTS, [value]
     while waiting:
         part = waiting.pop()

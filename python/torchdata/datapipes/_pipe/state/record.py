@@ -61,16 +61,16 @@ class PassRecord:
     #: Whether the running iteration is empty, because the loaded state was saved after the last item.
     ended: bool = False
     #: For a pipe without `reset`: a loaded state, and the number of items that the pipe had yielded before this state
-    #: was loaded. New states contain the loaded state until the pipe yields an item, because the pipe's own
-    #: `state_dict` may be outdated until then.
+    #: was loaded. Until the pipe yields an item, new states contain the loaded state, because the pipe's own
+    #: `state_dict` may be outdated.
     base: tuple[int, dict[str, Any]] | None = None
     #: For a pipe without `reset`: whether the running iteration follows a complete iteration.
     follows_end: bool = False
     #: Whether a state was loaded since the last iteration that started from the beginning.
     fed: bool = False
     seed: Any = None
-    #: Whether a loader sets the pipe's seed in each epoch. In the same epoch, later iterations of the pipe derive their
-    #: seeds from this seed.
+    #: Whether a loader sets the pipe's seed in each epoch. Further iterations of the pipe in the same epoch derive
+    #: their seeds from the seed that the loader has set.
     seeded: bool = False
     #: The seed that the pipe had for its next iteration when the state was loaded, to detect a seed that is set later.
     given: Any = None
@@ -94,8 +94,8 @@ class PassRecord:
     renewal: Any = None
     #: A weak reference to the `Renewal` of the pipe that reads this pipe.
     read_by: Any = None
-    #: The number of items that `on_error` has skipped in the running iteration, by class of exception. This dict is
-    #: replaced, not modified, because a saved state may contain it.
+    #: The number of items that `on_error` has skipped in the running iteration, by class of exception. The dict is
+    #: replaced by a new dict, and never modified, because a saved state may contain it.
     skipped: dict[str, int] = field(default_factory=dict)
 
     def __reduce__(self) -> Any:

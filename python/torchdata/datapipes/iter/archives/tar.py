@@ -42,8 +42,8 @@ from torchdata.datapipes.utils._streams import StreamWrapper, detached
 
 __all__ = ["TarArchiveLoader", "open_tar"]
 
-#: An unread member of a compressed or streamed archive is copied to memory when the next member is requested, if it has
-#: at most this number of bytes.
+#: The maximum size in bytes of an unread member of a compressed or streamed archive that is copied to memory when the
+#: next member is requested.
 LARGEST_KEPT_MEMBER = 64 << 20
 
 #: The number of bytes to request at a time from a forward-only stream or its decompressor.
@@ -223,8 +223,8 @@ def open_tar(file_obj: Any, mode: str = "r:*", max_ratio: float | None = None, h
     source: Any
     ahead, compression = "|" in mode or not seekable(file_obj), mode[2:] if len(mode) > 1 else "*"
     if header is not None:
-        # Opening the real archive would make `tarfile` read a header. Therefore, an empty archive is opened first, and
-        # then its stream is replaced by the stream of the real archive.
+        # Opening the real archive would make `tarfile` read a header, so an empty archive is opened, and its stream is
+        # replaced by the stream of the real archive.
         tar = OpenTar.open(fileobj=io.BytesIO(bytes(2 * tarfile.BLOCKSIZE)), mode="r:", tarinfo=_Header)
         if header and not ahead:
             # Reading one byte here makes a buffered stream request this byte and the header together.
@@ -365,8 +365,8 @@ class _TarArchive(Archive):
         while True:
             if at_hand and tar.firstmember is None and not tar.pax_headers:
                 fileobj.seek(tar.offset)
-                # `tarfile` spends most of its time on parsing headers. This native function parses only the name and
-                # the size of a regular file.
+                # `tarfile` spends most of its time on parsing headers, so a native function parses the name and the
+                # size if the member is a regular file.
                 found = _native.tar_file_header(fileobj.read(tarfile.BLOCKSIZE))
                 if found is not None:
                     (name, size), data = found, tar.offset + tarfile.BLOCKSIZE

@@ -2,8 +2,8 @@
 path.
 
 Role: a list may be forged, because archives and servers may contain files with a list's name, and other users may write
-into the folder. Therefore, a list must be a regular file, and the paths in it may refer only to regular files in the
-cache's folder.
+into the folder. A list must be a regular file, and the paths in it may refer only to regular files in the cache's
+folder.
 
 A list has one path per line, as torchdata 0.9 writes it. A newline in a path is written as `\\n`, and a backslash as
 two backslashes.

@@ -97,9 +97,9 @@ def release_all_of(thread: int | None) -> None:
 def pause(section: int, release: Callable[[], None]) -> None:
     """After `PAUSE` seconds, a thread calls `release` repeatedly until `resume` is called.
 
-    While the consumer uses a path, the `Section` holds the locks of items that were read ahead. If these locks were
-    never released, the consumer and another process could wait for each other forever. `release` is called repeatedly,
-    because the pipes of the section may lock further items in the meantime.
+    While the consumer uses a path, the `Section` holds the locks of items that were read ahead. If the locks were not
+    released while the consumer uses a path, the consumer and another process could wait for each other forever.
+    `release` is called repeatedly, because the pipes of the section may lock further items in the meantime.
 
     Args:
         section: the id of the `Section`.
@@ -184,8 +184,8 @@ def _opened(file: str) -> int | None:
 
 
 def _leads_to(file: str, fd: int) -> bool:
-    """Returns whether the opened lock file still exists at its path. If the lock file was removed, a lock on it does
-    not exclude other processes."""
+    """Returns whether the opened lock file exists at its path. If the lock file was removed, a lock on it does not
+    exclude other processes."""
     try:
         return os.path.samestat(os.stat(file, follow_symlinks=False), os.fstat(fd))
     except FileNotFoundError:

@@ -169,7 +169,7 @@ class Section:
         while queue:
             head = queue[0]
             if head.ready:
-                # While the consumer uses the path, other processes may need the locks of this item, so they are
+                # While the consumer uses the path, other processes may need the locks of this item, so these locks are
                 # released now.
                 head.release()
                 if self.in_flight:

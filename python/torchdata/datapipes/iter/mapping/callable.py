@@ -34,8 +34,8 @@ class Mapper(ItemByItem[T_co]):
         datapipe: the pipe to read.
         fn: the function. Lambdas and local functions also work with worker processes.
         input_col: the parts of an item that `fn` receives. If `input_col` is None (the default), `fn` receives the item
-            itself. For an index or key, `fn` receives one part of the item. For a list or tuple of indices or keys,
-            `fn` receives several parts as arguments.
+            itself. If `input_col` is an index or key, `fn` receives this part of the item. If `input_col` is a list or
+            tuple of indices or keys, `fn` receives these parts of the item as arguments.
         output_col: where the result is stored: an index or key, or -1 to append the result. Requires `input_col`. If
             `output_col` is None (the default), the result replaces the first input column, and all further input
             columns are removed.

@@ -71,8 +71,8 @@ class FileLister(GivenLength, IterDataPipe[str]):
     #: The directory that is being listed. `_names_seen` is the number of processed names in the directory.
     _directory: str | None = state()
     _names_seen: int = state(0)
-    #: For the warning that no file was found: the first subdirectory that `recursive=False` skipped, and the first file
-    #: that matches no mask (`_unwanted`).
+    #: The first subdirectory that `recursive=False` skipped, for the warning that no file was found. `_unwanted` is the
+    #: first file that matches no mask.
     _passed_over: str | None = state(saved=False)
     _unwanted: str | None = state(saved=False)
 

@@ -189,8 +189,8 @@ class _Hold:
 
 
 class _StepReader(Iterator[Any]):
-    """The iterator that the consumer reads. If the iterator is dropped, no other rank is notified, because the user's
-    loop may have been interrupted, or left to begin the next epoch."""
+    """The iterator that the consumer reads. Dropping the iterator does not notify other ranks, because the user may
+    have interrupted the loop, or left the loop to begin the next epoch."""
 
     __slots__ = ("_data", "_hold", "_on_rest", "_pop")
 
