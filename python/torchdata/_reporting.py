@@ -111,7 +111,7 @@ _COLUMNS, _WIDTH = 8, 80
 
 
 def _scalars(row: dict[Any, Any]) -> str | None:
-    """Describes a row by its first columns with strings or numbers, without columns with names that announce a
+    """Describes a row by its first columns with strings or numbers, and leaves out columns with names that announce a
     secret."""
     found = (
         f"{name}={value!r:.{_WIDTH}}"

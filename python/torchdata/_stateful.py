@@ -2,14 +2,14 @@
 
 An iterable may report its position at any time, but the position is only correct while an epoch is being read. For
 example, if `__iter__` is a generator function, it runs only when the first item is requested, and the iterable reports
-an old position until then. Therefore, `StatefulStream` itself reports the loaded position, or the last position of the
-previous epoch, until an item is requested.
+an old position until then. Until an item is requested, `StatefulStream` itself reports the loaded position, or the last
+position of the previous epoch.
 
 The iterable's `load_state_dict` restores a position within an epoch. If the position is between two epochs,
 `StatefulStream` loads the last position of the earlier epoch, and requests one more item. The request for one more item
 ends the earlier epoch, or returns an item, which is dropped. After the request for one more item, a new iteration of
-the iterable begins, so that the iterable counts epochs and draws random numbers as in the saved run. If a new iteration
-of the iterable would continue after the dropped item, no item is requested.
+the iterable begins, so that the iterable counts epochs and draws random numbers as in the saved run. No item is
+requested if a new iteration of the iterable would continue after this item.
 
 Some iterables, for example Hugging Face's, apply a loaded state in every later iteration, so that the next epoch would
 begin at the loaded position, too. If the first items of the resumed epoch and of the next epoch leave equal states,

@@ -47,8 +47,7 @@ class Opening:
         return max(self._until - time.monotonic(), 0.0)
 
     def meet(self) -> tuple[Meeting | Blame, float]:
-        """Returns two values: the `Meeting`, or the reason why rank 0 has given up; and the seconds that remain for
-        connecting.
+        """Returns the `Meeting` (or the reason why rank 0 has given up), and the seconds that remain for connecting.
 
         Raises PrefetchTimeoutError if rank 0 did not begin to iterate in time, and RanksLostError if the store or rank
         0 does not answer.

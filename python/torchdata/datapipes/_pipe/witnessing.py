@@ -1,7 +1,7 @@
 """Samples the items that a `sharding_filter` reads, to check that all workers read the items in the same order.
 
 Role: each worker reads the whole source and yields the items at the positions of its share. If two workers read the
-source in different orders, some items are yielded twice and others never. To detect different orders, each worker
+source in different orders, some items are yielded twice and other items never. To detect different orders, each worker
 records the positions and checksums of some items, and the loader compares the checksums.
 
 All workers sample items at the same positions, with gaps that grow as the square root of the position. If two workers

@@ -55,8 +55,8 @@ def load_generators(state: dict[str, Any]) -> None:
     """Sets the global random generators to the states that `save_generators` returned.
 
     If the generator of a library was saved, the library is imported, or a warning is issued if the library is not
-    installed. If a library was not imported when the state was saved, its generator is seeded now or, if the library is
-    still not imported, right after the import.
+    installed. The generator of a library that was not imported when the state was saved is seeded now, or right after
+    the library is imported.
 
     Example:
         >>> import random

@@ -269,9 +269,8 @@ def with_pending(pipe: Any, record: PassRecord, loaded: PipeEntry) -> PipeEntry:
 def start_pass(datapipe: Any) -> tuple[int, bool, int, bool]:
     """Begins an iteration of a pipe, and invalidates the iterators of its earlier iterations.
 
-    Returns:
-        A tuple: the number of the iterator, whether it resumes from a loaded state, the number of items to drop, and
-            whether the iteration ends after the dropped items.
+    Returns: A tuple: the number of the iterator, whether the iterator resumes from a loaded state, the number of items
+    to drop, and whether the iteration ends after the dropped items.
     """
     token, record = token_of(datapipe), record_of(datapipe)
     counted_attributes(datapipe)

@@ -37,8 +37,8 @@ class Lock:
 
     Attributes:
         excludes_processes: whether the lock excludes other processes, which requires a file system with locks.
-        thread: the id of the thread that must release this lock before it waits for another lock; None if no thread
-            must do so.
+        thread: the id of the thread that must release this lock before it waits for another lock; None if there is no
+            such thread.
     """
 
     def __init__(self, file: str, fd: int | None, thread: int | None) -> None:

@@ -106,8 +106,8 @@ class Collator(Mapper[T_co]):
             `default_collate`.
         collate_fn: a function of the batch, used instead of `conversion`; None by default.
         to: the kind of results of `default_collate`: "numpy" for arrays, "torch" for tensors, whether or not PyTorch is
-            imported. If `to` is None (the default) and batches become tensors, the logger `torchdata` reports this once
-            at level INFO.
+            imported. If `to` is None (the default), the logger `torchdata` reports once at level INFO that batches
+            become tensors.
 
     Raises:
         TypeError: a conversion is not a function, a dict or a list.

@@ -31,13 +31,13 @@ class InMemoryCacheHolder(IterDataPipe[T_co]):
 
     Every process has its own cache, which is copied and pickled with the pipe. If an earlier `sharding_filter` changes
     the process's share of the data, the cache is filled again. States contain the cache, so a state is as large as the
-    cache. With worker processes, states leave out a cache that exceeds the `snapshot_budget`; a resumed loader then
-    repeats the epoch that filled the cache.
+    cache. With worker processes, states leave out a cache that exceeds the `snapshot_budget`. A loader that resumes
+    without the cache repeats the epoch that filled the cache.
 
     Args:
         source_dp: the pipe to read.
         size: the limit in megabytes (of 2**20 bytes); None (the default) for no limit. Arrays, tensors, text, bytes and
-            containers are measured with their content, other objects by `sys.getsizeof`.
+            containers are measured with their content, and all other objects by `sys.getsizeof`.
 
     Raises:
         TypeError: `size` is not a number.

@@ -199,9 +199,8 @@ class FSSpecFileOpener(OpensFiles):
 class FSSpecSaver(SavesItems):
     """Writes each pair of metadata and data to a file with fsspec, and yields the URL of the written file.
 
-    A local file has a temporary name until it is complete. On any other file system, data is uploaded while it is
-    written.
-    If writing fails, the upload is canceled, provided that the file system supports this.
+    A local file has a temporary name until it is complete. On a file system that is not local, data is uploaded while
+    it is written. If writing fails, the upload is canceled, provided that the file system supports this.
 
     Args:
         source_datapipe: yields pairs of metadata and data, which is bytes for a binary mode, and a str for a text mode.

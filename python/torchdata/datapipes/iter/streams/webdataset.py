@@ -73,8 +73,8 @@ class WebDataset(IterDataPipe[dict[str, Any]]):
         return self._samples(iter(self.source_datapipe), self._gathering)
 
     def _samples(self, source: Iterator[Any], gathering: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        # No variable of this generator may refer to a yielded sample, because the sample's memory could then not be
-        # freed.
+        # No variable of this generator may refer to a yielded sample, because the variable would keep the sample in
+        # memory.
         with on_failure(lambda: self._park(gathering)):
             for item in source:
                 path, data = path_and_stream(item, self)

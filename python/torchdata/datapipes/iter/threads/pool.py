@@ -106,8 +106,8 @@ class Pool:
     def close(self) -> None:
         """Makes each thread end after its current call.
 
-        Items that still wait for a call are kept, so that a state can contain them. This method may be called
-        repeatedly, from any thread, and by the garbage collector.
+        Items that wait for a call are kept, so that a state can contain them. This method may be called repeatedly,
+        from any thread, and by the garbage collector.
         """
         self._work.close()
         if self.is_inherited():

@@ -253,8 +253,8 @@ class _PrefetchBase(IterDataPipe[T_co]):
     def pause(self) -> None:
         """Stops reading ahead. When this method returns, the thread no longer reads the source.
 
-        The consumer can still read the items in the buffer. If the consumer needs more items, it waits until `resume()`
-        is called.
+        The consumer can read the items in the buffer during the pause. If the consumer needs more items, it waits until
+        `resume()` is called.
 
         Raises:
             TimeoutError: the source took longer than `patience` seconds for an item.

@@ -60,8 +60,8 @@ class _StepData(_PrefetchData):
 
     Args:
         again: if positive, the number of items that this rank rereads without a vote, because the ranks have voted on
-            them before. If `again` is negative, this rank first takes part in `-again` votes without reading items,
-            because it has already yielded the items of these votes.
+            them before. If `again` is negative, this rank has already yielded the items of the next `-again` votes, and
+            takes part in these votes without reading items.
     """
 
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
@@ -423,7 +423,7 @@ class FullSync(_PrefetchBase[T_co]):
         self._raise_pending_error()
 
     def leave(self, for_good: bool) -> None:
-        """Ends the iteration on all ranks. The other ranks detect the end of the iteration when they request an item.
+        """Ends the iteration on all ranks. All other ranks detect the end of the iteration when they request an item.
 
         `leave` does not wait for any other rank, and does nothing if the iteration is already over.
 
