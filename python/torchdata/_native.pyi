@@ -237,8 +237,8 @@ class Replacing:
     def judge(
         self, child: int, process: int, epoch: int, received: Sequence[int], halted: bool
     ) -> tuple[int, bool, bool]:
-        """Counts the exit of a child. Returns the number of exits of this child at the same item, whether this exit is
-        new, and whether the loader must give up."""
+        """Counts the exit of a child. Returns the number of exits of this child at the same item, whether this exit was
+        not counted before, and whether the loader must give up."""
     def item_of(self, child: int, received: Sequence[int]) -> int: ...
     def repeats(self, child: int, ended: Sequence[bool]) -> bool: ...
 

@@ -62,7 +62,7 @@ class Restarts:
         self._epoch = 0
         self._replacing = Replacing(members.num_workers, members.dispatches)
         self._exitcodes: dict[int, int | None] = {}
-        #: The exits that the next warning must report. Each entry describes an exit, and contains the name of the
+        #: The exits that the next warning must report. Each entry contains a description of an exit, the name of the
         #: loader's argument that allows the restart, and the stacks of a process that hung.
         self._untold: list[tuple[str, str, str]] = []
         #: Replacements that were started, but not yet reported to the engine.

@@ -34,8 +34,8 @@ from torchdata._machine import caught_signals, read
 if TYPE_CHECKING:
     from torchdata._native import StatsBoard
 
-#: The maximum number of bytes of old stacks; if a process has written more, it deletes them at the beginning of an
-#: epoch.
+#: The maximum number of bytes of old stacks. If a process has written more, it deletes its stacks at the beginning of
+#: an epoch.
 MOST = 1 << 20
 LOOK = 0.005
 
@@ -84,8 +84,8 @@ _answering = _Answering()
 
 
 def _in_forked_child() -> None:
-    """Creates a new state in a forked child, because the open file belongs to the parent, and a thread of the parent
-    may hold the lock."""
+    """Creates a new state in a forked child. The open file belongs to the parent, and a thread of the parent may hold
+    the lock."""
     global _answering
     _answering = _Answering(_answering)
 

@@ -79,8 +79,8 @@ def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
 
 
 def _is_counted(pipe: Any, graph: Graph, full: bool) -> bool:
-    """Returns True for an iterable pipe, and for a map-style pipe with user code if the pipe that reads it can measure
-    its time."""
+    """Returns True for an iterable pipe, and for a map-style pipe with user code if the reading pipe can measure its
+    time."""
     if isinstance(pipe, IterDataPipe):
         return True
     return full and isinstance(pipe, MapDataPipe) and bool(_codes_of(pipe, full)) and _is_timed(pipe, graph)

@@ -91,8 +91,8 @@ def _wrapper(kind: type) -> Callable[..., Any]:
 
 
 def check_source(pipe: str, value: S, argument: str = "datapipe") -> S:
-    """Returns `value` as the source of a pipe. An iterable that is not a pipe is wrapped in an IterableWrapper, so that
-    saved states contain the position in it."""
+    """Returns `value` as the source of a pipe. An iterable that is not a pipe is wrapped in an IterableWrapper, which
+    saves the position in the iterable."""
     if isinstance(value, MapDataPipe):
         raise TypeError(
             f"{pipe}: {argument} must be an IterDataPipe, but got the MapDataPipe {value!r}; convert it with "
@@ -108,8 +108,8 @@ def check_source(pipe: str, value: S, argument: str = "datapipe") -> S:
 
 
 def check_pipe(pipe: str, argument: str, value: Any, kind: type) -> Any:
-    """Returns `value` if it is a pipe of the class `kind`, or wraps it in such a pipe if it is a dataset. Raises
-    TypeError for plain data, because passing plain data may be a mistake."""
+    """Returns `value` if it is a pipe of the class `kind`. Wraps a dataset in such a pipe. Raises TypeError for plain
+    data, because passing plain data may be a mistake."""
     found = _as_pipe(value, kind)
     if found is None:
         raise TypeError(

@@ -1,7 +1,6 @@
 """Recognizes what users pass instead of a pipe: indexable datasets, iterables and generator functions.
 
-This module does not import PyTorch, because an object can be an instance of a PyTorch class only if PyTorch is already
-imported.
+This module does not import PyTorch. If PyTorch is not imported, no object can be an instance of a PyTorch class.
 """
 
 from __future__ import annotations

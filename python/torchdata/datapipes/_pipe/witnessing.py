@@ -5,7 +5,7 @@ source in different orders, some items are yielded twice and other items never. 
 records the positions and checksums of some items, and the loader compares the checksums.
 
 All workers sample items at the same positions, with gaps that grow as the square root of the position. If two workers
-read in different orders, their samples have about 36 items in common, which suffices to detect the difference.
+read in different orders, about 36 items are sampled by both workers, which suffices to detect the difference.
 
 `SampleDigest` also checks that a resumed run rereads the items of the original run.
 """

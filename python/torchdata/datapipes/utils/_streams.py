@@ -152,7 +152,7 @@ class StreamWrapper(_Base, metaclass=ABCMeta):
             v.close()
 
     # In a call such as `next(items)[1].read()`, only the bound method refers to the wrapper. If `__getattr__` returned
-    # a method of the file object, the wrapper would be deleted and the file closed during the call.
+    # a method of the file object, nothing would refer to the wrapper during the call, so the file would be closed.
 
     def read(self, *args: Any, **kwargs: Any) -> Any:
         return self.file_obj.read(*args, **kwargs)

@@ -100,7 +100,7 @@ def _role_of(value: Any) -> Role | None:
 def pipes_in(value: Any) -> list[Any]:
     """Returns the pipes in the value of one attribute, from left to right, possibly with duplicates.
 
-    Small containers are searched first, so that large data does not use up the maximum number of inspected members
+    Small containers are searched first. Otherwise, large data could use up the maximum number of inspected members
     before a pipe is found.
     """
     _clear_roles()

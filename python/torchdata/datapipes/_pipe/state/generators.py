@@ -54,8 +54,8 @@ def save_generators() -> dict[str, Any]:
 def load_generators(state: dict[str, Any]) -> None:
     """Sets the global random generators to the states that `save_generators` returned.
 
-    If the generator of a library was saved, the library is imported, or a warning is issued if the library is not
-    installed. The generator of a library that was not imported when the state was saved is seeded now, or right after
+    If a state contains the generator of a library, the library is imported; if the library is not installed, a warning
+    is issued. The generator of a library that was not imported when the state was saved is seeded now, or right after
     the library is imported.
 
     Example:

@@ -68,8 +68,8 @@ class Halt:
 
     def __init__(self, number: int, ahead: Lead) -> None:
         self.number = number
-        # If the source had ended when the state was saved, the thread must make one additional request, which reaches
-        # the end.
+        # If the source had ended when the state was saved, the thread must make one additional request, because only a
+        # request detects the end.
         self._items, self._taken = ahead.items + ahead.is_over, 0
         self._reached, self._may_continue = Latch(), Latch()
         self._queue: ReadAheadQueue | None = None

@@ -3,8 +3,8 @@
 Role: this module updates the `PassRecord` of a pipe at the beginning of an iteration. For a replay (see `state`), the
 `PassRecord` contains the states of the pipe and its sources at the beginning of the iteration.
 
-A counter numbers the iterations of all pipes. An iteration has a lower number than the iterations of the sources that
-it reads, because a pipe begins its iteration before its sources do.
+A counter numbers the iterations of all pipes. A pipe begins its iteration before its sources do, so its iteration has a
+lower number than the iterations of the sources.
 """
 
 from __future__ import annotations
@@ -147,8 +147,8 @@ def _follows_end(datapipe: Any) -> bool:
 
 
 def _unread_state(datapipe: Any) -> dict[str, Any] | None:
-    """Returns the state that was loaded into a pipe without `reset`; None if the pipe has yielded an item since
-    then."""
+    """Returns the state that was loaded into a pipe without `reset`; None if the pipe has yielded an item after the
+    state was loaded."""
     token, record = token_of(datapipe), record_of(datapipe)
     if record.base is not None and (record.base[0] != token.yielded or (token.finished and not record.ended)):
         record.base = None
@@ -383,8 +383,7 @@ def is_restorable(datapipe: Any) -> bool:
 def _covers(kind: type) -> bool:
     classes: tuple[Any, ...] = kind.__mro__
     if iter_base() not in classes:
-        # PyTorch resets an iterable-style pipe at the start of each iteration, so the state of such a pipe cannot be
-        # loaded.
+        # PyTorch resets an iterable-style pipe at the start of each iteration, which would discard a loaded state.
         iterates = hasattr(kind, "__iter__") and issubclass(kind, iter_base())
         return not iterates and hasattr(kind, "state_dict") and hasattr(kind, "load_state_dict")
 

@@ -215,9 +215,8 @@ def explaining_damage(name: str) -> Iterator[None]:
 def check_generators(state: Any, allow_pickle: bool = True) -> None:
     """Raises ValueError unless the value may be a result of `save_generators`.
 
-    The index in a random generator's state must be checked here, because the libraries access memory at the index
-    without a check. The state of NumPy's generator contains a pickle only if the program has replaced NumPy's default
-    generator.
+    The index in a random generator's state must be checked here, because the libraries use the index without checking
+    it. The state of NumPy's generator contains a pickle only if the program has replaced NumPy's default generator.
     """
     if not isinstance(state, dict) or "random" not in state:
         raise ValueError("its global generators are not valid")

@@ -83,8 +83,8 @@ class PassRecord:
     fingerprint: Fingerprint | None = None
     #: For a user-defined pipe without a declared state: its counters before the first iteration.
     attributes: dict[str, Any] | None = None
-    #: Names of pipes that were added to the graph since its first iteration; if pipes were added, the graph's state
-    #: cannot be saved.
+    #: Names of pipes that were added to the graph since its first iteration. A graph with added pipes cannot save its
+    #: state.
     grown: list[str] = field(default_factory=list)
     goes_on: bool = False
     claim: Any = None

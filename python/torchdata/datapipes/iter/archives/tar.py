@@ -137,8 +137,8 @@ _HEADER_ERRORS = (ArithmeticError, AttributeError, LookupError, RecursionError, 
 class _Header(tarfile.TarInfo):
     """The headers of a member. A damaged header raises an error, whereas `tarfile` would treat it as the archive's end.
 
-    A member may have several headers (for a long name, for extended attributes, for the holes of a sparse file), so
-    their number and their total size are limited.
+    A member may have several headers, such as a long name or extended attributes, so their number and their total size
+    are limited.
     """
 
     @classmethod
@@ -447,8 +447,8 @@ class _SparseMember(LibraryMember):
 
     def readall(self) -> bytes:
         try:
-            # `readall` must refuse a sparse file that is too large for memory, whereas all other methods read the file
-            # in pieces.
+            # `readall` must refuse a sparse file that is too large for memory. All other methods read the file in
+            # pieces.
             refuse_bomb(self._size, self._stored, self._archive.max_ratio)
         except Exception as error:
             raise self._archive.explained(self._name, error)
@@ -541,8 +541,7 @@ class TarArchiveLoader(ArchiveLoader):
 
 
 def _keep_in_memory(stream: StreamWrapper | None) -> None:
-    """Copies an unread member to memory if code refers to the member, so that the member no longer needs its
-    archive."""
+    """Copies an unread member to memory if code refers to the member, so that the archive can be read further."""
     file_obj = None if stream is None or stream.closed else stream.file_obj
     if stream is not None and type(file_obj) is io.BufferedReader and not file_obj.closed:
         raw: Any = file_obj.raw

@@ -34,8 +34,8 @@ class _SplitMain(SharedMain):
     """The main pipe of `random_split`, which chooses for each item the child that yields it.
 
     Children are chosen at random by their weights. The weight of a child is the number of items that the child has not
-    received yet. If a weight becomes negative, it is set to 0, and all weights are scaled to the number of remaining
-    items.
+    received yet. If a weight becomes negative, it is set to 0, and all weights are scaled so that their sum is the
+    number of remaining items.
     """
 
     drawn_as: ClassVar[str] = "RandomSplitter"

@@ -1,5 +1,5 @@
-"""Writes, reads and checks the list of files that were created for one item, if their paths differ from the item's
-path.
+"""Writes, reads and checks the list of files that were created for one item, if the paths of these files differ from
+the item's path.
 
 Role: a list may be forged, because archives and servers may contain files with a list's name, and other users may write
 into the folder. A list must be a regular file, and the paths in it may refer only to regular files in the cache's

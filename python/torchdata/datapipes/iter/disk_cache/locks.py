@@ -26,8 +26,8 @@ PAUSE = 1.0
 #: The mutex is reentrant, because garbage collection may release locks while this thread holds the mutex.
 _mutex = threading.RLock()
 _held: dict[str, Lock] = {}
-#: For each `Section` (by id) that waits while its consumer uses a path: when the wait began, and a function that
-#: releases the locks of the `Section`.
+#: For each `Section` (by id) with a consumer that is using a path: when the consumer received the path, and a function
+#: that releases the locks of the `Section`.
 _idle: dict[int, tuple[float, Callable[[], None]]] = {}
 _watcher: threading.Thread | None = None
 
@@ -167,8 +167,8 @@ def _opened(file: str) -> int | None:
         with contextlib.suppress(FileExistsError):
             fd = os.open(file, flags | os.O_CREAT | os.O_EXCL, 0o666)
             with contextlib.suppress(OSError):
-                # Every user who may write into the folder must be able to lock, so the umask of this process must not
-                # apply.
+                # The umask of this process must not apply, because every user who may write into the folder must be
+                # able to lock.
                 os.fchmod(fd, os.stat(os.path.dirname(file)).st_mode & 0o666)
             return fd
         try:
@@ -208,7 +208,8 @@ def _release_all() -> None:
         lock.release()
 
 
-# A fork waits for threads that are opening a lock file, so that the list of lock files in the child is complete.
+# Before a fork, waits for threads that are opening a lock file, so that the list of lock files in the child is
+# complete.
 os.register_at_fork(
     before=lambda: _mutex.acquire(), after_in_parent=lambda: _mutex.release(), after_in_child=_forget_inherited
 )

@@ -1,10 +1,10 @@
 """Determines which items pass through the pipes between `on_disk_cache` and `end_caching`, which process computes them,
 and their order.
 
-Role: each iteration of the pipe `end_caching` has one `Section`, which reads the source. For each item, the `Section`
-determines whether the item's files exist (*ready*), must be created by this process (*missing*), or are being created
-by another process (*pending*). The methods of `Section` run in the thread that iterates `end_caching`. The generator
-`items` runs in another thread if a pipe after `on_disk_cache` reads ahead.
+Role: each iteration of the pipe `end_caching` has one `Section`, which reads the source. An item is *ready* if its
+files exist, *missing* if this process must create its files, and *pending* if another process is creating its files.
+The methods of `Section` run in the thread that iterates `end_caching`. The generator `items` runs in another thread if
+a pipe after `on_disk_cache` reads ahead.
 """
 
 from __future__ import annotations
@@ -252,8 +252,8 @@ class Section:
             self._queue.appendleft(record)
         else:
             while (earlier := self._in_pipes[0]) is not record:
-                # A file of a later item was written before the files of `earlier`, so a pipe of the section has
-                # probably dropped the item of `earlier`.
+                # A file of a later item was written before the files of `earlier`, which indicates that a pipe of the
+                # section has dropped the item of `earlier`.
                 self._drops_items |= not earlier.members
                 self._finish(earlier)
             here = os.path.abspath(path)

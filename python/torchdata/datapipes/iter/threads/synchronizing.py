@@ -4,9 +4,9 @@ Role: `fullsync` is the last pipe of the graph in the main process of every rank
 ranks then *vote* on whether every rank has an item.
 
 Each vote is one all-reduce: every rank contributes a number, and all ranks receive the minimum of the numbers. With n
-ranks, rank r contributes `-(r + 1)` if it ends its run, and `-(n + r + 1)` if it has raised an exception. As soon as
-one rank lacks an item in a vote, the votes end, so all ranks yield equally many items. When a loader resumes, the ranks
-do not vote on reread items, because the number of these items may differ between ranks.
+ranks, the vote of rank r is `-(r + 1)` if it ends its run, and `-(n + r + 1)` if it has raised an exception. The votes
+end as soon as one rank lacks an item, so all ranks yield equally many items. When a loader resumes, the ranks do not
+vote on reread items, because the number of these items may differ between ranks.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class _StepData(_PrefetchData):
     def __init__(self, source: Iterator[Any], again: int = 0) -> None:
         super().__init__("FullSync", source, buffer_size=1)
         self.again, self.repeats = max(0, again), max(0, -again)
-        #: A thread must hold this lock to move an item from `voted_on` to the queue or to save a state, so that a state
-        #: contains the item exactly once.
+        #: A thread must hold this lock to move an item from `voted_on` to the queue or to save a state. Otherwise, a
+        #: state could contain the item twice or not at all.
         self.lock = threading.Lock()
         self.slot: int | None = None
         #: The item that this rank has read. When a vote shows that every rank has an item, the item in `voted_on` is
@@ -366,7 +366,7 @@ class FullSync(_PrefetchBase[T_co]):
         raised.
 
         The state does not contain errors that other ranks have caused. If another rank has ended or failed, the last
-        item that this rank has read was not yielded, so the state contains it.
+        item that this rank has read was not yielded, so the state contains this item.
         """
         items, error = self._restored
         data = self._data
@@ -451,7 +451,7 @@ class FullSync(_PrefetchBase[T_co]):
             group.close()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FullSync[T_co]:
-        """Returns a copy that refers to the group of ranks that the user provided, not to a copy of the group."""
+        """Returns a copy that refers to the same group of ranks if the user has provided the group."""
         group = self._given_group
         if group is not None and not isinstance(group, UncopyableGroup):
             memo[id(group)] = group

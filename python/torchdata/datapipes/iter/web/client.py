@@ -49,7 +49,7 @@ def checked_timeout(pipe: str, timeout: Any) -> tuple[float | None, float | None
 
 
 class Retrying:
-    """The settings of retries. The callback `count`, which the pipe sets to count its retries, is not pickled, so an
+    """The settings of retries. The callback `count`, which the pipe sets to count its retries, is not pickled. An
     unpickled copy does not count retries."""
 
     def __init__(self, pipe: str, max_retries: int) -> None:

@@ -102,7 +102,7 @@ class DriveClient(Client):
 
 
 def _trusted(target: str, asked: str) -> bool:
-    """Returns whether the user's settings, including credentials, may be sent to `target`, the URL in the form on a web
+    """Returns whether the user's settings, including credentials, may be sent to `target`, a URL from a form on a web
     page."""
     there, here = urlsplit(target), urlsplit(asked)
     host = there.hostname or ""
