@@ -28,7 +28,7 @@ _shown: dict[Any, Any] = {}
 
 
 def _outside() -> tuple[FrameType, int]:
-    """Returns the first frame above the caller that is outside this package, and its stack level."""
+    """Returns the innermost frame outside this package, and the stack level of this frame."""
     level, frame = 1, sys._getframe(2)
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith(_BELOW):
         level, frame = level + 1, frame.f_back

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Runner(Protocol):
-    #: Whether the loop that sends items is left between two items if a command is waiting.
+    #: Whether a waiting command interrupts the loop that sends items, between two items.
     is_interrupted: ClassVar[bool]
     #: If the program could not be prepared: the encoded exception, which the runner sends instead of items.
     failure: tuple[Any, ...] | None
@@ -38,7 +38,7 @@ class Runner(Protocol):
 class Program(ABC):
     runner: ClassVar[type[Runner]]
     worker_name: ClassVar[str] = "worker process {}"
-    #: What the workers do, as a phrase for the error message about the exit of a worker.
+    #: A phrase for the error message about the exit of a worker, which describes what the workers do.
     stage: ClassVar[str] = "reading items"
     #: Phrases for the error message about a worker that exits repeatedly while it computes the same result. `item`
     #: names a result, `counted` follows the result's number, and `mended` names what the user should correct.

@@ -62,8 +62,8 @@ class Restarts:
         self._epoch = 0
         self._replacing = Replacing(members.num_workers, members.dispatches)
         self._exitcodes: dict[int, int | None] = {}
-        #: The exits that the next warning must report. Each entry contains a description of an exit, the name of the
-        #: loader's argument that allows the restart, and the stacks of a process that hung.
+        #: Exits of processes that the next warning must report. Each entry contains a description of an exit, the name
+        #: of the loader's argument that allows the restart, and the stacks of a process that hung.
         self._untold: list[tuple[str, str, str]] = []
         #: Replacements that were started, but not yet reported to the engine.
         self._made: list[tuple[int, Link | None, int | OwnedDescriptor]] | None = None
@@ -106,7 +106,7 @@ class Restarts:
         return look
 
     def _check(self, dead: Sequence[int]) -> None:
-        """Raises an error if a replacement of the exited children would not suffice to continue the epoch."""
+        """Raises an error if replacing the exited children would not allow the epoch to continue."""
 
     def _command(self, indices: Sequence[int], received: Received, ended: Sequence[bool]) -> None:
         """Sends commands to the new processes, which then resume after the items received from the old processes."""

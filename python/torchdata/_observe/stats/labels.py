@@ -65,8 +65,8 @@ def describe_pipes(datapipe: Any, full: bool) -> list[tuple[IterationToken, str,
 
 
 def _codes_of(pipe: Any, full: bool) -> list[UsersCode]:
-    """Returns the user's functions that a pipe calls to read a dataset. If the pipe does more than reading, the list is
-    empty.
+    """Returns the user's functions that a pipe calls to read a dataset. The list is empty if the pipe does more than
+    reading the dataset.
 
     Map-style pipes are timed only if `full` is True. If `full` is False, the pipe that reads a map-style pipe is named
     after the functions of this map-style pipe.

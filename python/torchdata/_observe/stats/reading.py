@@ -168,7 +168,7 @@ def _inside(main: _Since | None, waiting: float, seconds: float) -> float | None
 
 
 def _held(process: ProcessStats | None) -> tuple[int, int]:
-    """Returns the number of items that threads have read ahead, and the number that they may read ahead."""
+    """Returns the number of items that threads have read ahead, and the maximum number."""
     held = [pipe for pipe in process.pipes if pipe.capacity] if process else []
     return sum(pipe.buffered_items or 0 for pipe in held), sum(pipe.capacity or 0 for pipe in held)
 

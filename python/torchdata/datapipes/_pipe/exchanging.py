@@ -32,7 +32,8 @@ from torchdata.datapipes._pipe import skipping, splitting, witnessing
 from torchdata.datapipes._pipe.state import generators
 from torchdata.datapipes._pipe.state.generators import load_generators, save_generators
 
-#: The module with the file locks of `on_disk_cache`. A shard must release its locks before another shard runs.
+#: The module with the file locks of `on_disk_cache`. A shard must release the file locks of `on_disk_cache` before
+#: another shard runs.
 LOCKS = "torchdata.datapipes.iter.disk_cache.locks"
 _NUMPY, _WORKER = "numpy.random.mtrand", "torch.utils.data._utils.worker"
 #: When one of these modules is imported, `_exchange` creates a new `Exchange` that also exchanges the variables of this

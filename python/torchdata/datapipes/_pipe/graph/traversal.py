@@ -13,8 +13,8 @@ from heapq import heappop, heappush
 from itertools import count
 from typing import Any, Literal
 
-#: The maximum number of members that are inspected for one attribute. A container that would exceed the maximum is
-#: skipped.
+#: The maximum number of members that are inspected for one attribute. A container that would exceed this maximum is not
+#: inspected.
 LARGEST_STRUCTURE = 4096
 
 #: A nested container counts as this number of inspected members, because opening a container takes longer than

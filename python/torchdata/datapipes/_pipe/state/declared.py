@@ -177,7 +177,7 @@ def _state_dict(self: Any) -> dict[str, Any]:
 
 
 def _load_state_dict(self: Any, state_dict: dict[str, Any]) -> None:
-    """Sets the declared attributes to the values in `state_dict`. After loading, the pipe may modify the values."""
+    """Sets the declared attributes to the values in `state_dict`."""
     self._load_declared(state_dict)
 
 

@@ -63,7 +63,8 @@ class FolderSearch:
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder or os.curdir)
-        #: Whether each checked folder is inside `folder`. Many files share few folders, so the results are cached.
+        #: For each folder that was checked: whether it is inside `folder`. The results are cached, because many files
+        #: are in few folders.
         self._known: dict[str, bool] = {}
 
     def __call__(self, path: str) -> os.stat_result | None:

@@ -37,8 +37,8 @@ class Lock:
 
     Attributes:
         excludes_processes: whether the lock excludes other processes, which requires a file system with locks.
-        thread: the id of the thread that must release this lock before it waits for another lock; None if there is no
-            such thread.
+        thread: the id of the thread that must release this lock before it waits for another lock; None if no thread has
+            to release it.
     """
 
     def __init__(self, file: str, fd: int | None, thread: int | None) -> None:
@@ -97,9 +97,9 @@ def release_all_of(thread: int | None) -> None:
 def pause(section: int, release: Callable[[], None]) -> None:
     """After `PAUSE` seconds, a thread calls `release` repeatedly until `resume` is called.
 
-    While the consumer uses a path, the `Section` holds the locks of items that were read ahead. If the locks were not
-    released while the consumer uses a path, the consumer and another process could wait for each other forever.
-    `release` is called repeatedly, because the pipes of the section may lock further items in the meantime.
+    While the consumer uses a path, the `Section` holds the locks of items that were read ahead. Holding the locks for
+    longer could make the consumer and another process wait for each other forever. `release` is called repeatedly,
+    because the pipes of the section may lock further items in the meantime.
 
     Args:
         section: the id of the `Section`.

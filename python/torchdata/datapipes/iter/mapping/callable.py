@@ -148,7 +148,7 @@ class Collator(Mapper[T_co]):
 
 @cache
 def _say_that_tensors_come() -> None:
-    """Logs that batches are tensors. Users may not expect tensors if another library has imported PyTorch."""
+    """Logs that batches become tensors, because users may not expect this if another library has imported PyTorch."""
     import logging
 
     logging.getLogger("torchdata").info(

@@ -173,7 +173,7 @@ class Packer(IterDataPipe[dict[str, Any]]):
 
     def _pieces(self, piece: Piece, size: int) -> Iterator[Piece]:
         """Divides a piece into pieces of at most `max_tokens` tokens. With the method "cut", the size of the first
-        piece is chosen so that it fills the current row."""
+        piece is chosen so that this piece fills the current row."""
         most = self.max_tokens
         if self.method == "cut":
             first = self._rows[-1][0] if self._rows else most

@@ -210,7 +210,7 @@ class ShardingFilter(IterDataPipe[T_co]):
 
     def _share_of(self, source: Iterator[Any], is_unloaded: bool = False) -> Iterator[Any]:
         """Returns this shard's items of `source`. If `is_unloaded` is True, `source` yields the indices of items (see
-        `unloaded`). If `source` yields indices, it does not report its end."""
+        `unloaded`), and does not report its end."""
         self._running = self._shard()
         self._yielded_before = token_of(self).yielded
         if self._behind:  # the state was saved with a common part
